@@ -1,0 +1,36 @@
+"""The console script ``celery-dlq``, also ``python -m celery_dlq``."""
+
+from __future__ import annotations
+
+import click
+
+from celery_dlq import __version__
+from celery_dlq.cli.commands import PlainErrors
+
+
+@click.group(cls=PlainErrors)
+@click.version_option(__version__, prog_name="celery-dlq")
+def main() -> None:
+    """Dead-letter queues for Celery. Operators' commands are under: celery -A PROJECT dlq."""
+
+
+@main.command()
+@click.option(
+    "--folder",
+    default="celery-dlq-demo",
+    show_default=True,
+    type=click.Path(file_okay=False),
+    help="Where the Parquet files, the picture and the worker's log are kept.",
+)
+def demo(folder: str) -> None:
+    """Run the whole main job here: Redis, a worker, poison tasks, Parquet, PySpark, redrive.
+
+    Needs no Redis, no Java and no network; ends within two minutes.
+    """
+    from celery_dlq.demo.run import run_demo  # noqa: PLC0415 - brings rich, pyarrow and PySpark
+
+    run_demo(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Implementations of the contracts in `celery_dlq.ports`, one folder or module each."""

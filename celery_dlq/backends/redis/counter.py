@@ -1,0 +1,227 @@
+"""Counting deliveries in Redis: one write per healthy task, no waiting."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha1
+from typing import Any
+from uuid import uuid4
+
+from celery_dlq.backends.redis.connection import Command, Wire
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import CountReply, source
+from celery_dlq.ports import Count, MessageKey, Standing
+from celery_dlq.record import Delivery, from_micros, to_micros
+
+HISTORY_LIMIT = 50
+"""Most deliveries kept per message, and most retry numbers kept per task."""
+
+STALE_SECONDS = 5.0
+"""A worker that gave no sign of life for so long is dead; it gives one every second."""
+
+SCRIPTS = (source("count"), source("ended"), source("alive"))
+"""What the counter's wire must load."""
+
+_STANDINGS = {
+    CountReply.COUNTED: Standing.COUNTED,
+    CountReply.LIMIT_REACHED: Standing.LIMIT_REACHED,
+    CountReply.RUNNING: Standing.RUNNING,
+    CountReply.UNCERTAIN: Standing.UNCERTAIN,
+    CountReply.SUSPECT: Standing.SUSPECT,
+    CountReply.DEAD: Standing.DEAD,
+}
+
+
+class RedisCounter:
+    """The `DeliveryCounter` of Redis.
+
+    Args:
+        wire: The connection that is written and read later.
+        keys: Key names.
+        ttl_seconds: How long a message that is not delivered again is remembered.
+        stale_seconds: After how long a silent worker is dead.
+    """
+
+    _CLEAN_UPS_A_WRITE = 32
+    _MOST_CLEAN_UPS = 4096  # beyond that, expiry does it
+    _MOST_UNWRITTEN = 4096
+
+    def __init__(
+        self, wire: Wire, keys: Keys, ttl_seconds: float, stale_seconds: float = STALE_SECONDS
+    ) -> None:
+        self._wire = wire
+        self._keys = keys
+        self._ttl = int(ttl_seconds * 1000)
+        self._stale = int(stale_seconds * 1000)
+        self._count = _Digested("count")
+        self._ended = _Digested("ended")
+        self._alive = _Digested("alive")
+        # A restarted container has the same pid and name as the one that died.
+        self._token = uuid4().hex[:8]
+        self._worker = ""
+        self._announced: set[str] = set()
+        self._done: deque[str] = deque(maxlen=self._MOST_CLEAN_UPS)
+        self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=self._MOST_UNWRITTEN)
+        self._lock = threading.Lock()
+
+    def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
+        """Write the start; clean-ups of finished messages ride along."""
+        keys, args = self._count_call(key, delivery)
+        commands = [*self._clean_ups(self._CLEAN_UPS_A_WRITE), self._count.command(keys, *args)]
+        sent = self._wire.send(commands, lambda: [self._count.whole(keys, *args)])
+        if key.dead_letter_queue not in self._announced:
+            self._announced.add(key.dead_letter_queue)
+            self.alive([key.dead_letter_queue])
+        return sent
+
+    def count(
+        self,
+        key: MessageKey,
+        delivery: Delivery,
+        limit: int | None,
+        *,
+        missed: int = 0,
+        waited_seconds: float | None = None,
+        alone: bool = True,
+        unless_dead: bool = False,
+    ) -> Count:
+        """Count and wait; see `DeliveryCounter.count`."""
+        waited = -1 if waited_seconds is None else int(waited_seconds * 1000)
+        keys, args = self._count_call(
+            key, delivery, limit or 0, self._stale, waited, missed, int(alone), int(unless_dead)
+        )
+        state, number, suspect = self._wire.call_script(
+            self._count.digest, self._count.text, keys, *args
+        )
+        return Count(_STANDINGS[CountReply(state)], number, bool(suspect))
+
+    def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
+        """Write the end of a delivery; kept and written later if Redis does not answer."""
+        end = json.dumps(delivery.to_json(), separators=(",", ":"))
+        start = f"{to_micros(delivery.started_at)}|{self._worker}"
+        args = (key.retries, delivery.number, end, self._ttl, int(charged), start)
+        self._send_end(self._keys.run(key), args)
+
+    def alive(self, dead_letter_queues: Iterable[str]) -> None:
+        """Write a sign of life."""
+        keys = [[self._keys.workers(name)] for name in dead_letter_queues]
+        if not self._worker:
+            return
+        # One by one: what Redis refuses for want of the script is sent again by itself.
+        for one in keys:
+            self._wire.send(
+                [self._alive.command(one, self._worker)],
+                lambda one=one: [self._alive.whole(one, self._worker)],  # type: ignore[misc]
+            )
+
+    def succeeded(self, key: MessageKey) -> None:
+        """Remember to forget the message, with one of the next writes."""
+        self._done.append(self._keys.run(key))
+
+    def history(self, key: MessageKey) -> tuple[Delivery, ...]:
+        """Read all recorded deliveries; see `DeliveryCounter.history`."""
+        reply = self._wire.call("HGETALL", self._keys.run(key))
+        return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
+
+    def flush(self) -> None:
+        """Send the clean-ups and read outstanding replies."""
+        while commands := self._clean_ups(1):
+            if not self._wire.send(commands):
+                break
+        for _ in range(len(self._unwritten)):
+            if not self._send_end(*self._unwritten.popleft()):
+                break
+        self._wire.flush()
+
+    def close(self) -> None:
+        """Flush and disconnect."""
+        self.flush()
+        self._wire.close()
+
+    def _send_end(self, run: str, args: tuple[Any, ...]) -> bool:
+        return self._wire.send(
+            [self._ended.command([run], *args)],
+            lambda: [self._ended.whole([run], *args)],
+            lost=lambda: self._unwritten.append((run, args)),
+        )
+
+    def _count_call(
+        self,
+        key: MessageKey,
+        delivery: Delivery,
+        limit: int = 0,
+        stale: int = 0,
+        waited: int = -1,
+        missed: int = 0,
+        alone: int = 1,
+        unless_dead: int = 0,
+    ) -> tuple[list[str], tuple[Any, ...]]:
+        """Keys and arguments of ``count.lua``; the defaults are those of a first delivery."""
+        if not self._worker:
+            self._worker = f"{delivery.worker_pid or 0}@{delivery.worker_hostname}#{self._token}"
+        keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
+        started = to_micros(delivery.started_at)
+        return keys, (key.retries, limit, started, self._worker, self._ttl, HISTORY_LIMIT,
+                      stale, waited, missed, alone, unless_dead)  # fmt: skip
+
+    def _clean_ups(self, at_least: int) -> list[Command]:
+        """One UNLINK for the messages that are done, once enough have gathered."""
+        with self._lock:
+            if len(self._done) < at_least:
+                return []
+            count = min(len(self._done), 4 * self._CLEAN_UPS_A_WRITE)
+            return [("UNLINK", *(self._done.popleft() for _ in range(count)))]
+
+
+class _Digested:
+    """A script as raw commands, for a connection that does not wait for replies."""
+
+    def __init__(self, name: str) -> None:
+        self.text = source(name)
+        self.digest = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    def command(self, keys: Sequence[str], *args: Any) -> Command:
+        return ("EVALSHA", self.digest, len(keys), *keys, *args)
+
+    def whole(self, keys: Sequence[str], *args: Any) -> Command:
+        return ("EVAL", self.text, len(keys), *keys, *args)
+
+
+def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:
+    """The deliveries that a run hash tells of, oldest first."""
+    found: dict[tuple[int, int], Delivery] = {}
+    aside = []
+    for name, value in fields.items():
+        what, _, rest = name.decode().partition(":")
+        if what == "aside":  # interrupted ones, whose numbers were given out again
+            aside.append(Delivery.from_json(json.loads(value)))
+        if what not in ("start", "end"):
+            continue
+        retries, _, number = rest.partition(":")
+        place = (int(retries), int(number))
+        if what == "end":
+            end = Delivery.from_json(json.loads(value))
+            found[place] = replace(end, number=place[1])
+        elif place not in found:
+            found[place] = _started(*place, value.decode())
+    return tuple(sorted([*found.values(), *aside], key=_order))
+
+
+def _order(delivery: Delivery) -> tuple[Any, ...]:
+    return (delivery.started_at, delivery.retries, delivery.number)
+
+
+def _started(retries: int, number: int, value: str) -> Delivery:
+    started, _, worker = value.partition("|")
+    pid, _, hostname = worker.rpartition("#")[0].partition("@")
+    return Delivery(
+        number=number,
+        retries=retries,
+        started_at=from_micros(int(started)),
+        worker_hostname=hostname,
+        worker_pid=int(pid) or None,
+    )

@@ -1,0 +1,12 @@
+-- Purpose: a worker's sign of life, by the clock of Redis; long silent workers are forgotten.
+-- KEYS: 1 workers (zset)
+-- ARGV: 1 worker ("pid@hostname#token")
+-- Returns: how many workers are known
+-- Complexity: O(log N + M), N workers known, M forgotten
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Forget first: a full Redis lets no script begin by adding.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - 86400000)
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('PEXPIRE', KEYS[1], 172800000)
+return redis.call('ZCARD', KEYS[1])

@@ -1,0 +1,86 @@
+"""The Lua scripts: loaded once from the package, called through `redis.commands.core.Script`.
+
+Each script's small integers are declared here; a unit test parses the scripts'
+headers and compares both ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redis.commands.core import Script
+
+
+class CountReply(IntEnum):
+    """First number of the replies of ``count.lua``."""
+
+    LIMIT_REACHED = 0
+    COUNTED = 1
+    RUNNING = 2
+    UNCERTAIN = 3
+    SUSPECT = 4
+    DEAD = 5
+
+
+class EndedReply(IntEnum):
+    """Replies of ``ended.lua``."""
+
+    FORGOTTEN = 0
+    RECORDED = 1
+
+
+class DeadLetterReply(IntEnum):
+    """Replies of ``dead_letter.lua``."""
+
+    ALREADY_THERE = 0
+    STORED = 1
+
+
+class ClaimReply(IntEnum):
+    """Replies of ``claim.lua``, one per letter id."""
+
+    CLAIMED = 1
+    RECLAIMED = 2
+    PUBLISHED = 3
+    HELD = 4
+    GONE = 5
+
+
+REPLIES: dict[str, type[IntEnum]] = {
+    "count": CountReply,
+    "ended": EndedReply,
+    "dead_letter": DeadLetterReply,
+    "claim": ClaimReply,
+}
+
+MOST_IDS = 500
+"""Most letter ids that one call of a script takes."""
+
+
+@cache
+def source(name: str) -> str:
+    """The text of one script of the package."""
+    return (files("celery_dlq.backends.redis") / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Scripts:
+    """All scripts, registered on one client."""
+
+    count: Script
+    ended: Script
+    dead_letter: Script
+    remove: Script
+    claim: Script
+    mark_published: Script
+    release: Script
+
+    @classmethod
+    def on(cls, client: Any) -> Scripts:
+        """Register every script; nothing is sent before the first call."""
+        return cls(**{name: client.register_script(source(name)) for name in cls.__slots__})

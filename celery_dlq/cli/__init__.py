@@ -1,0 +1,1 @@
+"""The command line: ``celery -A proj dlq …`` and ``celery-dlq``."""

@@ -1,0 +1,80 @@
+"""Options that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import click
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
+    """A time: ISO 8601 (UTC unless it says otherwise), or an age such as 30m, 2h, 7d."""
+
+    name = "time"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> datetime:
+        """Read the text; a usage error (exit code 2) if it is neither."""
+        if isinstance(value, datetime):
+            return value
+        age = re.fullmatch(r"(\d+)([smhdw])", value.strip())
+        try:
+            if age:
+                seconds = int(age[1]) * _UNITS[age[2]]
+                return datetime.now(timezone.utc) - timedelta(seconds=seconds)
+            parsed = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+        except (ValueError, OverflowError):
+            self.fail(
+                f"expected a time such as 2026-01-31T18:00 or an age such as 30m, 2h, 7d, "
+                f"got {value!r}",
+                param,
+                ctx,
+            )
+        return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+
+
+def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that choose letters; the same for every command that takes them."""
+    for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--json``: one JSON object a line, for programs."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs."
+    )(command)
+
+
+_FILTERS = (
+    click.option("--reason", help="Why it died, e.g. max_deliveries_exceeded."),
+    click.option("--task", "task_name", help="Registered name of the task."),
+    click.option("--fingerprint", help="Letters with one cause; the first digits will do."),
+    click.option("--exception", "exception_type", help="Exception type, e.g. ValueError."),
+    click.option("--worker", "worker_hostname", help="Node name, e.g. celery@web-1."),
+    click.option(
+        "--since", type=Moment(), help="Died at or after this time, or age (30m, 2h, 7d)."
+    ),
+    click.option("--until", type=Moment(), help="Died before this time, or age."),
+    click.option("--grep", help="Text in the description, the exception's message or the body."),
+)
+FILTER_NAMES = (
+    "reason",
+    "task_name",
+    "fingerprint",
+    "exception_type",
+    "worker_hostname",
+    "since",
+    "until",
+    "grep",
+)

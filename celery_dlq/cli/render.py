@@ -1,0 +1,345 @@
+"""How things look to people: tables, made with rich, readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from celery_dlq import jsontext
+from celery_dlq.ports import Group, QueueSummary
+from celery_dlq.record import DeadLetter, Delivery, iso
+
+if TYPE_CHECKING:
+    from celery_dlq.export.parquet import ExportReport
+    from celery_dlq.operations import RedriveReport
+    from celery_dlq.spark.report import Triage
+
+_DESCRIPTION_LIMIT = 300
+_BODY_LIMIT = 4_000
+_SHORT_ID = 8
+_LEFT: JustifyMethod = "left"
+
+
+class Screen:
+    """Prints to the terminal, or plain text where there is none.
+
+    Args:
+        no_color: Print without colours, as Celery's own ``--no-color`` says.
+        console: Where to print; only tests and the demo pass one.
+    """
+
+    def __init__(self, *, no_color: bool = False, console: Console | None = None) -> None:
+        self.console = console or Console(no_color=no_color or None, highlight=False)
+
+    def queues(self, queues: Sequence[QueueSummary]) -> None:
+        """All dead-letter queues."""
+        if not queues:
+            self.say("No dead letters: there is no dead-letter queue yet.")
+            return
+        table = _table("Dead-letter queues", "queue", ("letters", "right"), "oldest", "newest",
+                       "reasons")  # fmt: skip
+        for queue in queues:
+            reasons = "\n".join(f"{count} {reason}" for reason, count in queue.reasons.items())
+            table.add_row(
+                Text(queue.name, "bold"),
+                f"{queue.letters:,}",
+                age(queue.oldest_at),
+                age(queue.newest_at),
+                Text(reasons),
+            )
+        self.console.print(table)
+
+    def letters(self, queue: str, letters: Sequence[DeadLetter], limit: int) -> None:
+        """Letters, a row each."""
+        if not letters:
+            self.say(f"No letter in {queue} matches.")
+            return
+        table = _table(queue, "!id", "task, reason", "!when, deliveries", "description")
+        for letter in letters:
+            table.add_row(
+                letter.id[:_SHORT_ID],
+                _two_lines(Text(letter.task_name, "bold"), reason_text(letter.reason.value)),
+                f"{age(letter.dead_lettered_at)}\n{_deliveries(letter)}",
+                _description(letter),
+            )
+        self.console.print(table)
+        if len(letters) == limit:
+            self.say(f"The first {limit}; --limit shows more.")
+
+    def groups(self, queue: str, groups: Sequence[Group]) -> None:
+        """Groups, a row each."""
+        if not groups:
+            self.say(f"{queue} is empty.")
+            return
+        table = _table(f"{queue} by cause", "!fingerprint", ("letters", "right"), "task, cause",
+                       "!seen")  # fmt: skip
+        for group in groups:
+            table.add_row(
+                group.fingerprint,
+                f"{group.letters:,}",
+                _two_lines(Text(group.task_name, "bold"), _cause(group)),
+                f"first {age(group.first_seen_at)}\nlast  {age(group.last_seen_at)}",
+            )
+        self.console.print(table)
+
+    def letter(self, letter: DeadLetter) -> None:
+        """One letter, everything."""
+        facts = Table.grid(padding=(0, 2))
+        facts.add_column(style="dim", no_wrap=True)
+        facts.add_column(overflow="fold")
+        for name, value in _facts(letter):
+            facts.add_row(name, value)
+        self.console.print(Text(f"{letter.task_name}", "bold"), reason_text(letter.reason.value))
+        self.console.print(facts)
+        if letter.history:
+            self.console.print(_history(letter.history))
+        self._body(letter)
+        if letter.traceback:
+            self.console.print(Text("traceback", "dim"))
+            # Long lines stay whole: a person copies them.
+            self.console.print(Text(letter.traceback.rstrip()), soft_wrap=True)
+
+    def redriven(self, queue: str, report: RedriveReport) -> None:
+        """What a redrive did."""
+        total = report.published + report.finished
+        self.say(f"Redriven from {queue}: {_letters(total)} (redrive {report.redrive_id}).")
+        if report.finished:
+            self.say(f"  {report.finished:,} of them were published by an interrupted redrive.")
+        if report.maybe_twice:
+            self.say(
+                f"  {report.maybe_twice:,} may have been published by an interrupted redrive too; "
+                f"equal dlq_letter headers show the copies."
+            )
+        if report.skipped:
+            self.say(f"  {report.skipped:,} skipped: another redrive has them.")
+        if not total and not report.failed and not report.skipped:
+            self.say("  No letter matched.")
+        for letter_id, error in list(report.failed.items())[:10]:
+            self.say(f"  failed {letter_id}: {error}", style="red")
+        if report.failed:
+            self.say(f"  {len(report.failed):,} failed and stay in {queue}.", style="red")
+
+    def exported(self, report: ExportReport) -> None:
+        """What an export wrote."""
+        if not report.letters:
+            self.say(f"Nothing new to export; {report.destination} is up to date.")
+            return
+        size = report.bytes / 1024
+        self.say(
+            f"Exported {_letters(report.letters)} ({size:,.0f} KiB in {report.files:,} "
+            f"file{'' if report.files == 1 else 's'}) to {report.destination}"
+        )
+
+    def triage(self, triage: Triage) -> None:
+        """What PySpark found."""
+        span = f"{_moment(triage.first_seen_at)} to {_moment(triage.last_seen_at)}"
+        self.say(f"{_letters(triage.letters)}, {span}", style="bold")
+        table = _table("Groups: what is dying", ("letters", "right"), "task", "cause", "example")
+        for group in triage.groups[:20]:
+            cause = group.exception_type or ", ".join(group.reasons)
+            table.add_row(f"{group.letters:,}", Text(group.task_name, "bold"), Text(cause),
+                          Text(_short(group.example_description or "", 100)))  # fmt: skip
+        self.console.print(table)
+        table = _table("Reasons", "reason", ("letters", "right"), ("share", "right"))
+        for reason in triage.reasons:
+            table.add_row(reason_text(reason.reason), f"{reason.letters:,}", f"{reason.share:.0%}")
+        self.console.print(table)
+        self.console.print(_timeline(triage))
+        table = _table(
+            "Deliveries before death", "task", ("deliveries", "right"), ("letters", "right")
+        )
+        for row in triage.deliveries[:30]:
+            table.add_row(Text(row.task_name), f"{row.deliveries}", f"{row.letters:,}")
+        self.console.print(table)
+        if triage.picture:
+            self.say(f"Picture: {triage.picture}")
+
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """One line of text."""
+        self.console.print(Text(text, style or ""), soft_wrap=True)
+
+    @contextmanager
+    def counting(self, verb: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+        """A live count on a terminal, nothing elsewhere."""
+        if quiet or not self.console.is_terminal:
+            yield lambda _count: None
+            return
+        columns = (SpinnerColumn(), TextColumn("{task.completed:,} " + verb), TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(verb, total=None)
+            yield lambda count: progress.advance(task, count)
+
+    def _body(self, letter: DeadLetter) -> None:
+        self.console.print(Text(f"body ({len(letter.body):,} bytes, {letter.content_type})", "dim"))
+        if letter.args_json is not None and letter.kwargs_json is not None:
+            shown = f"args   {letter.args_json}\nkwargs {letter.kwargs_json}"
+        else:
+            # Not JSON: never decoded here. Celery's own description is safe.
+            shown = "\n".join(
+                [
+                    f"args   {letter.argsrepr or '?'}",
+                    f"kwargs {letter.kwargsrepr or '?'}",
+                    f"bytes  {jsontext.safe_repr(letter.body[:200])}",
+                ]
+            )
+        self.console.print(Padding(Text(_short(shown, _BODY_LIMIT)), (0, 0, 0, 2)))
+
+
+def queue_json(queue: QueueSummary) -> dict[str, Any]:
+    """A queue for ``--json``."""
+    return {
+        "name": queue.name,
+        "letters": queue.letters,
+        "oldest_at": iso(queue.oldest_at),
+        "newest_at": iso(queue.newest_at),
+        "reasons": dict(queue.reasons),
+    }
+
+
+def group_json(group: Group) -> dict[str, Any]:
+    """A group for ``--json``."""
+    return {
+        "fingerprint": group.fingerprint,
+        "letters": group.letters,
+        "task_name": group.task_name,
+        "reason": group.reason,
+        "exception_type": group.exception_type,
+        "first_seen_at": iso(group.first_seen_at),
+        "last_seen_at": iso(group.last_seen_at),
+        "example_id": group.example_id,
+    }
+
+
+def age(moment: datetime | None, now: datetime | None = None) -> str:
+    """How long ago, in one unit: ``12 s ago``, ``3 h ago``."""
+    if moment is None:
+        return "-"
+    seconds = ((now or datetime.now(timezone.utc)) - moment).total_seconds()
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"
+
+
+def reason_text(reason: str) -> Text:
+    """A reason; what killed a worker stands out."""
+    lethal = ("max_deliveries_exceeded", "worker_lost", "time_limit_exceeded")
+    return Text(reason, "red" if reason in lethal else "yellow")
+
+
+def _table(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:
+    """A table; a column's name may carry ``!`` for "never wrap"."""
+    table = Table(
+        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
+        header_style="dim", pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    for column in columns:
+        name, justify = column if isinstance(column, tuple) else (column, _LEFT)
+        fixed = name.startswith("!")
+        table.add_column(name.lstrip("!"), justify=justify, no_wrap=fixed, overflow="fold")
+    return table
+
+
+def _two_lines(first: Text, second: Text) -> Text:
+    return Text.assemble(first, "\n", second)
+
+
+def _deliveries(letter: DeadLetter) -> str:
+    count = _of(letter.deliveries, letter.max_deliveries)
+    return f"{count} deliver{'y' if count == '1' else 'ies'}"
+
+
+def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
+    rows: list[tuple[str, object]] = [
+        ("letter", letter.id),
+        ("task id", letter.task_id),
+        ("queue", f"{letter.source_queue} → {letter.dead_letter_queue}"),
+        ("died", f"{_moment(letter.dead_lettered_at)} ({age(letter.dead_lettered_at)})"),
+        ("first delivered", _moment(letter.first_delivered_at)),
+        ("description", letter.description),
+        ("exception", letter.exception_type),
+        ("deliveries", _of(letter.deliveries, letter.max_deliveries)),
+        ("retries", _of(letter.retries, letter.max_retries)),
+        ("redrives", letter.redrives or None),
+        ("fingerprint", letter.fingerprint),
+        ("worker", f"{letter.worker_hostname} (pid {letter.worker_pid})"),
+        ("origin", letter.origin),
+        ("root id", letter.root_id if letter.root_id != letter.task_id else None),
+        ("parent id", letter.parent_id),
+        ("group id", letter.group_id),
+        ("expires", _moment(letter.expires) if letter.expires else None),
+        ("release", letter.release),
+    ]
+    for name, value in rows:
+        if value not in (None, "", "-"):
+            yield name, Text(str(value))
+
+
+def _cause(group: Group) -> Text:
+    reason = reason_text(group.reason)
+    if group.exception_type is None:
+        return reason
+    return Text.assemble(reason, " ", group.exception_type.rpartition(".")[2])
+
+
+def _history(history: Sequence[Delivery]) -> Table:
+    names = ("!retry", "!delivery", "!started (UTC)", "!took", "!outcome", "!pid", "exception")
+    table = _table("history", *names)
+    for one in history:
+        took = f"{(one.ended_at - one.started_at).total_seconds():.2f} s" if one.ended_at else "-"
+        said = ": ".join(part for part in (one.exception_type, one.exception_message) if part)
+        table.add_row(
+            str(one.retries),
+            str(one.number),
+            f"{one.started_at:%m-%d %H:%M:%S}",
+            took,
+            Text(one.outcome.value if one.outcome else "running"),
+            str(one.worker_pid or "-"),
+            Text(_short(said, _DESCRIPTION_LIMIT)),
+        )
+    return table
+
+
+def _timeline(triage: Triage) -> Table:
+    totals: dict[datetime, int] = {}
+    for row in triage.timeline:
+        totals[row.bucket_start] = totals.get(row.bucket_start, 0) + row.letters
+    table = _table(f"Over time, by {triage.bucket}", "from (UTC)", ("letters", "right"), "")
+    most = max(totals.values(), default=1)
+    for start, letters in sorted(totals.items())[-30:]:
+        bar = "█" * max(1, round(30 * letters / most))
+        table.add_row(f"{start:%Y-%m-%d %H:%M:%S}", f"{letters:,}", Text(bar, "yellow"))
+    return table
+
+
+def _description(letter: DeadLetter) -> Text:
+    text = letter.description
+    if letter.exception_type and letter.reason.value != "rejected":
+        text = f"{letter.exception_type.rpartition('.')[2]}: {text}"
+    return Text(_short(text, _DESCRIPTION_LIMIT))
+
+
+def _of(count: int, limit: int | None) -> str:
+    return f"{count}" if limit is None else f"{count} of {limit}"
+
+
+def _moment(moment: datetime | None) -> str:
+    return "-" if moment is None else f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z"
+
+
+def _letters(count: int) -> str:
+    return f"{count:,} letter{'' if count == 1 else 's'}"
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

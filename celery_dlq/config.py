@@ -1,0 +1,243 @@
+"""All settings of celery_dlq: Celery settings with the prefix ``dlq_``.
+
+They are set wherever Celery settings are: ``app.conf.dlq_queues = …``, a config
+module, or Django (``CELERY_DLQ_QUEUES`` by namespace). All are checked at
+start-up, never at the first message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.jsontext import safe_repr
+from celery_dlq.policy import Policy, PolicyBook, check_targets, seconds, suggestion, text
+
+PREFIX = "dlq_"
+_STORES = ("redis", "memory")
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+socket://")
+
+
+def _setting(
+    default: Any,
+    check: Callable[[str, Any], Any],
+    doc: str,
+) -> Any:
+    metadata = {"check": check, "doc": doc}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _queues(where: str, value: object) -> Mapping[str, Policy]:
+    if not isinstance(value, Mapping):
+        message = f"expected {where} to be a mapping of queue name to policy, got {value!r}"
+        raise SettingsError(message)
+    queues = {
+        text(f"a queue name in {where}", name): _policy(f"{where}[{name!r}]", policy)
+        for name, policy in value.items()
+    }
+    check_targets(queues)
+    return queues
+
+
+def _policy(where: str, value: object) -> Policy:
+    if isinstance(value, Policy):  # public, so it may hold anything
+        named = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        value = {name: given for name, given in named.items() if given is not None}
+    return Policy.parse(value, where)  # type: ignore[arg-type]
+
+
+def _shown(value: object) -> str:
+    """A value for a message, without what could be a password in it."""
+    return re.sub(
+        r"""(^|//|[\s'"\[({,;])[^\s'"]*@""", r"\1**@", " ".join(safe_repr(value, 200).split())
+    )
+
+
+def _store(where: str, value: object) -> str:
+    if value not in _STORES:
+        message = f"expected {where} to be one of {', '.join(_STORES)}, got {value!r}"
+        raise SettingsError(message)
+    return str(value)
+
+
+def _redis_url(where: str, value: object) -> str:
+    if not isinstance(value, str) or not value.startswith(_REDIS_SCHEMES):
+        message = (
+            f"expected {where} to be a Redis URL such as redis://localhost:6379/0, "
+            f"got {_shown(value)}"
+        )
+        raise SettingsError(message)
+    return value
+
+
+def _key_prefix(where: str, value: object) -> str:
+    prefix = text(where, value)
+    if "{" in prefix or "}" in prefix:
+        message = f"expected {where} to be a key prefix without braces, got {value!r}"
+        raise SettingsError(message)
+    return prefix
+
+
+def _positive_seconds(where: str, value: object) -> float:
+    duration = seconds(where, value)
+    if duration <= 0:
+        message = f"expected {where} to be a duration of more than 0 seconds, got {value!r}"
+        raise SettingsError(message)
+    return duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The checked settings of one app; see each field's ``doc``."""
+
+    url: str | None = _setting(
+        None,
+        _redis_url,
+        "Redis that keeps counters and letters. Unit: URL. Special value: none. "
+        "Defaults to the broker URL when that is a Redis.",
+    )
+    key_prefix: str = _setting(
+        "dlq",
+        _key_prefix,
+        "First part of every Redis key, to keep several apps in one Redis apart. "
+        "Unit: text without braces. Defaults to dlq.",
+    )
+    queues: Mapping[str, Policy] = _setting(
+        dict,
+        _queues,
+        "Policies by queue name or glob pattern; the keys are those of dead_letter_policy. "
+        "Special value: an empty mapping guards no queue. Defaults to {}.",
+    )
+    store: str = _setting(
+        "redis",
+        _store,
+        "Where letters are kept: redis, or memory (tests; gone with the process). "
+        "Defaults to redis.",
+    )
+    max_delay: float = _setting(
+        900.0,
+        seconds,
+        "Upper bound of every default_delay. Unit: seconds or timedelta. "
+        "Special value: 0 forbids default delays. Defaults to 900.",
+    )
+    count_ttl: float = _setting(
+        72 * 3600.0,
+        _positive_seconds,
+        "How long counts and history of a message are kept after its last delivery. "
+        "Unit: seconds or timedelta. Defaults to 72 hours, sliding.",
+    )
+    start_timeout: float = _setting(
+        10.0,
+        seconds,
+        "How long a starting worker waits for the store to answer before it gives up. "
+        "Unit: seconds or timedelta. Special value: 0 tries once. Defaults to 10.",
+    )
+    store_timeout: float = _setting(
+        2.0,
+        _positive_seconds,
+        "Longest wait for one answer of the store, and for a connection to it. "
+        "Unit: seconds or timedelta. Defaults to 2.",
+    )
+    spool_dir: str | None = _setting(
+        None,
+        text,
+        "Folder where letters of early-acknowledged messages wait while the store is down. "
+        "Unit: path. Defaults to a private folder among the system's temporary files.",
+    )
+    release: str | None = _setting(
+        lambda: os.environ.get("SENTRY_RELEASE"),
+        text,
+        "Version of your code, kept on each letter. Unit: text. "
+        "Defaults to the environment variable SENTRY_RELEASE, if set.",
+    )
+
+    @cached_property
+    def policies(self) -> PolicyBook:
+        """The queue policies, ready to be asked."""
+        return PolicyBook(self.queues)
+
+    @classmethod
+    def from_conf(cls, conf: Any) -> Settings:
+        """Read and check the ``dlq_*`` settings of an app.
+
+        Args:
+            conf: ``app.conf``, or any mapping.
+
+        Raises:
+            SettingsError: A setting is unknown or has an unusable value. One line, made
+                for an operator.
+        """
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        _refuse_unknown(conf, known)
+        values = {}
+        for name, f in known.items():
+            value = conf.get(PREFIX + name)
+            if value is not None:
+                values[name] = f.metadata["check"](PREFIX + name, value)
+        settings = cls(**values)
+        settings.check_delays()
+        return settings
+
+    def check_delays(self, policy: Policy | None = None, where: str = "") -> None:
+        """Refuse default delays above ``dlq_max_delay``.
+
+        Args:
+            policy: One more policy to check, e.g. a task's own.
+            where: What to call it in the error.
+
+        Raises:
+            SettingsError: A delay is too long.
+        """
+        named = {f"dlq_queues[{name!r}]": p for name, p in self.queues.items()}
+        if policy is not None:
+            named = {where: policy}
+        for place, candidate in named.items():
+            delay = candidate.default_delay
+            if delay is not None and delay > self.max_delay:
+                raise SettingsError(
+                    f"expected {place}['default_delay'] to be at most dlq_max_delay "
+                    f"({self.max_delay:g} s), got {delay:g} s"
+                )
+
+    def redis_url(self, broker_url: object) -> str:
+        """The URL of the Redis that keeps counters and letters.
+
+        Args:
+            broker_url: The app's ``broker_url``; a list or ``;``-separated for failover.
+
+        Raises:
+            SettingsError: ``dlq_url`` is not set and the broker is not a Redis.
+        """
+        if self.url is not None:
+            return self.url
+        urls = broker_url.split(";") if isinstance(broker_url, str) else broker_url
+        for url in urls if isinstance(urls, (list, tuple)) else ():
+            if isinstance(url, str) and url.startswith(_REDIS_SCHEMES):
+                return url
+        message = (
+            f"expected dlq_url to be set, because the broker ({_shown(broker_url)}) is not "
+            f"a Redis that could keep dead letters; set dlq_url to a Redis URL such as redis://localhost:6379/0"
+        )
+        raise SettingsError(message)
+
+
+def _refuse_unknown(conf: Any, known: Mapping[str, object]) -> None:
+    # With a namespace (Django) only CELERY_DLQ_… is ours; a DLQ_… there is somebody else's.
+    keys = list(conf.keys())  # this is also what makes a lazy configuration known
+    namespace = str(getattr(conf, "prefix", None) or "").lower()
+    names = [PREFIX + name for name in known]
+    for key in keys:
+        name = str(key)
+        if namespace and name.lower().startswith(namespace):
+            name = name[len(namespace) :].lower()
+        if name.startswith(PREFIX) and name not in names:
+            message = f"expected only known dlq_ settings, got {key!r}; {suggestion(name, names)}"
+            raise SettingsError(message)

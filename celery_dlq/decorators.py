@@ -1,0 +1,102 @@
+"""What the author of a task writes: ``@dead_letter_policy`` and ``RejectToDLQ``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from celery.exceptions import Reject
+from celery.local import PromiseProxy, Proxy
+
+from celery_dlq.policy import Policy
+
+T = TypeVar("T")
+
+_ATTRIBUTE = "__dead_letter_policy__"
+
+# Tasks that Celery has not made yet (both of its lazy forms), with their policies.
+# They are looked up by task name when a worker or a publisher needs them; making
+# them here would configure the app in the middle of an import.
+_LAZY: list[tuple[Proxy, Policy]] = []
+
+
+class RejectToDLQ(Reject):  # type: ignore[misc]
+    """Raise it in a task to send its message straight to the dead-letter queue.
+
+    The letter gets reason ``rejected`` and your description. It works for every
+    task of an app that has `DeadLetters`, guarded or not, with early and with
+    late acknowledgement.
+
+    Example:
+        ``raise RejectToDLQ("no such order")``
+
+    Args:
+        description: Why, for the operator. Kept on the letter.
+        requeue: Only there because Celery unpickles a `Reject` with two arguments; the
+            message is never requeued.
+    """
+
+    def __init__(self, description: str = "", requeue: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - pickling calls it so
+        super().__init__(str(description), requeue=False)
+
+    @property
+    def description(self) -> str:
+        """Why the message was rejected."""
+        return str(self.reason)
+
+    def __str__(self) -> str:
+        return self.description
+
+
+def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
+    """Guard one task. Beats the policies of its queue, field by field.
+
+    Works above or below ``@app.task`` and ``@shared_task``, and on a task class.
+
+    Args:
+        **keys: The fields of `celery_dlq.policy.Policy`, e.g. ``max_deliveries=3``.
+
+    Returns:
+        A decorator that gives back what it got.
+
+    Raises:
+        SettingsError: A key is unknown or a value is not usable; raised right here, when
+            the module is imported, not at the first message.
+    """
+    policy = Policy.parse(keys, "dead_letter_policy")
+
+    def decorate(target: T) -> T:
+        if isinstance(target, Proxy):
+            _LAZY.append((target, policy))
+        else:
+            setattr(target, _ATTRIBUTE, policy)
+        return target
+
+    return decorate
+
+
+def policy_of(task: Any) -> Policy | None:
+    """The policy that a task's decorator set, if any.
+
+    Args:
+        task: A registered Celery task.
+    """
+    for place in (task, getattr(task, "run", None), getattr(task, "__wrapped__", None)):
+        found = getattr(place, _ATTRIBUTE, None)
+        if isinstance(found, Policy):
+            return found
+    for proxy, policy in _LAZY:
+        if _is_of(proxy, task):
+            setattr(task, _ATTRIBUTE, policy)
+            return policy
+    return None
+
+
+def _is_of(proxy: Proxy, task: Any) -> bool:
+    """Whether a lazy task is this task; a shared one is that of every app."""
+    try:
+        if isinstance(proxy, PromiseProxy):
+            return proxy._get_current_object() is task  # noqa: SLF001 - the only way to look
+        return bool(proxy.name == task.name)
+    except KeyError:  # Celery's NotRegistered: a shared task that the current app has not got
+        return False

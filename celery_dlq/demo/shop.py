@@ -1,0 +1,95 @@
+"""A small shop with bugs: the app of the demo, as a user would write it.
+
+Run by ``celery-dlq demo``, which sets the two environment variables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Reject
+
+from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy
+
+BROKER = os.environ.get("CELERY_DLQ_DEMO_REDIS", "redis://localhost:6379")
+FIXED = Path(os.environ.get("CELERY_DLQ_DEMO_FLAG", "bug-is-fixed"))
+QUEUES = ("orders", "images", "mails")
+
+app = Celery("shop", broker=f"{BROKER}/0", backend=f"{BROKER}/1")
+app.conf.update(
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    task_default_queue="orders",
+    task_routes={
+        "shop.render": {"queue": "images"},
+        "shop.thumbnail": {"queue": "images"},
+        "shop.invoice": {"queue": "mails"},
+    },
+    broker_connection_retry_on_startup=True,
+    result_expires=3600,
+    dlq_queues={
+        "orders": {"max_deliveries": 5},
+        "images": {"max_deliveries": 3},
+        "mails": {"max_deliveries": 3, "default_delay": 3},
+    },
+)
+dlq = DeadLetters(app)
+
+
+@app.task(name="shop.pack")
+def pack(order_id: int) -> str:
+    """Healthy."""
+    time.sleep(0.02)
+    return f"order {order_id} packed"
+
+
+@app.task(
+    name="shop.charge", autoretry_for=(ZeroDivisionError,), max_retries=2, default_retry_delay=0
+)
+def charge(order_id: int, amount: float, parts: int) -> float:
+    """Has the bug that gets fixed: an order without parts cannot be divided."""
+    if FIXED.exists():
+        parts = max(1, parts)
+    return amount / parts
+
+
+@app.task(name="shop.ship")
+def ship(order_id: int, country: str) -> str:
+    """Rejects what can never work, with a description for the operator."""
+    if country not in {"DE", "FR", "PL"}:
+        description = f"we do not ship to {country}"
+        raise RejectToDLQ(description)
+    return f"order {order_id} shipped"
+
+
+@app.task(name="shop.reserve", bind=True)
+@dead_letter_policy(max_deliveries=4)
+def reserve(self: Any, order_id: int) -> None:
+    """Believes that the stock will come back, for ever."""
+    reason = "out of stock"
+    raise Reject(reason, requeue=True)
+
+
+@app.task(name="shop.render")
+def render(image_id: int) -> None:
+    """Needs more memory than there is: the kernel kills the pool child."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="shop.thumbnail")
+def thumbnail(image_id: int) -> None:
+    """Calls a C library with a bug."""
+    ctypes.string_at(0)
+
+
+@app.task(name="shop.invoice")
+def invoice(order_id: int) -> str:
+    """Healthy; its queue delays every mail, so that an order can still be changed."""
+    return f"invoice for order {order_id} sent"

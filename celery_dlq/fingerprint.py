@@ -1,0 +1,65 @@
+"""A stable hash of what went wrong: letters with one cause share it.
+
+Made of the exception type, the task name and the innermost frames of the
+application (file and function). Line numbers, addresses, ids and messages stay
+out, so that the same bug keeps its fingerprint over releases and over data.
+Without an exception it is the reason and the task name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import PurePosixPath
+
+FINGERPRINT_VERSION = 1
+_INNERMOST_FRAMES = 3
+_LENGTH = 16
+
+# Anchored on `File "`: without the anchor a long traceback takes seconds, not microseconds.
+_FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+, in ([^\n]+)', re.MULTILINE)
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen |\\lib\\", re.IGNORECASE)
+_CHAINED = re.compile(
+    r"^(?:During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):$",
+    re.MULTILINE,
+)
+_TRACEBACK_TAIL = 64 * 1024
+
+
+def fingerprint(
+    *, task_name: str, reason: str, exception_type: str | None, traceback: str | None
+) -> str:
+    """Hash the cause of a death.
+
+    Args:
+        task_name: Registered name of the task.
+        reason: The `Reason` value; counts only when there is no exception.
+        exception_type: Qualified name of the exception class, if one was raised.
+        traceback: Its traceback as text; only the last 64 KiB are looked at.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    if exception_type is None:
+        cause = ["reason", reason, task_name]
+    else:
+        cause = ["exception", exception_type, task_name, *application_frames(traceback or "")]
+    text = "\x1f".join([f"v{FINGERPRINT_VERSION}", *cause])
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_LENGTH]
+
+
+def application_frames(traceback: str) -> list[str]:
+    """The innermost frames outside of libraries, as ``file:function``, outermost first.
+
+    Only the last traceback of a chain counts: it is the one that escaped. Of a
+    file only the last two parts of its path are kept, so that two hosts with
+    other install folders agree. If every frame is a library's, those are taken.
+    """
+    last = _CHAINED.split(traceback[-_TRACEBACK_TAIL:])[-1]
+    frames = [(file, function.strip()) for file, function in _FRAME.findall(last)]
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+    return [
+        f"{'/'.join(PurePosixPath(file.replace(chr(92), '/')).parts[-2:])}:{function}"
+        for file, function in (own or frames)[-_INNERMOST_FRAMES:]
+    ]

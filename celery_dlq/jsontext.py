@@ -1,0 +1,127 @@
+"""JSON text that loses nothing: bytes, times, decimals and UUIDs come back as they were.
+
+Message headers may hold values that JSON does not know (AMQP tables carry bytes
+and timestamps). They are kept as ``{"__type__": …, "__value__": …}``. A value of
+any other type is kept as its ``repr`` under the type ``repr``: readable for an
+operator, and never a reason to lose a letter.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from datetime import date, datetime, time
+from decimal import Decimal
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+_TAG, _VALUE = "__type__", "__value__"
+
+_DECODERS: dict[str, Any] = {
+    "bytes": partial(base64.b64decode, validate=True),
+    "float": float,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "decimal": Decimal,
+    "uuid": UUID,
+    "repr": str,
+}
+
+
+def dumps(value: object) -> str:
+    """Encode a value as compact JSON text; never raises for an odd value.
+
+    Args:
+        value: Anything found in message headers or properties.
+
+    Returns:
+        JSON text. Keys that are not strings become strings, as JSON demands.
+    """
+    try:
+        return _dumps(value)
+    except ValueError:  # NaN and infinities are not JSON; or a structure contains itself
+        try:
+            return _dumps(_floats_tagged(value))
+        except (TypeError, ValueError, RecursionError):
+            return _dumps({_TAG: "repr", _VALUE: safe_repr(value)})
+    except (TypeError, RecursionError):  # keys of odd types, or too deep
+        return _dumps({_TAG: "repr", _VALUE: safe_repr(value)})
+
+
+def loads(text: str) -> Any:
+    """Decode what `dumps` wrote.
+
+    Args:
+        text: JSON text.
+
+    Returns:
+        The value, with tagged types restored.
+
+    Raises:
+        ValueError: The text is not JSON.
+    """
+    return json.loads(text, object_hook=_untagged)
+
+
+def safe_repr(value: object, limit: int = 10_000) -> str:
+    """``repr`` that never raises and never floods.
+
+    Args:
+        value: Anything, including objects whose ``__repr__`` raises.
+        limit: Longest result, in characters.
+    """
+    try:
+        text = repr(value)
+    except Exception as exc:  # noqa: BLE001 - that is the point of this function
+        text = f"<unprintable {type(value).__name__}: repr raised {type(exc).__name__}>"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(
+        value, default=_tagged, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def _floats_tagged(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_TAG: "float", _VALUE: repr(value)}
+    if isinstance(value, dict):
+        return {key: _floats_tagged(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_floats_tagged(item) for item in value]
+    return value
+
+
+def _tagged(value: object) -> object:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {_TAG: "bytes", _VALUE: base64.b64encode(bytes(value)).decode("ascii")}
+    if isinstance(value, datetime):
+        return {_TAG: "datetime", _VALUE: value.isoformat()}
+    if isinstance(value, date):
+        return {_TAG: "date", _VALUE: value.isoformat()}
+    if isinstance(value, time):
+        return {_TAG: "time", _VALUE: value.isoformat()}
+    if isinstance(value, Decimal):
+        return {_TAG: "decimal", _VALUE: str(value)}
+    if isinstance(value, UUID):
+        return {_TAG: "uuid", _VALUE: str(value)}
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    return {_TAG: "repr", _VALUE: safe_repr(value)}
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    if len(value) != 2 or _TAG not in value or _VALUE not in value:  # noqa: PLR2004 - the two tags
+        return value
+    tag = value[_TAG]
+    decode = _DECODERS.get(tag) if isinstance(tag, str) else None
+    if decode is None:
+        return value
+    try:
+        return decode(value[_VALUE])
+    except (TypeError, ValueError, ArithmeticError):
+        return value

@@ -1,0 +1,335 @@
+"""The composition root: ``DeadLetters(app)`` wires settings, store, worker and operations."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_dlq import delay
+from celery_dlq.backends.memory import MemoryCounter, MemoryStore
+from celery_dlq.config import Settings
+from celery_dlq.decorators import policy_of
+from celery_dlq.errors import NotFound, StoreUnavailable
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations import Redriver, RedriveReport
+from celery_dlq.ports import Clock, DeadLetterStore, DeliveryCounter, Group, QueueSummary
+from celery_dlq.record import DeadLetter
+
+if TYPE_CHECKING:
+    from celery_dlq.export.parquet import ExportReport
+
+logger = logging.getLogger("celery_dlq")
+
+_ATTRIBUTE = "_celery_dlq"
+_ID_LENGTH = 36
+_SHORTEST_PREFIX = 6
+
+
+def utc_now() -> datetime:
+    """The present, aware UTC."""
+    return datetime.now(timezone.utc)
+
+
+class DeadLetters:
+    """Installs the plugin on a Celery app; also the operator's API.
+
+    Making it touches neither the configuration nor Redis, so it may stand before or
+    after your settings. Settings are checked when a worker starts, when a message is
+    published, and at the first operation.
+
+    Args:
+        app: The Celery app. A second `DeadLetters` for one app shares the first one's
+            installation.
+        clock: The present, aware UTC; only tests pass one.
+
+    Example:
+        ``dlq = DeadLetters(app)``
+    """
+
+    def __init__(self, app: Any, *, clock: Clock = utc_now) -> None:
+        self.app = app
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._settings: Settings | None = None
+        self._store: DeadLetterStore | None = None
+        if getattr(app, _ATTRIBUTE, None) is None:
+            setattr(app, _ATTRIBUTE, self)
+            self._install()
+
+    @classmethod
+    def of(cls, app: Any) -> DeadLetters:
+        """The `DeadLetters` of an app; made, if the app has none."""
+        found = getattr(app, _ATTRIBUTE, None)
+        return found if isinstance(found, cls) else cls(app)
+
+    # -- settings and parts -------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        """The checked ``dlq_*`` settings.
+
+        Raises:
+            SettingsError: A setting is unknown or has an unusable value.
+        """
+        if self._settings is None:
+            self._settings = Settings.from_conf(self.app.conf)
+        return self._settings
+
+    def validate(self) -> None:
+        """Check all settings and the policies of all registered tasks; for your CI.
+
+        Raises:
+            SettingsError: Something is wrong; the message says what and where.
+        """
+        for task in self.app.tasks.values():
+            policy = policy_of(task)
+            if policy is not None:
+                self.settings.check_delays(policy, f"dead_letter_policy of {task.name}")
+        if self.settings.store == "redis":
+            self._redis_url()
+
+    @property
+    def store(self) -> DeadLetterStore:
+        """Where the letters are kept."""
+        with self._lock:
+            if self._store is None:
+                self._store = self._make_store()
+            return self._store
+
+    def close(self) -> None:
+        """Let go of connections; the next operation opens them again."""
+        with self._lock:
+            if self._store is not None and self.settings.store == "redis":
+                self._store.close()
+                self._store = None
+
+    # -- reading ------------------------------------------------------------------
+
+    def queues(self) -> list[QueueSummary]:
+        """All dead-letter queues: name, number of letters, ages, letters by reason.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        return self.store.queues()
+
+    def letters(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        **fields: Any,
+    ) -> Iterator[DeadLetter]:
+        """The letters of a queue, streamed; nothing is changed by reading.
+
+        Letters that arrive while you iterate are left out.
+
+        Args:
+            dead_letter_queue: Its name, e.g. ``"orders-DLQ"``.
+            where: Which letters; or give the fields of `LetterFilter` as keywords.
+            newest_first: The order.
+            limit: Most letters; ``None`` for all.
+            **fields: E.g. ``reason="max_deliveries_exceeded"``.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+            DLQError: A field of the filter is not usable.
+        """
+        where = where or LetterFilter(**fields)
+        self._check_queue(dead_letter_queue)
+        stored = self.store.letters(dead_letter_queue, newest_first=newest_first)
+        return islice((s.letter for s in stored if where.matches(s.letter)), limit)
+
+    def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:
+        """One letter by its id.
+
+        Args:
+            letter_id: The letter's id, or its first digits (6 or more), if they are unique.
+            dead_letter_queue: Where it is; ``None`` looks in all.
+
+        Raises:
+            NotFound: No queue has it, or several letters begin so.
+            StoreUnavailable: Redis does not answer.
+        """
+        names = [dead_letter_queue] if dead_letter_queue else self.store.names()
+        for name in names:
+            letter = self.store.get(name, letter_id)
+            if letter is not None:
+                return letter
+        if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
+            found = [(n, i) for n in names for i in self.store.ids(n, letter_id, most=2)]
+            if len(found) == 1:
+                return self.get(found[0][1], found[0][0])
+            if found:
+                several = ", ".join(letter_id for _, letter_id in found)
+                message = f"expected one letter whose id begins so, got several: {several}"
+                raise NotFound(message)
+        where = ", ".join(names) or "no queue at all"
+        message = f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
+        raise NotFound(message)
+
+    def groups(self, dead_letter_queue: str) -> list[Group]:
+        """The letters of a queue by fingerprint, largest group first.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        self._check_queue(dead_letter_queue)
+        return self.store.groups(dead_letter_queue)
+
+    # -- changing -----------------------------------------------------------------
+
+    def redrive(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        rate: float | None = None,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+        **fields: Any,
+    ) -> RedriveReport:
+        """Publish the original messages of letters again, then remove the letters.
+
+        At least once: killed between publishing and removing, the next redrive
+        publishes no letter again that is known to be published; of the one batch where
+        that is not known, it says how many (``maybe_twice``). Letters that arrive
+        meanwhile are not touched.
+
+        Args:
+            dead_letter_queue: Its name.
+            where: Which letters; or give the fields of `LetterFilter` as keywords. With
+                neither, all of them.
+            rate: Most letters a second; ``None`` for as fast as the broker takes them.
+            limit: Most letters.
+            progress: Called with the size of every batch that is done.
+            **fields: E.g. ``fingerprint="…"``.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+            DLQError: ``rate``, ``limit`` or a field is not usable.
+        """
+        where = where or LetterFilter(**fields)
+        self._check_queue(dead_letter_queue)
+        redriver = Redriver(self.app, self.store, self._clock)
+        return redriver.redrive(dead_letter_queue, where, rate=rate, limit=limit, progress=progress)
+
+    def export(
+        self,
+        destination: str | Path,
+        dead_letter_queues: Iterable[str] | None = None,
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> ExportReport:
+        """Write the letters to Parquet files; a second export writes only what is new.
+
+        Args:
+            destination: A local folder; made if it is not there.
+            dead_letter_queues: Which queues; ``None`` for all.
+            progress: Called with the number of letters of every page that is written.
+
+        Raises:
+            NotFound: A named queue does not exist.
+            MissingExtra: pyarrow is not installed.
+            ExportError: The destination cannot be written, or belongs to something else.
+            StoreUnavailable: Redis does not answer.
+        """
+        from celery_dlq.export.parquet import ParquetExport  # noqa: PLC0415 - pyarrow is an extra
+
+        names = None if dead_letter_queues is None else list(dead_letter_queues)
+        for name in names or ():
+            self._check_queue(name)
+        chosen = names if names is not None else self.store.names()
+        return ParquetExport(self.store, Path(destination)).run(chosen, progress=progress)
+
+    # -- wiring -------------------------------------------------------------------
+
+    def _install(self) -> None:
+        from celery_dlq.worker.step import GuardStep, TickStep  # noqa: PLC0415 - publishers need none of it
+
+        step = type("DeadLetterGuard", (GuardStep,), {"make_guard": staticmethod(self._make_guard)})
+        self.app.steps["worker"].add(step)
+        self.app.steps["consumer"].add(TickStep)
+        delay.install(self.app, lambda: self.settings)
+
+    def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
+        from celery_dlq.worker.burial import Burial  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.worker.guard import Guard  # noqa: PLC0415
+        from celery_dlq.worker.plan import Plans  # noqa: PLC0415
+        from celery_dlq.worker.spool import Spool  # noqa: PLC0415
+
+        self.validate()
+        settings, store = self.settings, self._make_store()
+        self._wait_for(store)
+        place = settings.store
+        if settings.store == "redis":  # without the password: that may change
+            place = maybe_sanitize_url(self._redis_url())
+        return Guard(
+            Plans(settings.policies, self.app.amqp.queues),
+            Burial(store, Spool(settings.spool_dir, f"{place} {settings.key_prefix}")),
+            self._make_counter(store),
+            self._clock,
+            hostname=hostname,
+            pid=pid,
+            flags_redelivery=flags_redelivery,
+            release=settings.release,
+        )
+
+    def _wait_for(self, store: DeadLetterStore) -> None:
+        """Wait for the store as long as ``dlq_start_timeout`` says."""
+        deadline = time.monotonic() + self.settings.start_timeout
+        while True:
+            try:
+                return store.check()
+            except StoreUnavailable as exc:
+                if time.monotonic() >= deadline:
+                    raise
+                logger.warning("Waiting for the dead-letter store: %s", exc)
+                time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+
+    def _redis_url(self) -> str:
+        return self.settings.redis_url(self.app.conf.broker_url)
+
+    def _make_store(self) -> DeadLetterStore:
+        if self.settings.store == "memory":
+            self._store = self._store or MemoryStore(MemoryCounter())
+            return self._store
+        from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415 - see the tests of imports
+        from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+        from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
+
+        url = self._redis_url()
+        client = connect(url, self.settings.store_timeout)
+        return RedisStore(client, url, Keys(self.settings.key_prefix), self.settings.count_ttl)
+
+    def _make_counter(self, store: DeadLetterStore) -> DeliveryCounter:
+        if isinstance(store, MemoryStore):
+            return store.counter
+        from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
+        from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter  # noqa: PLC0415
+        from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+
+        url = self._redis_url()
+        # No second try: a count that was lost on the way must not be taken twice.
+        wire = Wire(connect(url, self.settings.store_timeout, retries=0), url, SCRIPTS)
+        return RedisCounter(wire, Keys(self.settings.key_prefix), self.settings.count_ttl)
+
+    def _check_queue(self, name: str) -> None:
+        names = self.store.names()
+        if name not in names:
+            known = ", ".join(names) or "none at all yet"
+            message = f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
+            raise NotFound(message)

@@ -1,0 +1,235 @@
+"""The contracts between the worker, the operations and the stores.
+
+One folder of implementations per contract lives in `celery_dlq.backends`,
+including the in-memory one, which ships and is tested by the same suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import Protocol
+
+from celery_dlq.record import DeadLetter, Delivery
+
+Clock = Callable[[], datetime]
+"""Gives the present as an aware UTC datetime."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageKey:
+    """What makes one message of a task: ``Task.retry()`` re-uses the task id.
+
+    Attributes:
+        dead_letter_queue: Where its letter would go; counters live beside the letters.
+        task_id: The task's id.
+        retries: The message's ``retries`` header.
+        redrives: How often the message was redriven.
+    """
+
+    dead_letter_queue: str
+    task_id: str
+    retries: int = 0
+    redrives: int = 0
+
+
+class Standing(Enum):
+    """What counting a delivery found."""
+
+    COUNTED = "counted"
+    LIMIT_REACHED = "limit_reached"  # nothing was counted
+    RUNNING = "running"  # an earlier delivery runs on a live worker; nothing was counted
+    UNCERTAIN = "uncertain"  # its worker may have died this moment; nothing was counted
+    SUSPECT = "suspect"  # its last delivery vanished, and it must not run now; nothing was counted
+    DEAD = "dead"  # its letter was stored before; nothing was counted
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The answer to a count.
+
+    Attributes:
+        standing: What was found.
+        number: The number of this delivery, or of the last one counted.
+        suspect: The message's last delivery vanished: it may have killed its worker.
+    """
+
+    standing: Standing
+    number: int
+    suspect: bool = field(default=False, compare=False)
+
+
+class DeliveryCounter(Protocol):
+    """Counts the deliveries of messages and remembers how each ended."""
+
+    def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
+        """Count a delivery without waiting for the store's answer.
+
+        Returns:
+            Whether the mark is on the wire. What the store says to it is logged later.
+        """
+
+    def count(
+        self,
+        key: MessageKey,
+        delivery: Delivery,
+        limit: int | None,
+        *,
+        missed: int = 0,
+        waited_seconds: float | None = None,
+        alone: bool = True,
+        unless_dead: bool = False,
+    ) -> Count:
+        """Count a delivery and wait for the answer.
+
+        Args:
+            key: The message.
+            delivery: The start; its ``number`` is not looked at.
+            limit: Most deliveries; at the limit nothing is counted.
+            missed: Deliveries that could not be counted before, and are now.
+            waited_seconds: How long ago this delivery was first put off; ``None`` if never.
+            alone: Whether a message whose last delivery vanished may be counted now.
+            unless_dead: Count only if its letter was not stored before. Not for new messages
+                that re-use a task id.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+
+    def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
+        """Record how a delivery ended; with ``charged=False`` it no longer counts.
+
+        Never raises.
+        """
+
+    def succeeded(self, key: MessageKey) -> None:
+        """Forget a message that is done; may be put off to the next write."""
+
+    def history(self, key: MessageKey) -> tuple[Delivery, ...]:
+        """All recorded deliveries of the task of this message, over its retries, oldest first.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+
+    def alive(self, dead_letter_queues: Iterable[str]) -> None:
+        """Give a sign of life beside the counters of these queues; never raises."""
+
+    def flush(self) -> None:
+        """Send what was put off and read outstanding answers; never raises."""
+
+    def close(self) -> None:
+        """Flush and let go of connections; never raises."""
+
+
+class Stored(Enum):
+    """What storing a letter did."""
+
+    NEW = 1
+    ALREADY_THERE = 0
+
+
+class ClaimState(Enum):
+    """What a claim says of a letter."""
+
+    CLAIMED = "claimed"  # ours now, never published before
+    RECLAIMED = "reclaimed"  # a redrive died with it: it may have been published
+    PUBLISHED = "published"  # a redrive died after publishing it: only removal is left
+    HELD = "held"  # another redrive has it
+    GONE = "gone"  # no such letter any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSummary:
+    """One dead-letter queue at a glance."""
+
+    name: str
+    letters: int
+    oldest_at: datetime | None = None
+    newest_at: datetime | None = None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The letters of one fingerprint."""
+
+    fingerprint: str
+    letters: int
+    task_name: str
+    reason: str
+    exception_type: str | None
+    first_seen_at: datetime
+    last_seen_at: datetime
+    example_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLetter:
+    """A letter and its place in the store: an opaque, strictly increasing position."""
+
+    position: str
+    letter: DeadLetter
+
+
+class DeadLetterStore(Protocol):
+    """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`."""
+
+    def check(self) -> None:
+        """Do nothing but answer."""
+
+    def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
+        """Store a letter and forget the message's counters, in one atomic step.
+
+        Idempotent: a letter with the id of one that is there changes nothing.
+        """
+
+    def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
+        """One letter, or ``None``."""
+
+    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
+        """Ids of letters that begin with a text, at most ``most``; reads ids only."""
+
+    def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
+        """All letters, read in bounded pages while the caller iterates.
+
+        Letters that arrive meanwhile are left out: the end is fixed at the first page.
+        """
+
+    def fields(
+        self, dead_letter_queue: str, *, after: str | None, until: str, page_size: int
+    ) -> Iterator[Sequence[tuple[str, Mapping[bytes, bytes]]]]:
+        """Raw pages of (position, fields) for the exporter, oldest first, nothing decoded."""
+
+    def last_position(self, dead_letter_queue: str) -> str | None:
+        """The position of the newest letter ever stored, or ``None``."""
+
+    def names(self) -> list[str]:
+        """The names of all dead-letter queues that ever had a letter, sorted."""
+
+    def queues(self) -> list[QueueSummary]:
+        """All dead-letter queues at a glance, by name."""
+
+    def groups(self, dead_letter_queue: str) -> list[Group]:
+        """The groups of a queue, largest first."""
+
+    def claim(
+        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str, lease_seconds: float
+    ) -> list[ClaimState]:
+        """Claim letters for a redrive, so that two operators never redrive one letter twice."""
+
+    def mark_published(
+        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
+    ) -> None:
+        """Note that the broker has confirmed these letters' messages."""
+
+    def release(self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str) -> None:
+        """Give claims back that were not used."""
+
+    def remove(self, dead_letter_queue: str, letter_ids: Iterable[str]) -> int:
+        """Remove letters with their claims; returns how many were there."""
+
+    def close(self) -> None:
+        """Let go of connections; never raises."""

@@ -1,0 +1,376 @@
+"""The dead-letter record: one definition that Redis, Parquet, JSON and Spark follow.
+
+Rules of the schema: a field is never renamed and never re-used; new fields are
+optional; a reader keeps the fields it does not know (``extra``) and writes them
+back. ``tests/wire`` holds golden records of every version.
+
+Storage form ("fields"): a flat mapping of name to bytes, one entry per field,
+``None`` left out. Times are microseconds since 1970 in UTC as decimal digits,
+so that the exporter can move whole columns without decoding a value.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from functools import cache
+from typing import Any
+from uuid import UUID, uuid5
+
+from celery_dlq import jsontext
+from celery_dlq.errors import CorruptLetter
+
+SCHEMA_VERSION = 1
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+
+# Letter ids are derived, not random: storing a letter twice finds the first.
+_LETTER_NAMESPACE = UUID("6f1f8f4e-2a0e-5f53-9d0c-6b1f6a2f5d11")
+
+
+class Reason(str, Enum):
+    """Why a message died: a closed list, the same in Redis, Parquet, metrics and CLI."""
+
+    MAX_DELIVERIES_EXCEEDED = "max_deliveries_exceeded"
+    MAX_RETRIES_EXCEEDED = "max_retries_exceeded"
+    FAILED = "failed"
+    REJECTED = "rejected"
+    TIME_LIMIT_EXCEEDED = "time_limit_exceeded"
+    WORKER_LOST = "worker_lost"
+    EXPIRED = "expired"
+    UNKNOWN_TASK = "unknown_task"
+    INVALID_MESSAGE = "invalid_message"
+    UNDECODABLE_MESSAGE = "undecodable_message"
+    RETRY_NOT_PUBLISHED = "retry_not_published"
+    ADOPTED = "adopted"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Outcome(str, Enum):
+    """How one delivery ended."""
+
+    FAILED = "failed"
+    RETRIED = "retried"
+    REJECTED = "rejected"
+    REQUEUED = "requeued"
+    TIME_LIMIT = "time_limit"
+    WORKER_LOST = "worker_lost"
+    SHUTDOWN = "shutdown"
+    VANISHED = "vanished"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Kind(Enum):
+    """How a field is written down; decides its Redis, Arrow and JSON form together."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    TIME = "time"
+    BYTES = "bytes"
+    JSON = "json"
+    HISTORY = "history"
+
+
+def check_aware(name: str, value: datetime | None) -> None:
+    """Refuse a datetime without a time zone: it would be read as some other hour.
+
+    Raises:
+        ValueError: ``value`` is naive.
+    """
+    if value is not None and value.tzinfo is None:
+        message = f"expected {name} to be an aware datetime, got the naive {value.isoformat()}"
+        raise ValueError(message)
+
+
+def to_micros(value: datetime) -> int:
+    """Microseconds since 1970, exact (no float on the way); negative before 1970."""
+    return (value - EPOCH) // _MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    """The aware UTC datetime of `to_micros`."""
+    return EPOCH + micros * _MICROSECOND
+
+
+_UNREADABLE = (
+    KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One start of execution of a message, and how it ended.
+
+    Attributes:
+        number: Which delivery of its message this was, from 1.
+        retries: The message's ``retries`` header: 0 for the first message of the task.
+        started_at: When it was dispatched, aware UTC.
+        ended_at: When its outcome was seen; ``None`` if nobody was left to see it.
+        worker_hostname: Node name of the worker, e.g. ``celery@web-1``.
+        worker_pid: Process that ran it: the pool child when it was known, else the worker itself.
+        outcome: How it ended; ``None`` while it runs.
+        exception_type: Qualified name of what was raised, if anything was.
+        exception_message: Its text, capped.
+    """
+
+    number: int
+    started_at: datetime
+    worker_hostname: str
+    retries: int = 0
+    ended_at: datetime | None = None
+    worker_pid: int | None = None
+    outcome: Outcome | None = None
+    exception_type: str | None = None
+    exception_message: str | None = None
+
+    def __post_init__(self) -> None:
+        check_aware("started_at", self.started_at)
+        check_aware("ended_at", self.ended_at)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping; times as ISO 8601 in UTC."""
+        return {
+            "number": self.number,
+            "retries": self.retries,
+            "started_at": iso(self.started_at),
+            "ended_at": iso(self.ended_at),
+            "worker_hostname": self.worker_hostname,
+            "worker_pid": self.worker_pid,
+            "outcome": None if self.outcome is None else self.outcome.value,
+            "exception_type": self.exception_type,
+            "exception_message": self.exception_message,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Delivery:
+        """Read what `to_json` wrote; keys of later versions are passed over."""
+        outcome = value.get("outcome")
+        return cls(
+            number=int(value["number"]),
+            retries=int(value.get("retries", 0)),
+            started_at=_parse_iso(value["started_at"]),
+            ended_at=None if value.get("ended_at") is None else _parse_iso(value["ended_at"]),
+            worker_hostname=str(value.get("worker_hostname", "")),
+            worker_pid=value.get("worker_pid"),
+            outcome=None if outcome is None else Outcome(outcome),
+            exception_type=value.get("exception_type"),
+            exception_message=value.get("exception_message"),
+        )
+
+
+def _kind(kind: Kind, *, default: Any = dataclasses.MISSING) -> Any:
+    if default is dataclasses.MISSING:
+        return field(metadata={"kind": kind})
+    return field(default=default, metadata={"kind": kind})
+
+
+def _text() -> Any:
+    return _kind(Kind.TEXT, default=None)
+
+
+def _time() -> Any:
+    return _kind(Kind.TIME, default=None)
+
+
+def _integer() -> Any:
+    return _kind(Kind.INTEGER, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A message that will not be tried again, with the reason, the time and its history.
+
+    ``headers``, ``properties`` and ``native_death`` hold JSON text (see
+    `celery_dlq.jsontext`); `decoded` gives their values. ``body`` is the message
+    body as it was received, never unpickled by anything but a worker.
+    """
+
+    schema_version: int = _kind(Kind.INTEGER, default=SCHEMA_VERSION)
+    id: str = _kind(Kind.TEXT)
+    task_id: str = _kind(Kind.TEXT)
+    task_name: str = _kind(Kind.TEXT)
+    source_queue: str = _kind(Kind.TEXT)
+    dead_letter_queue: str = _kind(Kind.TEXT)
+    reason: Reason = _kind(Kind.TEXT)
+    description: str = _kind(Kind.TEXT, default="")
+    dead_lettered_at: datetime = _kind(Kind.TIME)
+    published_at: datetime | None = _time()
+    first_delivered_at: datetime | None = _time()
+    deliveries: int = _kind(Kind.INTEGER, default=0)
+    retries: int = _kind(Kind.INTEGER, default=0)
+    redrives: int = _kind(Kind.INTEGER, default=0)
+    max_deliveries: int | None = _integer()
+    max_retries: int | None = _integer()
+    exception_type: str | None = _text()
+    exception_message: str | None = _text()
+    traceback: str | None = _text()
+    fingerprint: str = _kind(Kind.TEXT)
+    history: tuple[Delivery, ...] = _kind(Kind.HISTORY, default=())
+    exchange: str = _kind(Kind.TEXT, default="")
+    routing_key: str = _kind(Kind.TEXT, default="")
+    content_type: str = _kind(Kind.TEXT, default="")
+    content_encoding: str = _kind(Kind.TEXT, default="")
+    headers: str = _kind(Kind.JSON, default="{}")
+    properties: str = _kind(Kind.JSON, default="{}")
+    body: bytes = _kind(Kind.BYTES, default=b"")
+    args_json: str | None = _text()
+    kwargs_json: str | None = _text()
+    argsrepr: str | None = _text()
+    kwargsrepr: str | None = _text()
+    root_id: str | None = _text()
+    parent_id: str | None = _text()
+    group_id: str | None = _text()
+    origin: str | None = _text()
+    worker_hostname: str | None = _text()
+    worker_pid: int | None = _integer()
+    eta: datetime | None = _time()
+    expires: datetime | None = _time()
+    release: str | None = _text()
+    sentry_event_id: str | None = _text()
+    native_death: str | None = _kind(Kind.JSON, default=None)
+    extra: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, kind in field_kinds().items():
+            if kind is Kind.TIME:
+                check_aware(name, getattr(self, name))
+
+    def decoded(self, name: str) -> Any:
+        """The value of a JSON field (``headers``, ``properties``, ``native_death``)."""
+        text = getattr(self, name)
+        return None if text is None else jsontext.loads(text)
+
+    def to_fields(self) -> dict[str, bytes]:
+        """The storage form: every field that is set, by name."""
+        fields = {
+            name: _TO_BYTES[kind](value)
+            for name, kind in field_kinds().items()
+            if (value := getattr(self, name)) is not None
+        }
+        return {**self.extra, **fields}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, bytes]) -> DeadLetter:
+        """Read the storage form of this or another schema version.
+
+        Raises:
+            CorruptLetter: A required field is missing or one cannot be read.
+        """
+        kinds = field_kinds()
+        try:
+            known = {
+                name: _FROM_BYTES[kinds[name]](value)
+                for name, value in fields.items()
+                if name in kinds
+            }
+            known["reason"] = Reason(known["reason"])
+            extra = {name: value for name, value in fields.items() if name not in kinds}
+            return cls(**known, extra=extra)
+        except _UNREADABLE as exc:
+            message = f"expected a dead letter, got an entry that cannot be read ({exc!r})"
+            raise CorruptLetter(message) from exc
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the record's field names.
+
+        Times are ISO 8601 in UTC, ``headers``, ``properties``, ``history`` and
+        ``native_death`` are nested, and ``body`` is base64, because a body may be
+        any bytes.
+        """
+        return {
+            name: _TO_JSON.get(kind, _as_is)(value)
+            if (value := getattr(self, name)) is not None
+            else None
+            for name, kind in field_kinds().items()
+        }
+
+
+@cache
+def field_kinds() -> dict[str, Kind]:
+    """Name and kind of every field of the record, in the order of the schema."""
+    return {
+        f.name: f.metadata["kind"] for f in dataclasses.fields(DeadLetter) if "kind" in f.metadata
+    }
+
+
+def letter_id(dead_letter_queue: str, task_id: str, retries: int, redrives: int) -> str:
+    """The id of the letter of one message: the same message always gets the same id.
+
+    A worker that dies between storing a letter and acknowledging the message
+    stores it a second time; the equal id makes that one letter.
+    """
+    key = json.dumps([dead_letter_queue, task_id, retries, redrives])
+    return str(uuid5(_LETTER_NAMESPACE, key))
+
+
+def iso(value: datetime | None) -> str | None:
+    """ISO 8601 in UTC with microseconds, or ``None``."""
+    if value is None:
+        return None
+    return value.astimezone(timezone.utc).isoformat(timespec="microseconds")
+
+
+def history_json(history: Iterable[Delivery]) -> str:
+    """The JSON text of a history, as stored and exported."""
+    return json.dumps([d.to_json() for d in history], separators=(",", ":"), ensure_ascii=False)
+
+
+def _parse_iso(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def _history_from(value: bytes) -> tuple[Delivery, ...]:
+    return tuple(Delivery.from_json(item) for item in json.loads(value))
+
+
+def _json_from(value: bytes) -> str:
+    text = _decode(value)
+    json.loads(text)  # unreadable JSON is found here, not by who asks for its value
+    return text
+
+
+def _encode(text: str) -> bytes:
+    # Text of odd origin may hold lone surrogates. They must neither stop a letter
+    # nor become bytes that Parquet readers refuse, so they are spelled out.
+    return str(text).encode("utf-8", "backslashreplace")
+
+
+def _decode(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _as_is(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+_TO_BYTES: dict[Kind, Any] = {
+    Kind.TEXT: lambda value: _encode(_as_is(value)),
+    Kind.JSON: _encode,
+    Kind.INTEGER: lambda value: b"%d" % value,
+    Kind.TIME: lambda value: b"%d" % to_micros(value),
+    Kind.BYTES: bytes,
+    Kind.HISTORY: lambda value: _encode(history_json(value)),
+}
+_FROM_BYTES: dict[Kind, Any] = {
+    Kind.TEXT: _decode,
+    Kind.JSON: _json_from,
+    Kind.INTEGER: int,
+    Kind.TIME: lambda value: from_micros(int(value)),
+    Kind.BYTES: bytes,
+    Kind.HISTORY: _history_from,
+}
+_TO_JSON: dict[Kind, Any] = {
+    Kind.TIME: iso,
+    Kind.BYTES: lambda value: base64.b64encode(value).decode("ascii"),
+    Kind.JSON: json.loads,
+    Kind.HISTORY: lambda value: [delivery.to_json() for delivery in value],
+}

@@ -1,0 +1,355 @@
+"""What the letters of an exported folder have in common, in Spark SQL.
+
+Every function takes a DataFrame of letters and returns a DataFrame: nothing runs
+until it is asked for rows. All is plain Spark SQL, without Python on the executors,
+and reads only the columns it names: never ``body`` or ``traceback``. Times are UTC
+whatever the session's time zone is. Cells that a foreign writer left empty count
+as ``unknown``.
+
+>>> spark = local_session()  # doctest: +SKIP
+>>> groups(letters(spark, "letters/")).show()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import DLQError, ExportError
+from celery_dlq.record import Kind, field_kinds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = (
+    "id",
+    "task_name",
+    "dead_letter_queue",
+    "reason",
+    "description",
+    "dead_lettered_at",
+    "deliveries",
+    "exception_type",
+    "exception_message",
+    "fingerprint",
+    "worker_hostname",
+    "release",
+)
+"""The columns that the functions of this module read: select them before caching letters."""
+
+BUCKETS = (
+    "1 second",
+    "10 seconds",
+    "1 minute",
+    "10 minutes",
+    "1 hour",
+    "6 hours",
+    "1 day",
+    "7 days",
+    "30 days",
+)
+"""The widths that `bucket_for` chooses from."""
+
+MOST_BUCKETS = 60
+
+_TYPES = {
+    Kind.TEXT: "STRING",
+    Kind.INTEGER: "BIGINT",
+    Kind.TIME: "TIMESTAMP",
+    Kind.BYTES: "BINARY",
+    Kind.JSON: "STRING",
+    Kind.HISTORY: "STRING",
+}
+# Every writer of letters sets these two, and hardly a stranger has columns of these names.
+_REQUIRED = ("fingerprint", "dead_letter_queue")
+_IS_LETTER = "fingerprint IS NOT NULL OR dead_letter_queue IS NOT NULL"
+_READ_OPTIONS = {
+    # The columns of a letter say all that the names of its folders say.
+    "recursiveFileLookup": "true",
+    # A stray README in the folder is no letter.
+    "pathGlobFilter": "*.parquet",
+    # A folder named with [, * or { is meant literally, not as a pattern.
+    "__globPaths__": "false",
+}
+_MICROSECOND = timedelta(microseconds=1)
+_UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_WIDTH = re.compile(r"([1-9]\d{0,4}) (second|minute|hour|day)s?")
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+_OVERVIEW = """
+    SELECT count(*) AS letters,
+           min(dead_lettered_at) AS first_seen_at,
+           max(dead_lettered_at) AS last_seen_at,
+           sort_array(collect_set(coalesce(dead_letter_queue, 'unknown'))) AS queues,
+           count_if(fingerprint IS NULL AND dead_letter_queue IS NULL) AS strangers
+    FROM {letters}
+"""
+_GROUPS = """
+    SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+           count(*) AS letters,
+           min(dead_lettered_at) AS first_seen_at,
+           max(dead_lettered_at) AS last_seen_at,
+           max_by(coalesce(task_name, 'unknown'), struct(dead_lettered_at, id)) AS task_name,
+           sort_array(collect_set(coalesce(reason, 'unknown'))) AS reasons,
+           mode(coalesce(reason, 'unknown'), true) AS main_reason,
+           max_by(exception_type, struct(dead_lettered_at, id)) AS exception_type,
+           size(collect_set(worker_hostname)) AS hosts,
+           sort_array(collect_set(release)) AS releases,
+           max_by(coalesce(id, ''), struct(dead_lettered_at, id)) AS example_id,
+           max_by(coalesce(nullif(description, ''), exception_message, ''),
+                  struct(dead_lettered_at, id)) AS example_description
+    FROM {letters}
+    GROUP BY coalesce(fingerprint, 'unknown')
+    ORDER BY letters DESC, fingerprint
+"""
+_REASONS = """
+    SELECT reason, letters, letters / sum(letters) OVER () AS share
+    FROM (SELECT coalesce(reason, 'unknown') AS reason, count(*) AS letters
+          FROM {letters}
+          GROUP BY coalesce(reason, 'unknown'))
+    ORDER BY letters DESC, reason
+"""
+_TIMELINE = """
+    SELECT timestamp_micros(micros - pmod(micros, {width})) AS bucket_start,
+           reason,
+           count(*) AS letters
+    FROM (SELECT unix_micros(dead_lettered_at) AS micros, coalesce(reason, 'unknown') AS reason
+          FROM {letters}
+          WHERE dead_lettered_at IS NOT NULL)
+    GROUP BY micros - pmod(micros, {width}), reason
+    ORDER BY bucket_start, reason
+"""
+_DELIVERIES = """
+    SELECT coalesce(task_name, 'unknown') AS task_name,
+           coalesce(deliveries, 0) AS deliveries,
+           count(*) AS letters
+    FROM {letters}
+    GROUP BY coalesce(task_name, 'unknown'), coalesce(deliveries, 0)
+    ORDER BY task_name, deliveries
+"""
+
+
+def letters(spark: SparkSession, path: Path | str) -> DataFrame:
+    """The letters that ``dlq export`` wrote to a folder.
+
+    The columns are those of the record, with fixed types, whatever the files at hand
+    hold: a column that an older version did not write is null. The names of queues
+    come from the column ``dead_letter_queue``, not from the names of folders, so that
+    ``007`` stays ``007``.
+
+    Args:
+        spark: The session that reads.
+        path: The folder, or one of the folders in it; also a URL that Spark reads.
+
+    Returns:
+        One row a letter, columns as in `celery_dlq.record.DeadLetter` without ``extra``:
+        text as string, numbers as bigint, times as timestamp, ``body`` as binary, and
+        ``headers``, ``properties``, ``history`` and ``native_death`` as JSON strings.
+
+    Raises:
+        ExportError: There is no such folder, it holds no letters, or other Parquet files.
+    """
+    check_folder(path)
+    with readable_errors(path):
+        frame = scan(spark, path)
+        if frame.where(_IS_LETTER).select("id").isEmpty():
+            raise not_letters(spark, path)
+    return frame
+
+
+def scan(spark: SparkSession, path: Path | str) -> DataFrame:
+    """`letters` without a look at them: for callers that see for themselves what is there."""
+    reader = spark.read.options(**_READ_OPTIONS).schema(schema_ddl())
+    return reader.parquet(_location(path))
+
+
+def not_letters(spark: SparkSession, path: Path | str) -> ExportError:
+    """The error of a folder in which no letter was found: it is empty, or another program's."""
+    found = spark.read.options(**_READ_OPTIONS).parquet(_location(path)).columns
+    missing = [name for name in _REQUIRED if name not in found]
+    if not missing:
+        return _no_letters(path)
+    message = (
+        f"expected {path} to hold letters, got Parquet files without the column {missing[0]!r}"
+    )
+    return ExportError(message)
+
+
+def check_folder(path: Path | str) -> None:
+    """Look for letters without Spark, so that a wrong name is told at once, not in seconds.
+
+    Args:
+        path: The folder; of a URL nothing is checked.
+
+    Raises:
+        ExportError: There is no such folder, or no Parquet file in it.
+    """
+    if _REMOTE.match(str(path)):
+        return
+    folder = Path(path)
+    try:
+        if not folder.is_dir():
+            got = "a file" if folder.exists() else "no such folder"
+            message = f"expected {path} to be a folder made by dlq export, got {got}"
+            raise ExportError(message)
+        if not any(_visible(file.relative_to(folder)) for file in folder.rglob("*.parquet")):
+            raise _no_letters(path)
+    except OSError as exc:
+        message = f"expected {path} to be a folder that can be read, got: {exc.strerror or exc}"
+        raise ExportError(message) from exc
+
+
+def schema_ddl() -> str:
+    """The columns of a letter as Spark SQL writes them: ``id STRING, deliveries BIGINT, …``."""
+    return ", ".join(f"{name} {_TYPES[kind]}" for name, kind in field_kinds().items())
+
+
+def overview(df: DataFrame) -> DataFrame:
+    """All letters in one row.
+
+    Args:
+        df: Letters, with the columns `COLUMNS` at least.
+
+    Returns:
+        ``letters`` bigint, ``first_seen_at`` and ``last_seen_at`` timestamp (null if no
+        letter has a time), ``queues`` array of string (dead-letter queues, sorted),
+        ``strangers`` bigint (rows that are no letters at all: another program's files).
+    """
+    return _sql(_OVERVIEW, df)
+
+
+def groups(df: DataFrame) -> DataFrame:
+    """The letters by cause: one row a fingerprint, the largest group first.
+
+    Args:
+        df: Letters, with the columns `COLUMNS` at least.
+
+    Returns:
+        ``fingerprint`` string, ``letters`` bigint, ``first_seen_at`` and ``last_seen_at``
+        timestamp (null if no letter has a time), ``task_name`` string, ``reasons``
+        array of string (sorted), ``main_reason`` string (the most frequent one),
+        ``exception_type`` string (null: no exception), ``hosts`` int (different
+        ``worker_hostname``), ``releases`` array of string (sorted), ``example_id`` and
+        ``example_description`` string. ``task_name``, ``exception_type`` and the
+        example are those of the newest letter. Ordered by ``letters`` from the top,
+        then ``fingerprint``.
+    """
+    return _sql(_GROUPS, df)
+
+
+def reasons(df: DataFrame) -> DataFrame:
+    """How many letters died of what.
+
+    Args:
+        df: Letters, with the column ``reason`` at least.
+
+    Returns:
+        ``reason`` string, ``letters`` bigint, ``share`` double (of all letters, 0 to 1),
+        the most frequent first.
+    """
+    return _sql(_REASONS, df)
+
+
+def timeline(df: DataFrame, bucket: str = "1 hour") -> DataFrame:
+    """Letters over time and reason; a bucket without letters has no row.
+
+    Args:
+        df: Letters, with the columns ``dead_lettered_at`` and ``reason`` at least.
+        bucket: Width of a bucket, e.g. ``"10 minutes"``: a whole number of seconds,
+            minutes, hours or days. See `bucket_for`. Buckets are aligned to 1970 in UTC.
+
+    Returns:
+        ``bucket_start`` timestamp, ``reason`` string, ``letters`` bigint, ordered by
+        ``bucket_start``, then ``reason``. Letters without a time are left out.
+
+    Raises:
+        DLQError: ``bucket`` is not such a width.
+    """
+    return _sql(_TIMELINE, df, width=bucket_width(bucket) // _MICROSECOND)
+
+
+def deliveries_before_death(df: DataFrame) -> DataFrame:
+    """How often the messages of each task were delivered before they died.
+
+    Args:
+        df: Letters, with the columns ``task_name`` and ``deliveries`` at least.
+
+    Returns:
+        ``task_name`` string, ``deliveries`` bigint (0: it was never started), ``letters``
+        bigint, ordered by ``task_name``, then ``deliveries``.
+    """
+    return _sql(_DELIVERIES, df)
+
+
+def bucket_for(seconds: float) -> str:
+    """A width of time buckets that shows a span in at most `MOST_BUCKETS` steps.
+
+    Args:
+        seconds: From the first letter to the last.
+
+    Returns:
+        One of `BUCKETS`; the widest one also for spans that would need more steps.
+    """
+    for bucket in BUCKETS:
+        if seconds <= bucket_width(bucket).total_seconds() * MOST_BUCKETS:
+            return bucket
+    return BUCKETS[-1]
+
+
+def bucket_width(bucket: str) -> timedelta:
+    """The width that a bucket such as ``"10 minutes"`` names.
+
+    Raises:
+        DLQError: It names none.
+    """
+    found = _WIDTH.fullmatch(bucket)
+    if found is None:
+        message = f"expected bucket to be a width such as '10 minutes', got {bucket!r}"
+        raise DLQError(message)
+    return timedelta(seconds=int(found[1]) * _UNIT_SECONDS[found[2]])
+
+
+@contextmanager
+def readable_errors(path: Path | str) -> Iterator[None]:
+    """Turn what Spark says of files it cannot read into one line.
+
+    Raises:
+        ExportError: Spark failed inside of the block.
+    """
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
+
+    java_errors: type[Exception] = import_module("py4j.protocol").Py4JError
+    try:
+        yield
+    except (PySparkException, java_errors) as exc:
+        message = f"expected {path} to hold letters that Spark can read, got: {_one_line(exc)}"
+        raise ExportError(message) from exc
+
+
+def _sql(query: str, df: DataFrame, **values: Any) -> DataFrame:
+    return df.sparkSession.sql(query, letters=df, **values)
+
+
+def _location(path: Path | str) -> str:
+    return str(path) if _REMOTE.match(str(path)) else f"file://{Path(path).resolve()}"
+
+
+def _visible(file: Path) -> bool:
+    """Whether Spark reads it: not what is hidden, nor the exporter's own notes."""
+    return not any(part.startswith((".", "_")) for part in file.parts)
+
+
+def _no_letters(path: Path | str) -> ExportError:
+    message = f"expected {path} to hold letters, got none; write some with: dlq export"
+    return ExportError(message)
+
+
+def _one_line(exc: Exception) -> str:
+    lines = [line.strip(" :\t") for line in str(exc).splitlines()]
+    told = [line for line in lines if line and not line.startswith("An error occurred while")]
+    return told[0] if told else type(exc).__name__

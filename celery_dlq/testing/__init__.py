@@ -1,0 +1,32 @@
+"""For the tests of your own app: assert which messages become dead letters, and why.
+
+The pytest fixture ``dead_letters`` comes with the package; see
+`celery_dlq.testing.watched.WatchedLetters` for what it can do.
+
+Example:
+    A test of a task that rejects what it cannot use::
+
+        def test_an_unknown_order_is_dead_lettered(dead_letters):
+            dead_letters.watch(app, task_always_eager=True)
+            charge.delay(-1)
+            dead_letters.assert_dead_lettered(charge, reason="rejected")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery_dlq.testing.watched import WatchedLetters
+
+__all__ = ["WatchedLetters"]
+
+
+def __getattr__(name: str) -> object:
+    """Load the fixture's class only for tests that name it: pytest imports this package."""
+    if name != "WatchedLetters":
+        message = f"module 'celery_dlq.testing' has no attribute {name!r}"
+        raise AttributeError(message)
+    from celery_dlq.testing.watched import WatchedLetters  # noqa: PLC0415 - see above
+
+    return WatchedLetters

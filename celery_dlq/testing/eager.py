@@ -1,0 +1,218 @@
+"""Eager executions, guarded: what a worker would do, as far as it can be told without one.
+
+``task_always_eager`` and ``task.apply()`` know no message, no queue and no Request.
+So the message that would have been published is made here, and the worker's real
+guard is asked before and after each execution: policies, limits, history and
+fingerprint are those of a worker. What an eager execution cannot show:
+
+- Nothing is delivered again. A task that raises ``Reject(requeue=True)`` has run once
+  and is neither done nor dead. Apply it again with the same ``task_id``, as the
+  broker would deliver it again, and ``max_deliveries`` counts.
+- No process dies and no time limit strikes.
+- Calling a task as a function (``charge(1)``) is no message: nothing is dead-lettered.
+- Errbacks of a message that is refused at its start do not run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import wraps
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery import current_task, signals, states
+from celery.app.task import Task
+from celery.exceptions import MaxRetriesExceededError
+from celery.result import EagerResult
+from celery.utils import uuid
+from kombu.exceptions import EncodeError
+from kombu.message import Message
+from kombu.serialization import dumps
+
+from celery_dlq.errors import MaxDeliveriesExceeded
+from celery_dlq.plugin import DeadLetters
+from celery_dlq.record import Reason
+from celery_dlq.testing.overriding import itself, override
+from celery_dlq.verdict import Die
+from celery_dlq.worker.failure import failure_of
+from celery_dlq.worker.guard import Begin, Guard
+
+_FOR_ROUTING = ("queue", "exchange", "routing_key")
+
+
+class EagerRequest:
+    """What the guard asks of Celery's Request, for one eager execution.
+
+    Args:
+        task: The task.
+        message: The message that would have been published.
+    """
+
+    def __init__(self, task: Any, message: Message) -> None:
+        self.task = task
+        self.message = message
+        self.request_dict: dict[str, Any] = dict(message.headers)
+        self.id = str(self.request_dict["id"])
+        self.delivery_info: dict[str, Any] = message.delivery_info
+        self.worker_pid = os.getpid()
+        self.acknowledged = False
+        self.dlq_tracked: Any = None
+        self.refusal: Exception | None = None
+
+    def dlq_settle(self, verdict: Die, dead_letter_queue: str) -> None:
+        """Note that the message is not executed, as its result will say."""
+        spent = verdict.reason is Reason.MAX_RETRIES_EXCEEDED
+        kind = MaxRetriesExceededError if spent else MaxDeliveriesExceeded
+        where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
+        self.refusal = kind(f"{self.task.name}[{self.id}] {where}: {verdict.description}")
+
+
+class EagerGuards:
+    """Guards the eager executions of all watched apps.
+
+    Attributes:
+        used: There was an eager execution.
+        problems: What went wrong in here; Celery swallows what a signal's receiver raises.
+    """
+
+    def __init__(self) -> None:
+        self.used = False
+        self.problems: list[Exception] = []
+        self._apps: dict[int, DeadLetters] = {}
+        self._guards: dict[int, Guard] = {}
+        self._running: dict[str, EagerRequest] = {}
+        self._places: dict[str, dict[str, Any]] = {}
+
+    def watch(self, stack: ExitStack) -> None:
+        """Take part in eager executions until the stack is closed."""
+        apply = Task.apply
+        signature = inspect.signature(apply)
+
+        @wraps(apply)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            if not self._concerns(bound.arguments["self"]):
+                return apply(*args, **kwargs)
+            return self._execute(bound, apply)
+
+        override(stack, Task, "apply", guarded)
+        signals.task_postrun.connect(self._ended, weak=False)
+        stack.callback(signals.task_postrun.disconnect, self._ended)
+
+    def add(self, app: Any, dlq: DeadLetters) -> None:
+        """Guard the tasks of one more app."""
+        self._apps[id(app)] = dlq
+
+    def _concerns(self, task: Any) -> bool:
+        """A task that applies another one itself, without eager mode, sends no message."""
+        app = itself(task.app)
+        return id(app) in self._apps and (not current_task or bool(app.conf.task_always_eager))
+
+    def _execute(self, bound: inspect.BoundArguments, apply: Callable[..., Any]) -> Any:
+        given = bound.arguments
+        given["task_id"] = task_id = given.get("task_id") or uuid()
+        task = given["self"]
+        task = task.app.tasks.get(task.name, task)
+        self.used = True
+        request = EagerRequest(task, self._message(task, given))
+        if self._guard(task.app).begin(request) is not Begin.RUN:
+            return _refused(request, throw=given.get("throw"))
+        self._running[task_id] = request
+        try:
+            return apply(*bound.args, **bound.kwargs)
+        finally:
+            if self._running.get(task_id) is request:
+                del self._running[task_id]
+
+    def _ended(self, task_id: str, task: Any, retval: Any, state: Any, **_: Any) -> None:
+        request = self._running.pop(task_id, None)
+        if request is None:
+            return
+        # Without a state an exception is on its way through Celery to the caller.
+        exc = sys.exc_info()[1] if state is None else retval
+        try:
+            if state == states.SUCCESS:
+                self._guard(task.app).succeeded(request)
+            elif isinstance(exc, Exception):  # else the process is about to end
+                info = ExceptionInfo((type(exc), exc, exc.__traceback__))
+                failure = failure_of(info, tuple(task.throws or ()))
+                self._guard(task.app).end(request, failure, _nothing, requeued=False)
+        except Exception as problem:  # noqa: BLE001 - raised by the next assertion
+            self.problems.append(problem)
+
+    def _guard(self, app: Any) -> Guard:
+        app = itself(app)
+        guard = self._guards.get(id(app))
+        if guard is None:
+            hostname = f"eager@{socket.gethostname()}"
+            # Not flagged as redelivered, so that every count is looked at.
+            make = self._apps[id(app)]._make_guard  # noqa: SLF001 - what its worker calls
+            guard = make(hostname=hostname, pid=os.getpid(), flags_redelivery=False)
+            self._guards[id(app)] = guard
+        return guard
+
+    def _message(self, task: Any, given: dict[str, Any]) -> Message:
+        """The message that would have been published."""
+        args, kwargs = tuple(given.get("args") or ()), dict(given.get("kwargs") or {})
+        options = {**task._get_exec_options(), **given.get("options", {})}  # noqa: SLF001 - as apply_async does
+        made = task.app.amqp.as_task_v2(
+            given["task_id"],
+            task.name,
+            args,
+            kwargs,
+            retries=given.get("retries") or 0,
+            root_id=options.get("root_id"),
+            parent_id=options.get("parent_id"),
+            group_id=options.get("group_id"),
+        )
+        content_type, content_encoding, body = "", "", b""
+        with suppress(EncodeError):  # publishing it would have failed
+            serializer = options.get("serializer") or task.app.conf.task_serializer
+            content_type, content_encoding, body = dumps(made.body, serializer)  # type: ignore[no-untyped-call]
+        return Message(  # type: ignore[no-untyped-call]
+            body=body,
+            delivery_tag=given["task_id"],
+            content_type=content_type,
+            content_encoding=content_encoding,
+            delivery_info=self._place(task, args, kwargs, given["task_id"], options),
+            properties=made.properties,
+            headers={**(given.get("headers") or {}), **made.headers},
+        )
+
+    def _place(
+        self, task: Any, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Exchange and routing key; a retry goes where its task was sent first."""
+        if task_id not in self._places:
+            asked = {name: options[name] for name in _FOR_ROUTING if options.get(name)}
+            route = task.app.amqp.router.route(asked, task.name, args, kwargs, task)
+            queue, exchange = route.get("queue"), route.get("exchange")
+            if queue is not None:
+                self._places[task_id] = {
+                    "exchange": "",
+                    "routing_key": str(getattr(queue, "name", queue)),
+                }
+            else:
+                self._places[task_id] = {
+                    "exchange": str(getattr(exchange, "name", exchange) or ""),
+                    "routing_key": str(route.get("routing_key") or ""),
+                }
+        return dict(self._places[task_id])
+
+
+def _refused(request: EagerRequest, *, throw: bool | None) -> EagerResult:
+    """The result of a message that was not executed."""
+    task, exc = request.task, request.refusal
+    assert exc is not None  # noqa: S101 - the guard settles what it does not let run
+    if task.app.conf.task_eager_propagates if throw is None else throw:
+        raise exc
+    return EagerResult(request.id, exc, states.FAILURE, name=task.name)
+
+
+def _nothing() -> None:
+    """There is no message to acknowledge."""

@@ -1,0 +1,128 @@
+"""Which messages are still under way in this process: without it, "no letters" proves nothing."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+from celery import signals
+from celery.utils import uuid
+
+from celery_dlq.backends.memory import MemoryStore
+from celery_dlq.decorators import RejectToDLQ
+from celery_dlq.ports import Count, MessageKey, Standing, Stored
+from celery_dlq.record import DeadLetter, Delivery, Outcome
+from celery_dlq.testing.overriding import override
+
+_UP_TO_ETA = 4  # positional arguments of send_task behind the name and before the task id
+
+
+class Ledger:
+    """Messages that were published and have not come to their end.
+
+    A guarded message ends when the guard stores its letter or forgets it; any other
+    one when its task has run. The task's result is too early: Celery stores it before
+    the message is acknowledged, and the letter comes in between.
+
+    Attributes:
+        used: Anything was published at all.
+    """
+
+    def __init__(self) -> None:
+        self.used = False
+        self._under_way: dict[tuple[str, int], str] = {}
+        self._guarded: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+
+    def watch_signals(self, stack: ExitStack) -> None:
+        """See the end of messages that nothing guards; until the stack is closed."""
+        for signal, receiver in (
+            (signals.task_postrun, self._ran),
+            (signals.task_revoked, self._revoked),
+            (signals.task_unknown, self._unknown),
+        ):
+            signal.connect(receiver, weak=False)
+            stack.callback(signal.disconnect, receiver)
+
+    def watch_publishing(self, app: Any, stack: ExitStack) -> None:
+        """Note what an app publishes, before it does; until the stack is closed."""
+        send_task = app.send_task
+
+        def noting(name: str, *args: Any, **options: Any) -> Any:
+            if len(args) > _UP_TO_ETA:
+                return send_task(name, *args, **options)
+            options["task_id"] = options.get("task_id") or uuid()
+            message = (options["task_id"], options.get("retries") or 0)
+            self._published(message, name)
+            try:
+                return send_task(name, *args, **options)
+            except BaseException:
+                self._closed(message)
+                raise
+
+        override(stack, app, "send_task", noting)
+
+    def watch_store(self, store: MemoryStore, stack: ExitStack) -> None:
+        """See the end of guarded messages; until the stack is closed."""
+        counter = store.counter
+        dead_letter, count = store.dead_letter, counter.count
+        ended, succeeded = counter.ended, counter.succeeded
+
+        def counting(key: MessageKey, *args: Any, **options: Any) -> Count:
+            counted = count(key, *args, **options)
+            if counted.standing is Standing.COUNTED:
+                self._guarded.add(_message(key))
+            return counted
+
+        def storing(letter: DeadLetter, key: MessageKey) -> Stored:
+            stored = dead_letter(letter, key)
+            self._closed(_message(key))
+            return stored
+
+        def ending(key: MessageKey, delivery: Delivery, **options: Any) -> None:
+            ended(key, delivery, **options)
+            if delivery.outcome is Outcome.RETRIED:  # else it comes back
+                self._closed(_message(key))
+
+        def forgetting(key: MessageKey) -> None:
+            succeeded(key)
+            self._closed(_message(key))
+
+        override(stack, counter, "count", counting)
+        override(stack, counter, "ended", ending)
+        override(stack, counter, "succeeded", forgetting)
+        override(stack, store, "dead_letter", storing)
+
+    def under_way(self) -> list[str]:
+        """The messages that have not come to their end, as ``task[id]``."""
+        with self._lock:
+            return [f"{name}[{task_id}]" for (task_id, _), name in self._under_way.items()]
+
+    def _published(self, message: tuple[str, int], name: str) -> None:
+        with self._lock:
+            self.used = True
+            self._under_way[message] = name
+
+    def _closed(self, *messages: tuple[str, int]) -> None:
+        with self._lock:
+            for message in messages:
+                self._under_way.pop(message, None)
+
+    def _closed_all(self, task_id: str) -> None:
+        self._closed(*[message for message in list(self._under_way) if message[0] == task_id])
+
+    def _ran(self, task_id: str, task: Any, retval: Any, **_: Any) -> None:
+        message = (task_id, task.request.retries or 0)
+        if message not in self._guarded and not isinstance(retval, RejectToDLQ):
+            self._closed(message)
+
+    def _revoked(self, request: Any, **_: Any) -> None:
+        self._closed_all(str(request.id))
+
+    def _unknown(self, id: Any, **_: Any) -> None:  # noqa: A002 - Celery's name
+        self._closed_all(str(id))
+
+
+def _message(key: MessageKey) -> tuple[str, int]:
+    return (key.task_id, key.retries)

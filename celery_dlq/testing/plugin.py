@@ -1,0 +1,32 @@
+"""The pytest plugin: the fixture ``dead_letters``.
+
+Every pytest run on a machine with celery_dlq imports this module, so it imports
+neither Celery nor Redis; the fixture does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from celery_dlq.testing.watched import WatchedLetters
+
+
+@pytest.fixture
+def dead_letters() -> Iterator[WatchedLetters]:
+    """Watch Celery apps, keep their dead letters in memory, and assert which there are.
+
+    Call ``dead_letters.watch(app)`` before a worker of the app starts. Afterwards the
+    app is as it was.
+
+    Example:
+        ``dead_letters.assert_dead_lettered(charge, description="no such order")``
+    """
+    from celery_dlq.testing.watched import WatchedLetters  # noqa: PLC0415 - loads Celery
+
+    watched = WatchedLetters()
+    yield watched
+    watched.close()

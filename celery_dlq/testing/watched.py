@@ -1,0 +1,353 @@
+"""What the fixture ``dead_letters`` gives to a test."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery.result import AsyncResult
+
+from celery_dlq.backends.memory import MemoryStore
+from celery_dlq.config import Settings
+from celery_dlq.errors import DLQError
+from celery_dlq.filters import LetterFilter
+from celery_dlq.plugin import _ATTRIBUTE, DeadLetters
+from celery_dlq.policy import suggestion
+from celery_dlq.record import DeadLetter, Reason, field_kinds
+from celery_dlq.testing.eager import EagerGuards
+from celery_dlq.testing.ledger import Ledger
+from celery_dlq.testing.overriding import itself, override, override_setting
+
+TIMEOUT_SECONDS = 5.0
+_PAUSE_SECONDS = 0.01
+_MOST_SHOWN = 20
+
+
+class WatchedLetters:
+    """The dead letters of Celery apps under test, kept in memory.
+
+    Works for both ways to test Celery:
+
+    - Eager (``task_always_eager`` or ``task.apply()``): the letters are there as soon
+      as the call returns. What eager mode cannot show is listed in
+      `celery_dlq.testing.eager`.
+    - An embedded worker (``celery.contrib.testing.worker.start_worker``, or Celery's
+      fixture ``celery_worker``) on the broker ``memory://`` with the pool ``solo`` or
+      ``threads``: assertions wait for the worker.
+
+    Example:
+        A worker in a thread, which shares this process's memory::
+
+            def test_a_poison_order_is_dead_lettered(dead_letters):
+                dead_letters.watch(app)
+                with start_worker(app, perform_ping_check=False):
+                    result = charge.delay(-1)
+                    letter = dead_letters.assert_dead_lettered(
+                        result, reason="rejected", description="no such order"
+                    )
+                assert letter.deliveries == 1
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._watched: dict[int, _Watched] = {}
+        self._eager = EagerGuards()
+        self._ledger = Ledger()
+        self._eager.watch(self._stack)
+        self._ledger.watch_signals(self._stack)
+
+    def close(self) -> None:
+        """Leave all apps as they were before they were watched."""
+        self._stack.close()
+        self._watched.clear()
+
+    def watch(self, app: Any, **settings: Any) -> DeadLetters:
+        """Keep the dead letters of an app in memory, until the test is over.
+
+        Watch an app before its worker starts. Only if its setting ``dlq_store`` is
+        ``memory`` anyway, a worker may run already (``celery_session_worker``).
+
+        Args:
+            app: The Celery app. It must have its `DeadLetters`, as in production.
+            **settings: Settings for this test over those of the app, e.g.
+                ``task_always_eager=True`` or ``dlq_queues={"*": {"max_deliveries": 3}}``.
+
+        Returns:
+            The app's `DeadLetters`, e.g. to redrive.
+
+        Raises:
+            DLQError: The app has no `DeadLetters`, or is watched already and got settings.
+            SettingsError: A ``dlq_`` setting is unknown or has an unusable value.
+        """
+        app = itself(app)
+        known = self._watched.get(id(app))
+        if known is not None:
+            if settings:
+                message = f"expected no settings for {app.main!r} the second time, got {settings}"
+                raise DLQError(message)
+            return known.dlq
+        dlq = _installed(app)
+        app.conf.get("dlq_store")  # configures an app that is not configured yet
+        store = _memory_store(dlq)
+        for name, value in {**settings, "dlq_store": "memory"}.items():
+            override_setting(self._stack, app.conf, name, value)
+        Settings.from_conf(app.conf)
+        override(self._stack, dlq, "_settings", None)
+        override(self._stack, dlq, "_store", store)
+        self._ledger.watch_store(store, self._stack)
+        self._ledger.watch_publishing(app, self._stack)
+        self._eager.add(app, dlq)
+        watched = self._watched[id(app)] = _Watched(app, dlq, store)
+        self._stack.callback(watched.forget_new)
+        return dlq
+
+    def letters(
+        self,
+        task: Any = None,
+        *,
+        count: int | None = None,
+        timeout_seconds: float | None = None,
+        reason: Reason | str | None = None,
+        description: str | re.Pattern[str] | None = None,
+        **fields: Any,
+    ) -> list[DeadLetter]:
+        """The letters of this test that fit, oldest first.
+
+        Args:
+            task: A task, its name, or a result; ``None`` for all.
+            count: Wait until so many fit. ``None`` gives those that are there now.
+            timeout_seconds: Longest wait. Defaults to 5, and to no wait if all that
+                happened was eager.
+            reason: A `Reason` or its name.
+            description: Text in the letter's description, or a compiled pattern to
+                search there.
+            **fields: Values of other fields of the letter, e.g. ``retries=2``.
+
+        Raises:
+            AssertionError: There are not so many in time, or more.
+        """
+        __tracebackhide__ = True
+        wanted = self._wanted(task, reason, description, fields)
+        if count is not None:
+            self._wait(lambda: len(self._fitting(wanted)) >= count, timeout_seconds)
+        found = self._fitting(wanted)
+        if count is not None and len(found) != count:
+            raise AssertionError(self._told(f"expected {count} letters{wanted}", found))
+        return found
+
+    def assert_dead_lettered(
+        self,
+        task: Any = None,
+        *,
+        timeout_seconds: float | None = None,
+        reason: Reason | str | None = None,
+        description: str | re.Pattern[str] | None = None,
+        **fields: Any,
+    ) -> DeadLetter:
+        """Exactly one letter fits.
+
+        Args:
+            task: A task, its name, or a result; ``None`` for all. Give the result when
+                the task was sent more than once.
+            timeout_seconds: Longest wait. Defaults to 5, and to no wait if all that
+                happened was eager.
+            reason: A `Reason` or its name.
+            description: Text in the letter's description, or a compiled pattern to
+                search there.
+            **fields: Values of other fields of the letter, e.g. ``deliveries=3``.
+
+        Returns:
+            The letter.
+
+        Raises:
+            AssertionError: None fits in time, or several do.
+        """
+        __tracebackhide__ = True
+        wanted = self._wanted(task, reason, description, fields)
+        self._wait(lambda: bool(self._fitting(wanted)), timeout_seconds)
+        found = self._fitting(wanted)
+        if len(found) != 1:
+            raise AssertionError(self._told(f"expected one letter{wanted}", found))
+        return found[0]
+
+    def assert_none(
+        self,
+        task: Any = None,
+        *,
+        timeout_seconds: float | None = None,
+        reason: Reason | str | None = None,
+        description: str | re.Pattern[str] | None = None,
+        **fields: Any,
+    ) -> None:
+        """No letter fits, and none can come: every published message has come to its end.
+
+        Args:
+            task: A task, its name, or a result; ``None`` for all.
+            timeout_seconds: Longest wait for messages that are under way. Defaults to 5.
+            reason: A `Reason` or its name.
+            description: Text in the letter's description, or a compiled pattern to
+                search there.
+            **fields: Values of other fields of the letter.
+
+        Raises:
+            AssertionError: One fits, or a message is still under way.
+        """
+        __tracebackhide__ = True
+        wanted = self._wanted(task, reason, description, fields)
+        self._wait(lambda: self._fitting(wanted) or not self._ledger.under_way(), timeout_seconds)
+        # In this order: a letter comes before its message leaves the ledger.
+        under_way = self._ledger.under_way()
+        found = self._fitting(wanted)
+        if found or under_way:
+            raise AssertionError(self._told(f"expected no letter{wanted}", found))
+
+    def _wanted(
+        self,
+        task: Any,
+        reason: Reason | str | None,
+        description: str | re.Pattern[str] | None,
+        fields: dict[str, Any],
+    ) -> _Wanted:
+        if not self._watched:
+            message = "expected a watched app, got none; call dead_letters.watch(app) first"
+            raise DLQError(message)
+        unknown = [name for name in fields if name not in field_kinds()]
+        if unknown:
+            hint = suggestion(unknown[0], field_kinds())
+            raise TypeError(f"expected only fields of a letter, got {unknown[0]!r}; {hint}")
+        name, task_id = _named(task)
+        where = LetterFilter(task_name=name, reason=reason)
+        return _Wanted(where, task_id, description, fields)
+
+    def _wait(self, until: Callable[[], object], timeout_seconds: float | None) -> None:
+        eager_only = self._eager.used and not self._ledger.used
+        default = 0.0 if eager_only else TIMEOUT_SECONDS
+        deadline = time.monotonic() + (default if timeout_seconds is None else timeout_seconds)
+        while not until() and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS)
+        if self._eager.problems:
+            message = "the dead letters of an eager execution could not be told"
+            raise DLQError(message) from self._eager.problems[0]
+
+    def _all(self) -> list[DeadLetter]:
+        found = [letter for watched in self._watched.values() for letter in watched.new()]
+        return sorted(found, key=lambda letter: letter.dead_lettered_at)
+
+    def _fitting(self, wanted: _Wanted) -> list[DeadLetter]:
+        return [letter for letter in self._all() if wanted.fits(letter)]
+
+    def _told(self, expected: str, found: list[DeadLetter]) -> str:
+        """The message of a failed assertion: what was expected, and what there is."""
+        present, under_way = self._all(), self._ledger.under_way()
+        fit = f"{len(found) or 'none'} of the {len(present)} letters fit"
+        got = fit if present else "no letter"
+        lines = [f"{expected}, got {got}"]
+        for letter in present[:_MOST_SHOWN]:
+            mark = "*" if letter in found else " "
+            lines.append(
+                f"  {mark} {letter.reason}: {letter.task_name}[{letter.task_id}] "
+                f"in {letter.dead_letter_queue}: {letter.description}"
+            )
+        if len(present) > _MOST_SHOWN:
+            lines.append(f"    … and {len(present) - _MOST_SHOWN} more")
+        if under_way:
+            lines.append(f"  still under way: {', '.join(under_way[:_MOST_SHOWN])}")
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One app, and the letters that were there before the test."""
+
+    app: Any
+    dlq: DeadLetters
+    store: MemoryStore
+    _before: set[tuple[str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._before = set()
+        self._before = {(letter.dead_letter_queue, letter.id) for letter in self.new()}
+
+    def new(self) -> list[DeadLetter]:
+        """The letters that came since."""
+        return [
+            stored.letter
+            for name in self.store.names()
+            for stored in self.store.letters(name, newest_first=False)
+            if (name, stored.letter.id) not in self._before
+        ]
+
+    def forget_new(self) -> None:
+        """Leave the store as it was."""
+        for letter in self.new():
+            self.store.remove(letter.dead_letter_queue, [letter.id])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which letters a test asks for."""
+
+    where: LetterFilter
+    task_id: str | None
+    description: str | re.Pattern[str] | None
+    fields: dict[str, Any]
+
+    def fits(self, letter: DeadLetter) -> bool:
+        return (
+            self.where.matches(letter)
+            and (self.task_id is None or letter.task_id == self.task_id)
+            and self._describes(letter)
+            and all(getattr(letter, name) == value for name, value in self.fields.items())
+        )
+
+    def _describes(self, letter: DeadLetter) -> bool:
+        if isinstance(self.description, re.Pattern):
+            return bool(self.description.search(letter.description))
+        return self.description is None or self.description in letter.description
+
+    def __str__(self) -> str:
+        """As it stands in a message, e.g. `` of shop.charge with reason 'rejected'``."""
+        subject = self.where.task_name or (f"the task {self.task_id}" if self.task_id else "")
+        given: dict[str, Any] = {"reason": self.where.reason, "description": self.description}
+        given = {name: value for name, value in given.items() if value is not None}
+        values = [f"{name} {_shown(value)}" for name, value in {**given, **self.fields}.items()]
+        return (f" of {subject}" if subject else "") + (
+            f" with {' and '.join(values)}" if values else ""
+        )
+
+
+def _shown(value: Any) -> str:
+    return repr(value.value if isinstance(value, Reason) else value)
+
+
+def _named(task: Any) -> tuple[str | None, str | None]:
+    """Task name and task id of what a test names a task by."""
+    if task is None or isinstance(task, str):
+        return task, None
+    if isinstance(task, AsyncResult):
+        return None, str(task.id)
+    name = getattr(task, "name", None)
+    if isinstance(name, str):
+        return name, None
+    raise TypeError(f"expected a task, its name or a result, got {task!r}")
+
+
+def _installed(app: Any) -> DeadLetters:
+    found = getattr(app, _ATTRIBUTE, None)  # `DeadLetters.of` would make one
+    if not isinstance(found, DeadLetters):
+        message = (
+            f"expected the app {app.main!r} to have its DeadLetters, got none; write "
+            f"DeadLetters(app) where the app is made. Without it production keeps no letters either"
+        )
+        raise DLQError(message)
+    return found
+
+
+def _memory_store(dlq: DeadLetters) -> MemoryStore:
+    """The app's own store, if it is one in memory that a running worker may use; else a new one."""
+    own = dlq._store  # noqa: SLF001 - asking for `store` would make one
+    return own if isinstance(own, MemoryStore) else MemoryStore()

@@ -1,0 +1,136 @@
+"""The decisions: what happens to a message at its start and at its end.
+
+Pure functions of facts: no I/O, no clock. The worker gathers the facts and
+carries the verdict out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery_dlq.policy import Policy
+from celery_dlq.record import Outcome, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A message is about to be executed.
+
+    Attributes:
+        retries: Its ``retries`` header.
+        deliveries: How often it was delivered before, or ``None`` if that is not known
+            (a first delivery, or the store does not answer).
+    """
+
+    retries: int
+    deliveries: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """A delivery ended otherwise than by success.
+
+    Attributes:
+        outcome: How.
+        final: Celery is done with the message: it acknowledges or drops it.
+        demanded: The task raised `RejectToDLQ`: dead-letter whatever the policy says.
+        retries_spent: The exception came out of ``Task.retry()`` refusing one more.
+        retry_not_published: The exception came out of ``Task.retry()`` failing to publish.
+        exception_names: Dotted names of the exception's class and its bases.
+        expected: The exception is one of the task's own ``throws``.
+        text: What the rejecter or the exception said.
+    """
+
+    outcome: Outcome
+    final: bool = True
+    demanded: bool = False
+    retries_spent: bool = False
+    retry_not_published: bool = False
+    exception_names: tuple[str, ...] = ()
+    expected: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Execute the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """No death: leave the message to Celery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Die:
+    """Dead-letter the message, then settle and acknowledge it.
+
+    Attributes:
+        reason: Why.
+        description: The same in words.
+        kept: Whether it becomes a letter; the policy's ``reasons`` may say no.
+    """
+
+    reason: Reason
+    description: str
+    kept: bool = True
+
+
+_REASON_OF_OUTCOME = {
+    Outcome.FAILED: Reason.FAILED,
+    Outcome.REJECTED: Reason.REJECTED,
+    Outcome.TIME_LIMIT: Reason.TIME_LIMIT_EXCEEDED,
+    Outcome.WORKER_LOST: Reason.WORKER_LOST,
+}
+
+
+def decide_start(policy: Policy, start: Start) -> Run | Die:
+    """Whether a message may be executed.
+
+    Retries are looked at first: they are in the message itself and need no store.
+    A count that is not known lets the message run (fail-open). A limit holds also
+    where the policy keeps no letters for it: the message ends, without one.
+    """
+    retries, deliveries = policy.max_retries, policy.max_deliveries
+    if retries is not None and start.retries > retries:
+        reason = Reason.MAX_RETRIES_EXCEEDED
+        text = f"not executed as retry {start.retries}: max_retries is {retries}"
+    elif deliveries is not None and start.deliveries is not None and start.deliveries >= deliveries:
+        reason = Reason.MAX_DELIVERIES_EXCEEDED
+        text = f"not executed again: max_deliveries is {deliveries}"
+    else:
+        return Run()
+    return Die(reason, text, kept=policy.keeps(reason))
+
+
+def decide_end(policy: Policy | None, end: End) -> Leave | Die:
+    """Whether the end of a delivery is the death of its message."""
+    if end.demanded:
+        return Die(Reason.REJECTED, end.text)
+    if policy is None or not end.final:
+        return Leave()
+    reason = _reason(end)
+    if reason is None or not policy.keeps(reason) or _is_expected(policy, end):
+        return Leave()
+    return Die(reason, end.text)
+
+
+def decide_drop(policy: Policy | None, reason: Reason, text: str) -> Leave | Die:
+    """Whether a message that Celery drops before it could run becomes a letter."""
+    if policy is None or not policy.keeps(reason):
+        return Leave()
+    return Die(reason, text)
+
+
+def _reason(end: End) -> Reason | None:
+    if end.retries_spent:
+        return Reason.MAX_RETRIES_EXCEEDED
+    if end.retry_not_published:
+        return Reason.RETRY_NOT_PUBLISHED
+    return _REASON_OF_OUTCOME.get(end.outcome)
+
+
+def _is_expected(policy: Policy, end: End) -> bool:
+    if end.expected:
+        return True
+    return any(name in end.exception_names for name in policy.ignore or ())

@@ -1,0 +1,141 @@
+"""Storing letters, and what happens to a death while the store does not answer.
+
+A message that is not acknowledged yet stays so: its letter waits in memory, and
+the broker has the message. A message that was acknowledged early exists nowhere
+else: its letter waits in a file of the spool.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.ports import DeadLetterStore, MessageKey, Stored
+from celery_dlq.record import DeadLetter
+from celery_dlq.worker.spool import Spool
+
+logger = logging.getLogger("celery_dlq.worker")
+
+_MOST_HELD = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Grave:
+    """A letter that must be stored, and what is to be done then.
+
+    Attributes:
+        letter: The letter.
+        key: Its message.
+        acknowledged: The broker has the message no more.
+        done: Settles and acknowledges the message.
+    """
+
+    letter: DeadLetter
+    key: MessageKey
+    acknowledged: bool
+    done: Callable[[], None]
+
+
+class Burial:
+    """Stores letters, keeps those that wait, and tries them again.
+
+    Args:
+        store: Where letters go.
+        spool: Where letters of acknowledged messages wait.
+    """
+
+    def __init__(self, store: DeadLetterStore, spool: Spool) -> None:
+        self._store = store
+        self._spool = spool
+        self._waiting: deque[Grave] = deque()
+
+    def bury(self, grave: Grave) -> bool:
+        """Store a letter.
+
+        Returns:
+            Whether the message may be let go: the letter is in the store or, if the broker
+            has the message no more, in the spool.
+        """
+        try:
+            self._save(grave.letter, grave.key)
+        except StoreUnavailable as exc:
+            if grave.acknowledged and self._spooled(grave, exc):
+                return True
+            self._wait(grave, exc)
+            return False
+        return True
+
+    def tick(self) -> None:
+        """Try again what waits; one refusal of the store ends the attempt."""
+        for _ in range(len(self._waiting)):
+            grave = self._waiting[0]
+            try:
+                self._save(grave.letter, grave.key)
+            except StoreUnavailable:
+                return
+            self._waiting.popleft()
+            _finish(grave)
+        self._spool.flush(self._save)
+
+    def __len__(self) -> int:
+        """How many letters wait in memory."""
+        return len(self._waiting)
+
+    def _save(self, letter: DeadLetter, key: MessageKey) -> None:
+        if self._store.dead_letter(letter, key) is Stored.NEW:
+            logger.warning(
+                "Task %s[%s] dead-lettered to %s: %s (%s)",
+                letter.task_name,
+                letter.task_id,
+                letter.dead_letter_queue,
+                letter.reason,
+                letter.description,
+            )
+
+    def _spooled(self, grave: Grave, exc: StoreUnavailable) -> bool:
+        try:
+            self._spool.add(grave.letter, grave.key)
+        except OSError as problem:
+            logger.critical(
+                "Task %s[%s] is acknowledged, and its letter is only in memory: the spool says "
+                "%s, the store says %s",
+                grave.letter.task_name,
+                grave.letter.task_id,
+                problem,
+                exc,
+            )
+            return False
+        logger.error(
+            "Task %s[%s] is dead-lettered to the spool %s for now: %s",
+            grave.letter.task_name,
+            grave.letter.task_id,
+            self._spool.folder,
+            exc,
+        )
+        return True
+
+    def _wait(self, grave: Grave, exc: StoreUnavailable) -> None:
+        if len(self._waiting) >= _MOST_HELD:
+            # Not acknowledged: the broker gives it out again, and it dies again.
+            logger.critical("Task %s waits for its letter only at the broker: too many wait here",
+                            grave.letter.task_id)  # fmt: skip
+            return
+        self._waiting.append(grave)
+        logger.error(
+            "Task %s[%s] is not dead-lettered yet and %s: %s (%d wait)",
+            grave.letter.task_name,
+            grave.letter.task_id,
+            "kept in memory" if grave.acknowledged else "not acknowledged",
+            exc,
+            len(self._waiting),
+        )
+
+
+def _finish(grave: Grave) -> None:
+    try:
+        grave.done()
+    except Exception:
+        logger.exception("Task %s was dead-lettered, but not settled", grave.letter.task_id)

@@ -1,0 +1,170 @@
+"""From a Celery message to the fields of a letter: bytes and headers as they came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+from uuid import uuid4
+
+from kombu.compression import compress
+from kombu.exceptions import KombuError
+
+from celery_dlq import jsontext
+from celery_dlq.headers import REDRIVES_HEADER
+
+_JSON_TYPES = ("application/json",)
+_MOST_JSON = 1024 * 1024  # beyond that, args and kwargs are not kept a second time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What a letter keeps of the original message."""
+
+    task_id: str
+    task_name: str
+    retries: int
+    redrives: int
+    exchange: str
+    routing_key: str
+    content_type: str
+    content_encoding: str
+    headers: str
+    properties: str
+    body: bytes
+    args_json: str | None
+    kwargs_json: str | None
+    argsrepr: str | None
+    kwargsrepr: str | None
+    root_id: str | None
+    parent_id: str | None
+    group_id: str | None
+    origin: str | None
+    eta: datetime | None
+    expires: datetime | None
+
+
+def captured(message: Any, request: Mapping[str, Any]) -> Message:
+    """Take from a message all that a letter keeps.
+
+    Args:
+        message: The kombu message as the worker received it.
+        request: Celery's view of it: the headers of protocol 2, whatever the protocol.
+    """
+    delivery = message.delivery_info or {}
+    headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
+    # A body that could not be decompressed is still as it came.
+    compression = None if message.errors else headers.get("compression")
+    body = wire_body(message.body, compression)
+    content_type = _text(message.content_type) or ""
+    args_json, kwargs_json = (None, None)
+    if not headers.get("compression"):
+        args_json, kwargs_json = json_parts(body, content_type)
+    return Message(
+        task_id=_id(message, request),
+        task_name=_text(request.get("task")) or "",
+        retries=_count(request.get("retries")),
+        redrives=_count(headers.get(REDRIVES_HEADER)),
+        exchange=_text(delivery.get("exchange")) or "",
+        routing_key=_text(delivery.get("routing_key")) or "",
+        content_type=content_type,
+        content_encoding=_text(message.content_encoding) or "",
+        headers=jsontext.dumps(headers),
+        properties=jsontext.dumps(dict(message.properties or {})),
+        body=body,
+        args_json=args_json,
+        kwargs_json=kwargs_json,
+        argsrepr=_text(request.get("argsrepr")),
+        kwargsrepr=_text(request.get("kwargsrepr")),
+        root_id=_text(request.get("root_id")),
+        parent_id=_text(request.get("parent_id")),
+        group_id=_text(request.get("group")),
+        origin=_text(request.get("origin")),
+        eta=_time(request.get("eta")),
+        expires=_time(request.get("expires")),
+    )
+
+
+def _id(message: Any, request: Mapping[str, Any]) -> str:
+    """The task's id, else what else tells this message from others, also when it comes back."""
+    properties = message.properties or {}
+    known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
+    # Redis gives each message a tag for life; AMQP's is a number that counts deliveries.
+    tag = message.delivery_tag if isinstance(message.delivery_tag, str) else None
+    return str(known or tag or uuid4())
+
+
+def wire_body(body: Any, compression: str | None) -> bytes:
+    """The body as it travels: kombu decompresses on arrival, so compress again."""
+    data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body or b"")
+    if not compression:
+        return data
+    try:
+        return bytes(compress(data, compression)[0])  # type: ignore[no-untyped-call]
+    except (KeyError, KombuError, ValueError):
+        return data
+
+
+def json_parts(body: bytes, content_type: str) -> tuple[str | None, str | None]:
+    """The texts of args and kwargs, cut out of a JSON body without writing them anew.
+
+    Returns:
+        Two JSON texts, or ``(None, None)`` for any body that is not Celery's
+        ``[args, kwargs, embed]`` in JSON.
+    """
+    if content_type not in _JSON_TYPES or len(body) > _MOST_JSON:
+        return None, None
+    try:
+        text = body.decode("utf-8")
+        start = _skip(text, 0, "[")
+        args, args_end = _value(text, start)
+        start = _skip(text, args_end, ",")
+        kwargs, kwargs_end = _value(text, start)
+        if not (isinstance(args, list) and isinstance(kwargs, dict)):
+            return None, None
+    except (ValueError, RecursionError):
+        return None, None
+    return text[_skip(text, 0, "[") : args_end], text[start:kwargs_end]
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _value(text: str, start: int) -> tuple[Any, int]:
+    return _DECODER.raw_decode(text, start)
+
+
+def _skip(text: str, at: int, character: str) -> int:
+    """The place behind a character and the white space around it."""
+    while text[at : at + 1].isspace():
+        at += 1
+    if text[at : at + 1] != character:
+        message = f"expected {character!r} at {at}"
+        raise ValueError(message)
+    at += 1
+    while text[at : at + 1].isspace():
+        at += 1
+    return at
+
+
+def _text(value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    return value if isinstance(value, str) else jsontext.safe_repr(value)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _time(value: object) -> datetime | None:
+    """An ISO time of a message as aware UTC; anything else is no reason to fail."""
+    if not isinstance(value, str):
+        return None
+    try:
+        parsed = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)

@@ -1,0 +1,165 @@
+"""What went wrong, in words: describing an exception may itself never raise."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import (
+    Ignore,
+    MaxRetriesExceededError,
+    Reject,
+    Retry,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
+from celery.utils.serialization import UnpickleableExceptionWrapper
+
+from celery_dlq import jsontext
+from celery_dlq.decorators import RejectToDLQ
+from celery_dlq.policy import qualified_name
+from celery_dlq.record import Outcome
+from celery_dlq.verdict import End
+
+MESSAGE_LIMIT = 4_000
+TRACEBACK_LIMIT = 64_000
+
+# `Task.retry` raises the task's own exception when no retry is left; only the frame tells.
+_RETRY_FRAME = re.compile(
+    r'^ *File "[^"\n]*celery[/\\]app[/\\]task\.py", line \d+, in retry$', re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a delivery ended, with the exception described.
+
+    Attributes:
+        end: The facts for `celery_dlq.verdict.decide_end`; ``None`` if the task is done
+            (ignored or revoked) and nothing died.
+        exception_type: Dotted name of the class of what was raised.
+        exception_message: Its text, capped.
+        traceback: Its traceback, capped in the middle.
+    """
+
+    end: End | None
+    exception_type: str | None = None
+    exception_message: str | None = None
+    traceback: str | None = None
+
+
+def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
+    """Describe what a pool reported.
+
+    Args:
+        exc_info: billiard's ``ExceptionInfo``, or anything with ``exception`` and
+            ``traceback``.
+        throws: The task's expected exception types.
+    """
+    exc = unwrapped(exc_info.exception)
+    traceback = _capped_traceback(exc_info)
+    shown = exc.exc if isinstance(exc, Retry) and exc.exc is not None else exc
+    return Failure(
+        end=_end(exc, traceback, throws),
+        exception_type=_type_name(shown),
+        exception_message=_message(shown),
+        traceback=traceback,
+    )
+
+
+def dropped_failure(exc: BaseException | None, text: str) -> Failure:
+    """Describe why Celery drops a message that never became a request.
+
+    Args:
+        exc: The error, if there is one.
+        text: What to say without one.
+    """
+    if exc is None:
+        return Failure(None, None, text, None)
+    said = _message(exc)
+    return Failure(None, _type_name(exc), f"{said}" if said else text, None)
+
+
+def time_limit_failure(seconds: float | None) -> Failure:
+    """Describe a hard time limit; Celery reports it without an exception."""
+    text = f"time limit of {seconds} s exceeded"
+    end = End(outcome=Outcome.TIME_LIMIT, text=text, exception_names=_names(TimeLimitExceeded))
+    return Failure(end, qualified_name(TimeLimitExceeded), text, None)
+
+
+def unwrapped(exc: BaseException) -> BaseException:
+    """The exception itself: billiard wraps it to carry the traceback."""
+    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+
+
+def _end(exc: BaseException, traceback: str, throws: tuple[type, ...]) -> End | None:
+    if isinstance(exc, (Ignore, Terminated)):
+        return None
+    text = _message(exc)
+    if isinstance(exc, RejectToDLQ):
+        return End(outcome=Outcome.REJECTED, demanded=True, text=exc.description)
+    if isinstance(exc, Reject):
+        outcome = Outcome.REQUEUED if exc.requeue else Outcome.REJECTED
+        unpublished = not exc.requeue and bool(_RETRY_FRAME.search(traceback))
+        return End(
+            outcome=outcome, final=not exc.requeue, retry_not_published=unpublished, text=text
+        )
+    if isinstance(exc, Retry):
+        return End(outcome=Outcome.RETRIED, final=False, text=text)
+    names = _names(type(exc))
+    if isinstance(exc, TimeLimitExceeded):
+        return End(outcome=Outcome.TIME_LIMIT, text=text, exception_names=names)
+    if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+        return End(outcome=Outcome.WORKER_LOST, text=text, exception_names=names)
+    spent = isinstance(exc, MaxRetriesExceededError) or bool(_RETRY_FRAME.search(traceback))
+    return End(
+        outcome=Outcome.FAILED,
+        retries_spent=spent,
+        exception_names=(_type_name(exc), *names),
+        expected=isinstance(exc, throws) if throws else False,
+        text=text,
+    )
+
+
+def _names(cls: type) -> tuple[str, ...]:
+    return tuple(qualified_name(base) for base in cls.__mro__ if base is not object)
+
+
+def _type_name(exc: BaseException) -> str:
+    if isinstance(exc, UnpickleableExceptionWrapper):
+        return f"{exc.exc_module}.{exc.exc_cls_name}".removeprefix("builtins.")
+    return qualified_name(type(exc))
+
+
+def _message(exc: BaseException) -> str:
+    text = _safe_str(_said(exc))
+    return text if len(text) <= MESSAGE_LIMIT else text[: MESSAGE_LIMIT - 1] + "…"
+
+
+def _said(exc: BaseException) -> object:
+    if isinstance(exc, UnpickleableExceptionWrapper):
+        return exc.text
+    if isinstance(exc, Reject):
+        return "" if exc.reason is None else exc.reason
+    return exc
+
+
+def _safe_str(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as exc:  # noqa: BLE001 - a broken __str__ must not lose the letter
+        return f"<unprintable {type(value).__name__}: __str__ raised {type(exc).__name__}>"
+
+
+def _capped_traceback(exc_info: Any) -> str:
+    try:
+        text = str(exc_info.traceback or "")
+    except Exception as exc:  # noqa: BLE001 - as above
+        return jsontext.safe_repr(exc)
+    if len(text) <= TRACEBACK_LIMIT:
+        return text
+    half = TRACEBACK_LIMIT // 2
+    return f"{text[:half]}\n  … {len(text) - 2 * half} characters left out …\n{text[-half:]}"

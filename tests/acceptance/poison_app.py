@@ -1,0 +1,288 @@
+"""The app of the acceptance tests: every way to die, and a trace of every execution in Redis.
+
+Imported by the tests and by the workers they start; ``POISON_REDIS`` and
+``POISON_CONF`` (JSON) come from the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+from kombu import Exchange, Queue
+
+from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy
+
+URL = os.environ.get("POISON_REDIS", "redis://127.0.0.1:6379")
+BROKER = os.environ.get("POISON_BROKER", f"{URL}/0")
+QUEUE_TYPE = os.environ.get("POISON_QUEUE_TYPE", "classic")
+NAMES = ("orders", "slow", "patient", "unguarded")
+CONF: dict[str, Any] = {
+    "task_acks_late": True,
+    "task_reject_on_worker_lost": True,
+    "worker_prefetch_multiplier": 1,
+    "task_default_queue": "orders",
+    "broker_connection_retry_on_startup": True,
+    "accept_content": ["json", "yaml"],
+    "dlq_url": f"{URL}/0",
+    "broker_transport_options": {"visibility_timeout": 3600} if BROKER[:5] == "redis" else {},
+    "task_routes": {
+        "poison_app.retries_for_ever": {"queue": "patient"},
+        "poison_app.to_dlq_unguarded": {"queue": "unguarded"},
+        "poison_app.delayed": {"queue": "slow"},
+    },
+    "dlq_queues": {"orders": {"max_deliveries": 3}, "slow": {"default_delay": 1.5}},
+    **json.loads(os.environ.get("POISON_CONF", "{}")),
+}
+
+app = Celery("poison", broker=BROKER, backend=f"{URL}/1")
+app.conf.update(CONF)
+if QUEUE_TYPE == "quorum":
+    app.conf.task_queues = [
+        Queue(
+            name,
+            Exchange(f"{name}-topic", "topic"),
+            name,
+            queue_arguments={"x-queue-type": "quorum"},
+        )
+        for name in NAMES
+    ]
+dlq = DeadLetters(app)
+
+
+def trace(name: str, key: str) -> None:
+    """Leave a mark of this execution where the test can count it."""
+    with redis.Redis.from_url(f"{URL}/2") as client:
+        client.rpush(f"{name}:{key}", os.getpid())
+
+
+@app.task
+def healthy(key: str) -> str:
+    trace("ran", key)
+    return key
+
+
+@app.task(rate_limit="1/h")
+def limited(key: str) -> str:
+    trace("ran", key)
+    return key
+
+
+@app.task
+def killed(key: str) -> None:
+    trace("ran", key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def segfault(key: str) -> None:
+    trace("ran", key)
+    ctypes.string_at(0)
+
+
+@app.task
+def exits(key: str) -> None:
+    trace("ran", key)
+    os._exit(7)
+
+
+@app.task
+def requeues(key: str) -> None:
+    trace("ran", key)
+    raise Reject("not now", requeue=True)
+
+
+@app.task
+def drops(key: str) -> None:
+    trace("ran", key)
+    raise Reject("not mine", requeue=False)
+
+
+@app.task
+def to_dlq(key: str) -> None:
+    trace("ran", key)
+    raise RejectToDLQ("no such order")
+
+
+@app.task
+def to_dlq_unguarded(key: str) -> None:
+    trace("ran", key)
+    raise RejectToDLQ("nobody guards me")
+
+
+@app.task
+def fails(key: str, *, fixed: bool = False) -> str:
+    trace("ran", key)
+    with redis.Redis.from_url(f"{URL}/2") as client:
+        if fixed or client.get("fixed"):
+            return f"{key} done"
+    raise LookupError("no price")
+
+
+@app.task(acks_late=False)
+def fails_early(key: str) -> None:
+    trace("ran", key)
+    raise LookupError("no price")
+
+
+@app.task(autoretry_for=(ConnectionError,), max_retries=2, default_retry_delay=0)
+def autoretries(key: str) -> None:
+    trace("ran", key)
+    raise ConnectionError("partner is down")
+
+
+@app.task(bind=True, max_retries=1, default_retry_delay=0)
+def retries(self: Any, key: str) -> None:
+    trace("ran", key)
+    raise self.retry()
+
+
+@app.task(bind=True, max_retries=None)
+def retries_for_ever(self: Any, key: str) -> None:
+    trace("ran", key)
+    raise self.retry(countdown=0)
+
+
+@app.task(throws=(KeyError,))
+def expected(key: str) -> None:
+    trace("ran", key)
+    raise KeyError("as planned")
+
+
+@app.task
+def ignored(key: str) -> None:
+    trace("ran", key)
+    raise Ignore
+
+
+@app.task
+def delayed(key: str) -> str:
+    trace("ran", key)
+    return key
+
+
+@app.task
+@dead_letter_policy(max_deliveries=1)
+def once(key: str) -> None:
+    trace("ran", key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True)
+def kills_worker(self: Any, key: str) -> None:
+    trace("ran", key)
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(time_limit=1)
+def too_long(key: str) -> None:
+    trace("ran", key)
+    time.sleep(60)
+
+
+@app.task(time_limit=1, acks_on_failure_or_timeout=False)
+def too_long_requeued(key: str) -> None:
+    trace("ran", key)
+    time.sleep(60)
+
+
+@app.task(time_limit=1, acks_late=False)
+def too_long_early(key: str) -> None:
+    trace("ran", key)
+    time.sleep(60)
+
+
+@app.task(reject_on_worker_lost=False)
+def killed_acked(key: str) -> None:
+    trace("ran", key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(acks_late=False)
+def killed_early(key: str) -> None:
+    trace("ran", key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True)
+def retry_not_published(self: Any, key: str) -> None:
+    trace("ran", key)
+    raise self.retry(kwargs={"key": object()}, args=())
+
+
+@app.task(bind=True, acks_late=False)
+def retry_not_published_early(self: Any, key: str) -> None:
+    trace("ran", key)
+    raise self.retry(kwargs={"key": object()}, args=())
+
+
+@app.task
+def out_of_memory(key: str) -> None:
+    trace("ran", key)
+    raise MemoryError("no more")
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("I will not say")
+
+
+@app.task
+def unspeakable(key: str) -> None:
+    trace("ran", key)
+    raise UnspeakableError
+
+
+@app.task
+def deep(key: str) -> None:
+    trace("ran", key)
+    sys.setrecursionlimit(20_000)
+
+    def down(n: int) -> None:
+        if n:
+            down(n - 1)
+        raise LookupError("ten thousand frames down")
+
+    down(10_000)
+
+
+@app.task(name="with spaces and 🦄")
+def unicorn(key: str) -> None:
+    trace("ran", key)
+    raise LookupError("🦄")
+
+
+@app.task
+def sleeps(key: str, seconds: float) -> str:
+    trace("ran", key)
+    time.sleep(seconds)
+    return key
+
+
+def die_after_storing() -> None:
+    """Make the worker SIGKILL itself between storing a letter and acknowledging the message."""
+    from celery_dlq.backends.redis.store import RedisStore
+
+    store = RedisStore.dead_letter
+
+    def dead_letter(self: RedisStore, *args: Any) -> Any:
+        stored = store(self, *args)
+        with redis.Redis.from_url(f"{URL}/2") as client:
+            if client.incr("stored") == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return stored
+
+    RedisStore.dead_letter = dead_letter  # type: ignore[method-assign]
+
+
+if os.environ.get("POISON_DIE_AFTER_STORING"):
+    die_after_storing()

@@ -1,0 +1,124 @@
+"""Every death, on every broker and in every pool where it can occur."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from celery import VERSION
+from waiting import poll
+from workers import HERE, Place, Worker, environment
+
+from celery_dlq import DeadLetter, Outcome, Reason
+
+LOST, REQUEUED, RETRIED, LIMIT = (
+    Outcome.WORKER_LOST, Outcome.REQUEUED, Outcome.RETRIED, Outcome.TIME_LIMIT)  # fmt: skip
+FAILED, REJECTED = Outcome.FAILED, Outcome.REJECTED
+MAX = Reason.MAX_DELIVERIES_EXCEEDED
+
+EVERYWHERE: dict[str, tuple[Reason, list[Outcome]]] = {
+    "fails": (Reason.FAILED, [FAILED]),
+    "fails_early": (Reason.FAILED, [FAILED]),
+    "autoretries": (Reason.MAX_RETRIES_EXCEEDED, [RETRIED, RETRIED, FAILED]),
+    "retries": (Reason.MAX_RETRIES_EXCEEDED, [RETRIED, FAILED]),
+    "requeues": (MAX, [REQUEUED] * 3),
+    "drops": (Reason.REJECTED, [REJECTED]),
+    "to_dlq": (Reason.REJECTED, [REJECTED]),
+    "retry_not_published": (Reason.RETRY_NOT_PUBLISHED, [REJECTED]),
+    "retry_not_published_early": (Reason.RETRY_NOT_PUBLISHED, [REJECTED]),
+    "unspeakable": (Reason.FAILED, [FAILED]),
+}
+PREFORK: dict[str, tuple[Reason, list[Outcome]]] = {
+    "killed": (MAX, [LOST] * 3),
+    "segfault": (MAX, [LOST] * 3),
+    "exits": (MAX, [LOST] * 3),
+    "killed_acked": (Reason.WORKER_LOST, [LOST]),
+    "killed_early": (Reason.WORKER_LOST, [LOST]),
+    "too_long": (Reason.TIME_LIMIT_EXCEEDED, [LIMIT]),
+    "too_long_requeued": (MAX, [LIMIT] * 3),
+    "too_long_early": (Reason.TIME_LIMIT_EXCEEDED, [LIMIT]),
+}
+if VERSION < (5, 5):
+    # Celery then dropped what is past its time and not to be acknowledged.
+    PREFORK["too_long_requeued"] = (Reason.TIME_LIMIT_EXCEEDED, [LIMIT])
+
+
+def publish(redis_url: str, place: Place, names: list[str]) -> dict[str, str]:
+    """Publish one task of each name from a process of its own; ids by name."""
+    code = (
+        "import json, sys, poison_app as p\n"
+        "names = json.loads(sys.argv[1])\n"
+        "print(json.dumps({n: getattr(p, n).delay(n).id for n in names}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(names)], env=environment(redis_url, **place.env),
+        cwd=HERE, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ids: dict[str, str] = json.loads(done.stdout)
+    return ids
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_every_death_ends_as_one_letter(
+    poison: ModuleType, place: Place, pool: str, redis_url: str,
+    start_worker: Callable[..., Worker], letters: Callable[..., list[DeadLetter]],
+    ran: Callable[[str], int],
+) -> None:  # fmt: skip
+    """With its reason, the outcome of each delivery, and no more executions than allowed."""
+    if pool == "gevent":
+        pytest.importorskip("gevent")
+    expected = {**EVERYWHERE, **(PREFORK if pool == "prefork" else {})}
+    worker = start_worker(pool=pool, env=place.env)
+    ids = publish(redis_url, place, [*expected, "healthy"])
+
+    found = letters(count=len(expected), timeout_seconds=60)
+
+    assert sorted(letter.task_id for letter in found) == sorted(ids[name] for name in expected), (
+        worker.output[-3000:]
+    )
+    by_name = {letter.task_name.rpartition(".")[2]: letter for letter in found}
+    outcomes: dict[str, Any] = {
+        name: (letter.reason, [d.outcome for d in letter.history])
+        for name, letter in by_name.items()
+    }
+    assert outcomes == expected
+    assert {name: ran(name) for name in expected} == {
+        name: len(deliveries) for name, (_reason, deliveries) in expected.items()
+    }
+    assert {letter.source_queue for letter in found} == {"orders"}
+    assert ran("healthy") == 1
+    for letter in found:
+        assert json.loads(letter.body)[0] == [letter.task_name.rpartition(".")[2]]
+        assert letter.decoded("headers")["id"] == letter.task_id
+
+
+def test_a_killed_worker_charges_what_it_ran_and_nothing_else(
+    poison: ModuleType, place: Place, redis_url: str,
+    start_worker: Callable[..., Worker], letters: Callable[..., list[DeadLetter]],
+    ran: Callable[[str], int], grown_old: Callable[[], None],
+) -> None:  # fmt: skip
+    """Prefetched neighbours of a message that kills whole workers are bystanders."""
+    conf: dict[str, Any] = {"worker_prefetch_multiplier": 8}
+    if place.name == "redis":
+        conf["broker_transport_options"] = {"visibility_timeout": 1}
+    bystanders = ["healthy"] * 3
+    ids = publish(redis_url, place, ["kills_worker", *bystanders])
+    for _ in range(8):
+        worker = start_worker(conf, env=place.env, arguments=("--concurrency", "1"), wait=False)
+        if worker.lives_until(lambda: bool(poison.dlq.queues()), timeout_seconds=20):
+            break
+        worker.kill()
+        grown_old()
+
+    (letter,) = letters()
+
+    assert (letter.task_id, letter.reason) == (ids["kills_worker"], MAX)
+    assert ran("kills_worker") == 3
+    assert [d.outcome for d in letter.history] == [Outcome.VANISHED] * 3
+    poll(lambda: ran("healthy") == 3)

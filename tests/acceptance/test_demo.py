@@ -1,0 +1,54 @@
+"""The demo cleans up after itself, also when somebody stops it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import poll
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_stopped_leaves_no_process_and_no_temporary_folder(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C in the middle: Redis, worker and folder are gone, and there is no traceback."""
+    pytest.importorskip("pyspark")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "celery_dlq", "demo", "--folder", str(tmp_path / "demo")],
+            env={**os.environ, "TMPDIR": str(temporary), "COLUMNS": "100"},
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+    poll(lambda: "publish healthy" in output.read_text("utf-8"), timeout_seconds=60)
+    children = _descendants(demo.pid)
+    assert len(children) >= 2  # Redis and the worker
+
+    demo.send_signal(number)
+    demo.wait(60)
+
+    # Click ends with 1 or, in newer versions, with the signal itself.
+    assert demo.returncode in (1, 130, -signal.SIGINT)
+    assert "Traceback" not in output.read_text("utf-8")
+    poll(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+    assert list(temporary.iterdir()) == []
+
+
+def _descendants(parent: int) -> list[int]:
+    listed = subprocess.run(
+        ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
+    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found, known = [], {parent}
+    for pid, ppid in sorted(pairs):
+        if ppid in known:
+            known.add(pid)
+            found.append(pid)
+    return found

@@ -1,0 +1,126 @@
+"""Real ``celery worker`` processes for the acceptance tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from waiting import poll
+
+HERE = Path(__file__).parent
+QUEUES = "orders,slow,patient,unguarded"
+
+
+@dataclass
+class Place:
+    """A broker with its queues, and how to run things there."""
+
+    name: str
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def environment(redis_url: str, conf: dict[str, Any] | None = None, **more: str) -> dict[str, str]:
+    """The environment in which the app of these tests runs."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(HERE),
+        "POISON_REDIS": redis_url.rpartition("/")[0],
+        "POISON_CONF": json.dumps(conf or {}),
+        "COLUMNS": "120",
+        **more,
+    }
+
+
+class Worker:
+    """One worker process; a context manager that ends it in every case.
+
+    Args:
+        redis_url: Broker, results, letters and traces are in its databases.
+        log: Gets what the worker prints.
+        conf: Settings over those of the app.
+        arguments: More of the command line.
+        env: More of the environment.
+        pool: Celery's name of the pool.
+        app: The module of the app.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        log: Path,
+        conf: dict[str, Any] | None = None,
+        arguments: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        pool: str = "prefork",
+        app: str = "poison_app",
+    ) -> None:
+        self.log = log
+        self._command = [sys.executable, "-m", "celery", "-A", app, "worker",
+                         "--concurrency", "2", "--pool", pool, "--queues", QUEUES,
+                         "--loglevel", "INFO",
+                         "--without-gossip", "--without-mingle", *arguments]  # fmt: skip
+        conf = {"dlq_spool_dir": str(log.parent / "spool"), **(conf or {})}
+        self._env = environment(redis_url, conf, **(env or {}))
+        self.process: subprocess.Popen[bytes]
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, *, wait: bool = True) -> Worker:
+        """Start it and, unless told otherwise, wait until it consumes."""
+        begun = len(self.output)
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, start_new_session=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
+            )  # fmt: skip
+        if not wait:
+            return self
+        poll(lambda: "ready." in self.output[begun:] or self.process.poll() is not None,
+             timeout_seconds=30)  # fmt: skip
+        assert self.process.poll() is None, self.output
+        return self
+
+    def lives_until(self, until: Callable[[], bool], *, timeout_seconds: float) -> bool:
+        """Wait for something, or for the worker's death; whether it was the first."""
+        poll(lambda: until() or self.process.poll() is not None, timeout_seconds=timeout_seconds)
+        return until()
+
+    def stop(self) -> None:
+        """Warm shutdown, and if that takes too long the hard way."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._end_group()
+
+    def kill(self) -> None:
+        """SIGKILL the whole worker, pool children too."""
+        self._end_group()
+        self.process.wait(10)
+
+    @property
+    def output(self) -> str:
+        """All it printed so far."""
+        return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
+
+    def _end_group(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return

@@ -1,0 +1,150 @@
+"""The app of the chaos test: every kind of task, and marks that outlive every server.
+
+Imported by the runner and by the workers it starts; ``CHAOS_*`` in the environment
+say where the servers and the folder of the marks are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Reject
+from kombu import Exchange, Queue
+
+from celery_dlq import DeadLetters, RejectToDLQ
+
+QUEUE = "work"
+DEAD_LETTER_QUEUE = "work-DLQ"
+MAX_DELIVERIES = 3
+MAX_RETRIES = 2
+SOON_ENOUGH = 1  # which retry of `retries` succeeds
+
+URL = os.environ.get("CHAOS_REDIS", "redis://127.0.0.1:6379")
+BROKER = os.environ.get("CHAOS_BROKER", f"{URL}/0")
+FOLDER = Path(os.environ.get("CHAOS_FOLDER", "."))
+QUEUE_TYPE = os.environ.get("CHAOS_QUEUE_TYPE", "")
+
+app = Celery("chaos", broker=BROKER, backend=f"{URL}/1")
+app.conf.update(
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=4,
+    task_default_queue=QUEUE,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    result_expires=600,
+    dlq_url=f"{URL}/0",
+    dlq_queues={QUEUE: {"max_deliveries": MAX_DELIVERIES}},
+    dlq_spool_dir=str(FOLDER / "spool"),
+    dlq_start_timeout=30,
+)
+if BROKER.startswith("redis"):
+    app.conf.broker_transport_options = {
+        "visibility_timeout": float(os.environ.get("CHAOS_VISIBILITY", "8")),
+        # A worker killed while it gives messages back must not stop all others for long.
+        "unacked_mutex_expire": 2,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+else:
+    app.conf.broker_transport_options = {"confirm_publish": True}
+if QUEUE_TYPE == "quorum":
+    app.conf.task_queues = [
+        Queue(QUEUE, Exchange(f"{QUEUE}-topic", "topic"), QUEUE,
+              queue_arguments={"x-queue-type": "quorum"}),
+    ]  # fmt: skip
+dlq = DeadLetters(app)
+
+
+def mark(name: str, request: Any) -> None:
+    """Add one line to a file: task id, retries, process, worker, time; whole or not at all."""
+    line = f"{request.id} {request.retries} {os.getpid()} {os.getppid()} {time.time():.6f}\n"
+    handle = os.open(FOLDER / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(handle, line.encode())
+    finally:
+        os.close(handle)
+
+
+@app.task(bind=True)
+def quick(self: Any) -> None:
+    mark("starts", self.request)
+    mark("ends", self.request)
+
+
+@app.task(bind=True)
+def slow(self: Any, seconds: float) -> None:
+    mark("starts", self.request)
+    time.sleep(seconds)
+    mark("ends", self.request)
+
+
+@app.task(bind=True)
+def killed(self: Any) -> None:
+    mark("starts", self.request)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True)
+def segfault(self: Any) -> None:
+    mark("starts", self.request)
+    ctypes.string_at(0)
+
+
+@app.task(bind=True)
+def exits(self: Any) -> None:
+    mark("starts", self.request)
+    os._exit(7)
+
+
+@app.task(bind=True)
+def requeues(self: Any) -> None:
+    mark("starts", self.request)
+    raise Reject("not now", requeue=True)
+
+
+@app.task(bind=True)
+def fails(self: Any) -> None:
+    mark("starts", self.request)
+    raise LookupError("no price")
+
+
+@app.task(bind=True, autoretry_for=(LookupError,), max_retries=MAX_RETRIES, default_retry_delay=0)
+def autoretries(self: Any) -> None:
+    mark("starts", self.request)
+    raise LookupError("partner is down")
+
+
+@app.task(bind=True, max_retries=MAX_RETRIES, default_retry_delay=0)
+def retries(self: Any) -> None:
+    mark("starts", self.request)
+    if self.request.retries < SOON_ENOUGH:
+        raise self.retry()
+    mark("ends", self.request)
+
+
+@app.task(bind=True)
+def to_dlq(self: Any) -> None:
+    mark("starts", self.request)
+    raise RejectToDLQ("no such order")
+
+
+@app.task(bind=True, time_limit=1)
+def too_long(self: Any) -> None:
+    mark("starts", self.request)
+    time.sleep(60)
+
+
+@app.task(bind=True)
+def kills_worker(self: Any) -> None:
+    mark("starts", self.request)
+    if os.getpgrp() == os.getppid():  # a worker that the runner started
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,409 @@
+"""The books: every message that was published against every mark, letter and log line.
+
+Pure functions of facts that were gathered when everything had come to rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_dlq import DeadLetter, Outcome, Reason
+
+Key = tuple[str, int]
+"""Task id and retries."""
+
+NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
+REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
+
+EXPECTED: dict[str, Reason | None] = {
+    "quick": None,
+    "slow": None,
+    "retries": None,
+    "killed": Reason.MAX_DELIVERIES_EXCEEDED,
+    "segfault": Reason.MAX_DELIVERIES_EXCEEDED,
+    "exits": Reason.MAX_DELIVERIES_EXCEEDED,
+    "requeues": Reason.MAX_DELIVERIES_EXCEEDED,
+    "kills_worker": Reason.MAX_DELIVERIES_EXCEEDED,
+    "fails": Reason.FAILED,
+    "autoretries": Reason.MAX_RETRIES_EXCEEDED,
+    "to_dlq": Reason.REJECTED,
+    "too_long": Reason.TIME_LIMIT_EXCEEDED,
+    "unknown": Reason.UNKNOWN_TASK,
+    "undecodable": Reason.UNDECODABLE_MESSAGE,
+}
+"""How each kind ends when nobody disturbs it: its reason, or success."""
+
+RETRYING = frozenset({"retries", "autoretries"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One line that a task left: which execution, in which process of which worker, when."""
+
+    task_id: str
+    retries: int
+    pid: int
+    worker: int
+    at: float
+
+    @property
+    def key(self) -> Key:
+        """What is limited: task id and retries."""
+        return self.task_id, self.retries
+
+
+@dataclass(slots=True)
+class Published:
+    """A message the runner published: its kind, how often it tried, whether it was confirmed."""
+
+    kind: str
+    attempts: int = 0
+    confirmed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A worker's log line: it took a message from the broker."""
+
+    task_id: str
+    worker: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a worker process.
+
+    Attributes:
+        worker: Process id of its main process.
+        asked_at: When the runner began to end it, or saw it dead.
+        at: When it was gone.
+        cold: A cold shutdown was asked for.
+        how: Exit code, or minus the signal.
+        alone: Nobody outside asked for it.
+    """
+
+    worker: int
+    asked_at: float
+    at: float
+    cold: bool
+    how: int = 0
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class Facts:
+    """All that is known when everything has come to rest."""
+
+    max_deliveries: int
+    published: dict[str, Published]
+    starts: list[Mark]
+    ends: list[Mark]
+    letters: list[DeadLetter]
+    received: list[Received] = field(default_factory=list)
+    doubles: Counter[str] = field(default_factory=Counter)
+    uncounted: Counter[str] = field(default_factory=Counter)
+    ended: list[Ended] = field(default_factory=list)
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    copies: Counter[Key] = field(default_factory=Counter)
+    vanished: Counter[Key] = field(default_factory=Counter)
+    visibility_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Books:
+    """The balance.
+
+    Attributes:
+        counts: What happened, in numbers.
+        faults: What must not be; task ids with details, by kind of fault.
+        explained: What at-least-once and the documented exceptions allow, in the same form.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    explained: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nothing happened that must not."""
+        return not any(self.faults.values())
+
+
+class Balance:
+    """Balances the books of one run.
+
+    Args:
+        facts: What is known.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.books = Books()
+        self.starts: dict[Key, list[Mark]] = defaultdict(list)
+        for mark in sorted(facts.starts, key=lambda m: m.at):
+            self.starts[mark.key].append(mark)
+        self.ends = Counter(mark.key for mark in facts.ends)
+        self.succeeded = {mark.task_id for mark in facts.ends}
+        self.letters: dict[str, list[DeadLetter]] = defaultdict(list)
+        for letter in facts.letters:
+            self.letters[letter.task_id].append(letter)
+        self.cold = {e.worker: e for e in facts.ended if e.cold}
+        self._received: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for line in facts.received:
+            self._received[line.task_id, line.worker].append(line.at)
+
+    def __call__(self) -> Books:
+        """Balance."""
+        self._totals()
+        for task_id, published in self.facts.published.items():
+            self._fate(task_id, published)
+        self._letters_once()
+        for key, starts in self.starts.items():
+            self._bound(key, starts)
+        for letter in self.facts.letters:
+            self._charged(letter)
+            self._reason(letter)
+        for task_id in self.letters.keys() | self.succeeded:
+            if task_id not in self.facts.published:
+                self.books.faults["nobody published it"].append(task_id)
+        return self.books
+
+    # -- each of the rules ----------------------------------------------------------
+
+    def _totals(self) -> None:
+        facts = self.facts
+        late = sum(self._after_letter(key, starts) for key, starts in self.starts.items())
+        self.books.counts = {
+            "published": sum(p.confirmed for p in facts.published.values()),
+            "maybe published": sum(not p.confirmed for p in facts.published.values()),
+            "published in several attempts": sum(p.attempts > 1 for p in facts.published.values()),
+            "executions": len(facts.starts),
+            "succeeded": len(self.succeeded & facts.published.keys()),
+            "successes": len(facts.ends),
+            "letters": len(facts.letters),
+            "executions after the letter was stored": late,
+            "redeliveries while running, not charged": sum(facts.doubles.values()),
+            "starts while the store was silent": sum(facts.uncounted.values()),
+            "worker processes ended": len(facts.ended),
+            "of these killed by their tasks": sum(e.alone and e.how < 0 for e in facts.ended),
+            "of these with an error of their own": sum(e.alone and e.how > 0 for e in facts.ended),
+            "outages of Redis": len(facts.outages),
+        }
+
+    def _fate(self, task_id: str, published: Published) -> None:
+        """Success or a letter: one of the two."""
+        letters, success = self.letters.get(task_id, []), task_id in self.succeeded
+        if not letters and not success:
+            self._nothing(task_id, published)
+        if letters and success:
+            said = ", ".join(_told(letter) for letter in letters)
+            self.books.explained["succeeded, and a letter"].append(
+                f"{task_id} {published.kind}: {said}; {self._story(task_id)}"
+            )
+        if len(letters) > 1:
+            said = ", ".join(_told(letter) for letter in letters)
+            twice = published.kind in RETRYING and len({x.retries for x in letters}) == len(letters)
+            where = self.books.explained if twice else self.books.faults
+            where["letters of several retries of one task"].append(f"{task_id}: {said}")
+
+    def _nothing(self, task_id: str, published: Published) -> None:
+        where = f"{task_id} {published.kind}: {self._story(task_id)}"
+        gone = [key for key in self.facts.vanished if key[0] == task_id]
+        if not published.confirmed:
+            self.books.explained["never published"].append(where)
+        elif gone:
+            self.books.explained["lost by the broker between its list and its hash"].append(where)
+        else:
+            self.books.faults["lost"].append(where)
+
+    def _letters_once(self) -> None:
+        keys = Counter((x.task_id, x.retries, x.redrives) for x in self.facts.letters)
+        self.books.faults["two letters of one message"].extend(
+            f"{key}" for key, count in keys.items() if count > 1
+        )
+
+    def _bound(self, key: Key, starts: Sequence[Mark]) -> None:
+        """At most max_deliveries starts, apart from the documented exceptions."""
+        most = self.facts.max_deliveries
+        if len(starts) <= most:
+            return
+        extra = len(starts) - most
+        causes = {
+            "the message succeeded before": most * self.ends[key],
+            "several messages with one key": most * (self._copies(key) - 1),
+            "it still ran on another worker": self.facts.doubles[key[0]],
+            "the store did not answer": self.facts.uncounted[key[0]],
+            "the store was down": sum(self._in_outage(mark.at) for mark in starts),
+            "a cold shutdown": sum(self._shut_down(mark) for mark in starts),
+            "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
+        }
+        told = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._story(key[0])}"
+        after = self._after_letter(key, starts)
+        if after:
+            self.books.faults["executed again after its letter was stored"].append(told)
+            return
+        if extra > sum(causes.values()):
+            inside = self._inside_pool(key, starts)
+            name = "executed again inside the pool, without a dispatch"
+            self.books.faults[name if extra <= inside else "started too often"].append(told)
+            return
+        for cause, count in causes.items():
+            if count:
+                self.books.explained[f"more starts: {cause}"].append(told)
+
+    def _charged(self, letter: DeadLetter) -> None:
+        """No letter tells of more deliveries than there were starts."""
+        starts = self.starts.get((letter.task_id, letter.retries), [])
+        missing = letter.deliveries - len(starts)
+        if missing <= 0:
+            return
+        told = f"{letter.task_id}: {_told(letter)}, {len(starts)} starts; {_history(letter)}"
+        early = [d for d in self._unmatched(letter, starts) if self._died_near(d)]
+        if len(early) >= missing:
+            self.books.explained["counted, then killed before its first line"].append(told)
+        else:
+            self.books.faults["charged without a start"].append(told)
+
+    def _reason(self, letter: DeadLetter) -> None:
+        """The reason of its kind, or the marks of what happened to it instead."""
+        published = self.facts.published.get(letter.task_id)
+        if published is None:
+            return
+        expected = EXPECTED[published.kind]
+        if letter.reason is expected:
+            return
+        told = f"{letter.task_id} {published.kind}: {_told(letter)}; {self._story(letter.task_id)}"
+        if letter.reason is Reason.MAX_DELIVERIES_EXCEEDED:
+            full = letter.deliveries == self.facts.max_deliveries
+            fair = full and all(self._disturbed(d) for d in letter.history)
+            starts = self.starts.get((letter.task_id, letter.retries), [])
+            seldom = expected is None and len(starts) < letter.deliveries
+            where = self.books.explained if fair and not seldom else self.books.faults
+            name = "its workers ended under it"
+            if not fair:
+                name = "dead-lettered without its fault"
+            elif seldom:
+                name = "a bystander was dead-lettered, and had not even started each time"
+            where[name].append(f"{told}; {_history(letter)}")
+        elif letter.reason is Reason.RETRY_NOT_PUBLISHED and published.kind in RETRYING:
+            self.books.explained["a retry could not be published"].append(told)
+        elif letter.reason is Reason.FAILED and _is_about_redis(letter):
+            self.books.explained["its result could not be stored"].append(told)
+        else:
+            self.books.faults["wrong reason"].append(f"{told}; {_history(letter)}")
+
+    # -- what is known of a start -------------------------------------------------------
+
+    def _inside_pool(self, key: Key, starts: Sequence[Mark]) -> int:
+        """How many starts in a worker there were for which it had received no message."""
+        return sum(
+            max(0, count - len(self._received[key[0], worker]))
+            for worker, count in Counter(mark.worker for mark in starts).items()
+        )
+
+    def _after_letter(self, key: Key, starts: Sequence[Mark]) -> int:
+        """How many starts came after the message's letter was stored."""
+        times = [x.dead_lettered_at.timestamp() for x in self.letters.get(key[0], [])
+                 if x.retries == key[1]]  # fmt: skip
+        return sum(mark.at > times[0] for mark in starts) if times else 0
+
+    def _copies(self, key: Key) -> int:
+        """How many messages carried one key: publishing is at least once, retries too."""
+        task_id, retries = key
+        known = self.facts.copies.get(key)
+        if known:
+            return known
+        if retries:
+            return max(1, len(self.starts.get((task_id, retries - 1), [])))
+        published = self.facts.published.get(task_id)
+        return published.attempts if published else 1
+
+    def _in_outage(self, at: float) -> bool:
+        return any(down - 0.5 <= at <= up + REST_SECONDS for down, up in self.facts.outages)
+
+    def _shut_down(self, start: Mark) -> bool:
+        """A cold shutdown ended this start."""
+        ended = self.cold.get(start.worker)
+        if ended is None or start.at > ended.at + 0.5 or start.at < ended.asked_at - NEAR_SECONDS:
+            return False
+        return not any(
+            m.pid == start.pid and m.key == start.key and m.at >= start.at for m in self.facts.ends
+        )
+
+    def _is_stale(self, start: Mark) -> bool:
+        """It waited in its worker for so long that Redis gave the message to another one."""
+        if self.facts.visibility_seconds is None:
+            return False
+        times = [at for at in self._received[start.task_id, start.worker] if at <= start.at + 0.5]
+        return any(start.at - at > self.facts.visibility_seconds - 0.5 for at in times[-1:])
+
+    def _unmatched(self, letter: DeadLetter, starts: Sequence[Mark]) -> list[Any]:
+        """Deliveries in a letter's history without a mark."""
+        left = [mark.at for mark in starts]
+        missing = []
+        for delivery in reversed(letter.history):  # the latest first: it has the least choice
+            if delivery.retries != letter.retries or delivery.outcome is Outcome.SHUTDOWN:
+                continue
+            began = delivery.started_at.timestamp()
+            found = next((at for at in left if began - 0.05 <= at <= began + NEAR_SECONDS), None)
+            if found is None:
+                missing.append(delivery)
+            else:
+                left.remove(found)
+        return missing
+
+    def _died_near(self, delivery: Any) -> bool:
+        """Its worker ended soon after the delivery was counted."""
+        began = delivery.started_at.timestamp()
+        return any(
+            began - 0.5 <= ended.at and ended.asked_at <= began + NEAR_SECONDS
+            for ended in self.facts.ended
+            if delivery.worker_pid in (None, ended.worker) or delivery.outcome is Outcome.VANISHED
+        )
+
+    def _disturbed(self, delivery: Any) -> bool:
+        """Something happened to the delivery that is not the task's doing."""
+        return delivery.outcome in (Outcome.SHUTDOWN, Outcome.WORKER_LOST, Outcome.RETRIED) or (
+            self._died_near(delivery) or self._in_outage(delivery.started_at.timestamp())
+        )
+
+    def _story(self, task_id: str) -> str:
+        """All executions of a task in one line."""
+        marks = sorted(
+            [(m.at, "start", m) for m in self.facts.starts if m.task_id == task_id]
+            + [(m.at, "end", m) for m in self.facts.ends if m.task_id == task_id],
+            key=lambda item: item[0],
+        )
+        told = [f"{at:.2f} {what}{m.retries} in {m.worker}" for at, what, m in marks]
+        return f"[{'; '.join(told)}]" if told else "[never started]"
+
+
+def _told(letter: DeadLetter) -> str:
+    at = letter.dead_lettered_at.timestamp()
+    counts = f"{letter.deliveries} deliveries, retry {letter.retries}"
+    return f"{letter.reason.value} at {at:.2f}, {counts}"
+
+
+def _history(letter: DeadLetter) -> str:
+    return "history " + ", ".join(
+        f"{d.started_at.timestamp():.2f} {d.outcome and d.outcome.value} in {d.worker_pid}"
+        for d in letter.history
+    )
+
+
+def _is_about_redis(letter: DeadLetter) -> bool:
+    text = f"{letter.exception_type} {letter.exception_message} {letter.traceback}".lower()
+    return "redis" in text or "kombu" in text
+
+
+def read_marks(lines: Iterable[str]) -> list[Mark]:
+    """The marks in a file."""
+    marks = []
+    for line in lines:
+        task_id, retries, pid, worker, at = line.split()
+        marks.append(Mark(task_id, int(retries), int(pid), int(worker), float(at)))
+    return marks

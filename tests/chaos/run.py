@@ -1,0 +1,444 @@
+"""The chaos test: thousands of tasks, everything is killed at random, and the books must balance.
+
+``python -m chaos.run --seed 7 --tasks 2000 --broker redis``, with this folder's parent on
+``PYTHONPATH``. One seed gives one mix of tasks and one list of misfortunes; what meets what
+is up to the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import redis
+from chaos.aof import traffic
+from chaos.books import Balance, Books, Facts, Published, read_marks
+from chaos.stage import Said, Slot, environment, said, until
+from kombu.exceptions import OperationalError
+from rabbit import RabbitServer, rabbitmq_executable
+from rich.console import Console
+from rich.table import Table
+from servers import RedisServer, redis_executable
+
+WEIGHTS = {
+    "quick": 520, "slow": 100, "retries": 50, "killed": 60, "segfault": 20, "exits": 20,
+    "requeues": 50, "fails": 60, "autoretries": 30, "to_dlq": 40, "too_long": 10,
+    "unknown": 20, "undecodable": 18, "kills_worker": 2,
+}  # fmt: skip
+MISFORTUNES = {
+    "kill": 5, "behead": 2, "pause": 4, "cold": 3, "warm": 3, "redis hangs": 3, "redis dies": 3,
+}  # fmt: skip
+REDIS_ARGUMENTS = (
+    "--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0",
+)  # fmt: skip
+MEAN_GAP_SECONDS = 2.5
+AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
+MOST_OUTSTANDING = 100  # more would only wait in the queue, where nothing happens
+DRAIN_SECONDS = 120.0
+QUIET_SECONDS = 15.0
+
+
+class Publisher(threading.Thread):
+    """Publishes the seeded mix, as fast as it is consumed, again where it is not confirmed.
+
+    Args:
+        app: The module of the app.
+        rng: Decides on the mix.
+        tasks: How many.
+        settled: How many tasks have come to an end so far.
+    """
+
+    def __init__(
+        self, app: ModuleType, rng: random.Random, tasks: int, settled: Callable[[], int]
+    ) -> None:
+        super().__init__(name="publisher", daemon=True)
+        self._app = app
+        self._settled = settled
+        self._plan = self._mix(rng, tasks)
+        self._slow = [rng.uniform(0.2, 1.0) for _ in range(tasks)]
+        self.published: dict[str, Published] = {}
+        self.stopped = threading.Event()
+        self.problem: BaseException | None = None
+
+    def run(self) -> None:
+        """Publish all, or what is possible until told to stop."""
+        try:
+            for (task_id, kind), seconds in zip(self._plan, self._slow, strict=True):
+                while len(self.published) - self._settled() > MOST_OUTSTANDING:
+                    if self.stopped.wait(0.05):
+                        return
+                self._publish(task_id, kind, seconds)
+                if self.stopped.is_set():
+                    return
+        except BaseException as exc:  # shown by the runner
+            self.problem = exc
+
+    def _publish(self, task_id: str, kind: str, seconds: float) -> None:
+        note = self.published[task_id] = Published(kind)
+        while not note.confirmed:
+            note.attempts += 1
+            try:
+                self._send(task_id, kind, seconds)
+                note.confirmed = True
+            except (redis.RedisError, OSError, OperationalError):
+                if self.stopped.wait(0.2) and note.attempts > MOST_OUTSTANDING:
+                    return
+
+    def _send(self, task_id: str, kind: str, seconds: float) -> None:
+        app = self._app.app
+        if kind == "undecodable":
+            headers = {"task": "chaos.app.quick", "id": task_id, "lang": "py", "retries": 0}
+            queue = app.amqp.queues[self._app.QUEUE]
+            with app.producer_pool.acquire(block=True) as producer:
+                producer.publish(
+                    b'{"broken', exchange=queue.exchange, routing_key=queue.routing_key,
+                    headers=headers, content_type="application/json", content_encoding="utf-8",
+                )  # fmt: skip
+            return
+        name = "chaos.nobody.knows" if kind == "unknown" else f"chaos.app.{kind}"
+        args = (seconds,) if kind == "slow" else ()
+        app.send_task(name, args, task_id=task_id, retry=False)
+
+    @staticmethod
+    def _mix(rng: random.Random, tasks: int) -> list[tuple[str, str]]:
+        kinds = list(WEIGHTS)[:tasks]  # each at least once
+        kinds += rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=tasks - len(kinds))
+        rng.shuffle(kinds)
+        return [(str(UUID(int=rng.getrandbits(128), version=4)), kind) for kind in kinds]
+
+
+class Chaos:
+    """Makes things go wrong, one after the other and sometimes at once.
+
+    Args:
+        rng: Decides what and when.
+        server: The Redis.
+        slots: The workers.
+        tell: Gets a line for everything that is done.
+    """
+
+    def __init__(
+        self, rng: random.Random, server: RedisServer, slots: list[Slot],
+        tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._rng = rng
+        self._server = server
+        self._slots = slots
+        self._tell = tell
+        self._next_at = time.monotonic() + 4.0  # after the workers' start
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._redis_down_since: float | None = None
+        self.outages: list[tuple[float, float]] = []
+        self.done: dict[str, int] = dict.fromkeys(MISFORTUNES, 0)
+
+    def tick(self) -> None:
+        """Do what is due."""
+        now = time.monotonic()
+        for item in [item for item in self._later if item[0] <= now]:
+            self._later.remove(item)
+            item[1]()
+        if now >= self._next_at:
+            gap = self._rng.expovariate(1 / MEAN_GAP_SECONDS)
+            self._next_at = now + (gap if self._strike() else AGAIN_SECONDS)
+
+    def end(self) -> None:
+        """Let everything go on."""
+        for _, undo in self._later:
+            undo()
+        self._later.clear()
+
+    def _strike(self) -> bool:
+        """Do something bad, unless the one it would befall is down already."""
+        rng = self._rng
+        what = rng.choices(list(MISFORTUNES), list(MISFORTUNES.values()))[0]
+        slot, seconds = rng.choice(self._slots), rng.random()
+        if what.startswith("redis"):
+            if self._redis_down_since is not None:
+                return False
+            self._redis_down_since = time.time()
+            if what == "redis hangs":
+                self._server.pause()
+                self._after(0.3 + 3.0 * seconds, self._redis_resumes)
+            else:
+                self._server.kill()
+                self._after(0.1 + 2.0 * seconds, self._redis_restarts)
+        elif slot.process is None or slot.asked_at is not None or slot.paused:
+            return False
+        elif what == "pause":
+            slot.pause()
+            self._after(0.5 + 8.0 * seconds, slot.resume)
+        else:
+            {"kill": slot.kill, "behead": slot.behead,
+             "cold": lambda: slot.ask(signal.SIGQUIT),
+             "warm": lambda: slot.ask(signal.SIGTERM)}[what]()  # fmt: skip
+        self.done[what] += 1
+        self._tell(what if what.startswith("redis") else f"{what} {slot.name}")
+        return True
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + seconds, act))
+
+    def _redis_resumes(self) -> None:
+        self._server.resume()
+        self._redis_is_back()
+
+    def _redis_restarts(self) -> None:
+        self._server.start()
+        self._redis_is_back()
+
+    def _redis_is_back(self) -> None:
+        assert self._redis_down_since is not None
+        self.outages.append((self._redis_down_since, time.time()))
+        self._redis_down_since = None
+        self._tell("redis is back")
+
+
+class Run:
+    """One chaos run.
+
+    Args:
+        options: The command line.
+        folder: For marks, logs and data.
+        console: For people.
+    """
+
+    def __init__(self, options: argparse.Namespace, folder: Path, console: Console) -> None:
+        self._options = options
+        self._folder = folder
+        self._console = console
+        self._begun = time.monotonic()
+        self._slots: list[Slot] = []
+        self._settled_at = (0.0, 0)
+
+    def __call__(self) -> tuple[Books, dict[str, Any]]:
+        """Publish, break, drain, balance."""
+        with ExitStack() as stack:
+            server = stack.enter_context(RedisServer(*REDIS_ARGUMENTS))
+            data = Path(str(server.client().config_get("dir")["dir"]))
+            broker = None
+            if self._options.broker != "redis":
+                broker = stack.enter_context(RabbitServer()).url
+            env = environment(self._folder, server.url, broker, self._options.broker)
+            env["CHAOS_VISIBILITY"] = str(self._options.visibility)
+            app = stack.enter_context(_app(env))
+            self._slots = [Slot(f"w{n}", self._folder, env) for n in (1, 2)]
+            for slot in self._slots:
+                stack.callback(slot.finish)
+                slot.tend()
+            publisher, chaos = self._storm(app, server)
+            self._tell(f"drain; {len(publisher.published)} published")
+            rested = self._drain(app, server, publisher)
+            for slot in self._slots:
+                slot.finish()
+            facts, logs = self._facts(app, server, publisher, chaos, data)
+        self._tell("balance")
+        books = Balance(facts)()
+        if publisher.problem:
+            books.faults["the publisher failed"].append(repr(publisher.problem))
+        if rested:
+            books.faults["did not come to rest"].append(rested)
+        return books, self._report(books, chaos, logs)
+
+    # -- the storm ------------------------------------------------------------------
+
+    def _storm(self, app: ModuleType, server: RedisServer) -> tuple[Publisher, Chaos]:
+        options = self._options
+        mix, luck = (random.Random(f"{what} {options.seed}") for what in ("mix", "luck"))  # noqa: S311
+        publisher = Publisher(app, mix, options.tasks, lambda: self._settled(app))
+        chaos = Chaos(luck, server, self._slots, self._tell)
+        publisher.start()
+        deadline = time.monotonic() + options.duration
+        while publisher.is_alive() and time.monotonic() < deadline:
+            chaos.tick()
+            self._tend()
+            time.sleep(0.02)
+        publisher.stopped.set()
+        chaos.end()
+        publisher.join(30)
+        return publisher, chaos
+
+    def _tend(self) -> None:
+        for slot in self._slots:
+            slot.tend()
+
+    def _settled(self, app: ModuleType) -> int:
+        """How many tasks have come to an end; asked often, so looked at twice a second."""
+        at, count = self._settled_at
+        if time.monotonic() - at > 0.5:
+            with suppress(Exception):  # the store is down just now
+                letters = sum(queue.letters for queue in app.dlq.queues())
+                count = letters + len({m.task_id for m in self._marks("ends")})
+            self._settled_at = (time.monotonic(), count)
+        return count
+
+    def _marks(self, name: str) -> list[Any]:
+        path = self._folder / name
+        return read_marks(path.read_text("ascii").splitlines()) if path.exists() else []
+
+    # -- the calm after it ----------------------------------------------------------
+
+    def _drain(self, app: ModuleType, server: RedisServer, publisher: Publisher) -> str:
+        """Wait until nothing is queued or runs any more; what is left if that does not come."""
+        state: dict[str, Any] = {"seen": None, "since": time.monotonic()}
+
+        def at_rest() -> bool:
+            left = self._left(app, server)
+            seen = (left, len(self._marks("starts")), self._settled(app))
+            if seen != state["seen"]:
+                state.update(seen=seen, since=time.monotonic())
+            quiet = time.monotonic() - state["since"]
+            done = {m.task_id for m in self._marks("ends")} | {
+                letter.task_id for letter in self._letters(app)
+            }
+            everything = publisher.published.keys() <= done
+            return left == 0 and quiet > (3.0 if everything else QUIET_SECONDS)
+
+        if not until(at_rest, DRAIN_SECONDS, tend=self._tend):
+            return f"{self._left(app, server)} messages are left after {DRAIN_SECONDS:g} s"
+        for slot in self._slots:  # RabbitMQ gives back what a worker had
+            slot.finish()
+        left = self._left(app, server)
+        return f"{left} messages were unacknowledged when the workers ended" if left else ""
+
+    def _left(self, app: ModuleType, server: RedisServer) -> int:
+        if self._options.broker == "redis":
+            with redis.Redis.from_url(server.url) as client:
+                return int(client.llen(app.QUEUE)) + int(client.hlen("unacked"))
+        with app.app.connection_for_read() as connection:
+            queue = connection.default_channel.queue_declare(app.QUEUE, passive=True)
+            return int(queue.message_count)
+
+    def _letters(self, app: ModuleType) -> list[Any]:
+        if not any(queue.name == app.DEAD_LETTER_QUEUE for queue in app.dlq.queues()):
+            return []
+        return list(app.dlq.letters(app.DEAD_LETTER_QUEUE))
+
+    # -- the books ------------------------------------------------------------------
+
+    def _facts(
+        self, app: ModuleType, server: RedisServer, publisher: Publisher, chaos: Chaos, data: Path
+    ) -> tuple[Facts, Said]:
+        logs = said({pid: path for slot in self._slots for pid, path in slot.logs.items()})
+        facts = Facts(
+            max_deliveries=app.MAX_DELIVERIES,
+            published=publisher.published,
+            starts=self._marks("starts"),
+            ends=self._marks("ends"),
+            letters=self._letters(app),
+            received=logs.received,
+            doubles=logs.doubles,
+            uncounted=logs.uncounted,
+            ended=[ended for slot in self._slots for ended in slot.ended],
+            outages=chaos.outages,
+        )
+        if self._options.broker == "redis":
+            seen = traffic(data, app.QUEUE)
+            facts.copies, facts.vanished = seen.copies, seen.vanished
+            facts.visibility_seconds = app.app.conf.broker_transport_options["visibility_timeout"]
+        if self._options.keep:
+            shutil.copytree(data, self._folder / "redis", dirs_exist_ok=True)
+            told = "\n".join(repr(letter) for letter in facts.letters)
+            (self._folder / "letters").write_text(told, "utf-8")
+            left = sum(1 for _ in server.client().scan_iter("dlq:*:run:*"))
+            self._tell(f"run hashes left: {left}")
+        return facts, logs
+
+    def _report(self, books: Books, chaos: Chaos, logs: Said) -> dict[str, Any]:
+        return {
+            "seed": self._options.seed,
+            "broker": self._options.broker,
+            "tasks": self._options.tasks,
+            "seconds": round(time.monotonic() - self._begun, 1),
+            "balanced": books.balanced,
+            "misfortunes": chaos.done,
+            "counts": books.counts,
+            "faults": {name: found for name, found in books.faults.items() if found},
+            "explained": {name: found for name, found in books.explained.items() if found},
+            "complaints": dict(logs.complaints),
+        }
+
+    def _tell(self, text: str) -> None:
+        self._console.log(f"{time.time():.2f} {text}", highlight=False)
+
+
+@contextmanager
+def _app(env: dict[str, str]) -> Iterator[ModuleType]:
+    """The app, in this process, with the environment of the workers."""
+    os.environ.update({name: value for name, value in env.items() if name.startswith("CHAOS_")})
+    module = importlib.import_module("chaos.app")
+    try:
+        yield module
+    finally:
+        module.dlq.close()
+        module.app.close()
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """The report for people."""
+    table = Table("", "", title=f"Chaos on {report['broker']}, seed {report['seed']}, "
+                  f"{report['seconds']:g} s", show_header=False)  # fmt: skip
+    for name, count in [*report["counts"].items(), *report["misfortunes"].items()]:
+        table.add_row(name, str(count))
+    table.add_section()
+    for name, found in report["explained"].items():
+        table.add_row(f"explained: {name}", str(len(found)))
+    for name, found in report["faults"].items():
+        table.add_row(f"[red]FAULT: {name}[/red]", str(len(found)))
+    for name, count in report["complaints"].items():
+        table.add_row(f"log: {name}", str(count))
+    console.print(table)
+    for kind in ("explained", "faults"):
+        for name, found in report[kind].items():
+            for line in found[: None if kind == "faults" else 5]:
+                text = f"{kind}: {name}: {line}"
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print("The books balance." if report["balanced"] else "The books do not balance.")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; 0 when the books balance."""
+    parser = argparse.ArgumentParser(prog="chaos.run", description=__doc__)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--tasks", type=int, default=2000)
+    parser.add_argument("--broker", choices=["redis", "classic", "quorum"], default="redis")
+    parser.add_argument("--duration", type=float, default=600.0, help="most seconds of publishing")
+    parser.add_argument("--visibility", type=float, default=8.0,
+                        help="visibility_timeout of the Redis broker, in seconds")  # fmt: skip
+    parser.add_argument("--report", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--keep", action="store_true", help="keep marks, logs and data")
+    options = parser.parse_args(arguments)
+    console = Console(stderr=False)
+    if redis_executable() is None or (options.broker != "redis" and rabbitmq_executable() is None):
+        parser.error("redis-server, and rabbitmq-server for its queues, must be installed")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        books, report = Run(options, folder, console)()
+    finally:
+        if options.keep:
+            console.print(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    show(report, console)
+    if options.report:
+        options.report.write_text(json.dumps(report, indent=2), "utf-8")
+    return 0 if books.balanced else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

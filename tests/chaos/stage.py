@@ -1,0 +1,200 @@
+"""The stage: servers and workers that the runner starts, breaks, starts again and ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from chaos.books import Ended, Received
+
+TESTS = Path(__file__).parents[1]
+PATIENCE_SECONDS = 15.0  # for a worker that was asked to end
+MOST_FALSE_STARTS = 5
+
+_RECEIVED = re.compile(
+    r"^\[([\d-]+ [\d:]+,\d+): INFO/\w+\] Task \S+\[([0-9a-f-]{36})\] received$", re.MULTILINE
+)
+_DOUBLE = re.compile(r"Task ([0-9a-f-]{36}) is delivered again while delivery \d+ of it still runs")
+_UNCOUNTED = re.compile(r"Delivery of ([0-9a-f-]{36}) is not counted, it runs")
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place for a worker; processes come and go.
+
+    Args:
+        name: Node name.
+        folder: Where the logs go.
+        env: The workers' environment.
+    """
+
+    name: str
+    folder: Path
+    env: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    asked_at: float | None = None  # when it was asked to end
+    cold: bool = False
+    paused: bool = False
+    false_starts: int = 0
+    ended: list[Ended] = field(default_factory=list)
+    logs: dict[int, Path] = field(default_factory=dict)
+
+    def tend(self) -> None:
+        """Start a process where there is none; note the end of one, and hurry one that hangs."""
+        if self.process is not None and self.process.poll() is None:
+            if self.asked_at and time.time() - self.asked_at > PATIENCE_SECONDS:
+                self.kill()
+            return
+        self.clear()
+        self._start()
+
+    def clear(self) -> None:
+        """Note the end of a process that is gone, with what is left of its group."""
+        if self.process is None:
+            return
+        self._signal_group(signal.SIGKILL)
+        self.process.wait(PATIENCE_SECONDS)
+        if self.asked_at is None and self.process.returncode > 0:
+            self._ended_by_itself()
+        now = time.time()
+        asked, how = self.asked_at, self.process.returncode
+        self.ended.append(
+            Ended(self.process.pid, asked or now, now, self.cold, how, alone=asked is None)
+        )
+        self.process, self.asked_at, self.cold, self.paused = None, None, False, False
+
+    def _ended_by_itself(self) -> None:
+        """Nobody asked it to: an error of the worker, which may come again at every start."""
+        assert self.process is not None
+        self.false_starts += 1
+        if self.false_starts > MOST_FALSE_STARTS:
+            log = self.logs[self.process.pid].read_text("utf-8", "replace")
+            message = f"workers end by themselves; the last one said: {log[-2000:]}"
+            raise RuntimeError(message)
+
+    def kill(self) -> None:
+        """SIGKILL the whole worker."""
+        self.asked_at = self.asked_at or time.time()
+        self._signal_group(signal.SIGKILL)
+
+    def behead(self) -> None:
+        """SIGKILL the main process only; its children find out by themselves."""
+        if self.process is not None:
+            self.asked_at = self.asked_at or time.time()
+            self.process.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP the whole worker."""
+        self.paused = True
+        self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused worker go on."""
+        if self.paused:
+            self.paused = False
+            self._signal_group(signal.SIGCONT)
+
+    def ask(self, number: signal.Signals) -> None:
+        """SIGTERM: a warm shutdown; SIGQUIT: a cold one."""
+        if self.process is not None and self.asked_at is None:
+            self.asked_at = time.time()
+            self.cold = number is signal.SIGQUIT
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def finish(self) -> None:
+        """End it in order, the hard way if that takes too long."""
+        if self.process is None:
+            return
+        self.resume()
+        self.ask(signal.SIGTERM)
+        try:
+            self.process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.clear()
+
+    def _start(self) -> None:
+        log = self.folder / f"{self.name}-{len(self.logs)}.log"
+        command = [sys.executable, "-m", "celery", "-A", "chaos.app", "worker",
+                   "--concurrency", "2", "--hostname", f"{self.name}@chaos", "--loglevel", "INFO",
+                   "--queues", "work", "--without-gossip", "--without-mingle"]  # fmt: skip
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command, env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, start_new_session=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
+            )  # fmt: skip
+        self.logs[self.process.pid] = log
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+
+@dataclass(slots=True)
+class Said:
+    """What the logs of all workers say."""
+
+    received: list[Received] = field(default_factory=list)
+    doubles: Counter[str] = field(default_factory=Counter)
+    uncounted: Counter[str] = field(default_factory=Counter)
+    complaints: Counter[str] = field(default_factory=Counter)
+
+
+_COMPLAINTS = (
+    "The dead-letter guard failed", "could not be dead-lettered", "could not be made",
+    "is not guarded this time", "but not settled", "but its result is not stored",
+    "Deliveries are not counted now", "not dead-lettered yet", "Unrecoverable error",
+)  # fmt: skip
+
+
+def said(logs: dict[int, Path]) -> Said:
+    """Read the logs of all workers."""
+    result = Said()
+    for worker, path in logs.items():
+        text = path.read_text("utf-8", "replace")
+        result.received += [
+            Received(task_id, worker, datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp())  # noqa: DTZ007 - local time, as Celery logs it
+            for at, task_id in _RECEIVED.findall(text)
+        ]
+        result.doubles.update(_DOUBLE.findall(text))
+        result.uncounted.update(_UNCOUNTED.findall(text))
+        result.complaints.update({what: n for what in _COMPLAINTS if (n := text.count(what))})
+    return result
+
+
+def until(question: Callable[[], bool], seconds: float, *, tend: Callable[[], None]) -> bool:
+    """Ask again and again while somebody looks after the workers; whether it came true."""
+    deadline = time.monotonic() + seconds
+    while not question():
+        if time.monotonic() > deadline:
+            return False
+        tend()
+        time.sleep(0.1)
+    return True
+
+
+def environment(folder: Path, redis_url: str, broker_url: str | None, kind: str) -> dict[str, str]:
+    """The environment in which the app runs."""
+    more = {"CHAOS_BROKER": broker_url, "CHAOS_QUEUE_TYPE": kind} if broker_url else {}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep),
+        "CHAOS_REDIS": redis_url.rpartition("/")[0],
+        "CHAOS_FOLDER": str(folder),
+        "COLUMNS": "120",
+        **more,
+    }

@@ -1,0 +1,478 @@
+"""What every `DeliveryCounter` does.
+
+A message is delivered again after its delivery has ended, or because its worker died. What
+a counter with several workers makes of the second case is in
+``tests/integration/test_redis_liveness.py``; here each delivery ends before the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
+from servers import RedisServer
+
+from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.counter import HISTORY_LIMIT, SCRIPTS, RedisCounter
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.ports import Count, DeliveryCounter, MessageKey, Standing
+from celery_dlq.record import Delivery, Outcome
+
+TTL_SECONDS = 3600
+_SECONDS = count()
+
+
+def a_start(**changes: Any) -> Delivery:
+    """A delivery that begins after all earlier ones."""
+    return a_delivery(**{"started_at": NOW + timedelta(seconds=next(_SECONDS)), **changes})
+
+
+def delivered(counter: DeliveryCounter, key: MessageKey, limit: int | None = None) -> Count:
+    """Count one delivery, and end it if it could begin."""
+    start = a_start(retries=key.retries)
+    answer = counter.count(key, start, limit)
+    if answer.standing is Standing.COUNTED:
+        counter.ended(key, an_end(start, answer.number))
+    return answer
+
+
+def an_end(start: Delivery, number: int, **changes: Any) -> Delivery:
+    """The end of a delivery that was counted."""
+    values = {"number": number, "retries": start.retries, "started_at": start.started_at}
+    return an_ended_delivery(**{**values, **changes})
+
+
+def number(counter: DeliveryCounter, key: MessageKey) -> int:
+    """How often a message was delivered, asked without counting."""
+    return max((d.number for d in counter.history(key) if d.retries == key.retries), default=0)
+
+
+def starts(counter: DeliveryCounter, key: MessageKey) -> list[tuple[int, int]]:
+    """Retries and number of all recorded deliveries of a task."""
+    return [(delivery.retries, delivery.number) for delivery in counter.history(key)]
+
+
+# -- counting --------------------------------------------------------------------------
+
+
+def test_deliveries_are_numbered_from_one(counter: DeliveryCounter) -> None:
+    """Each start of one message gets the next number."""
+    key = a_key()
+    assert [delivered(counter, key) for _ in range(3)] == [
+        Count(Standing.COUNTED, 1),
+        Count(Standing.COUNTED, 2),
+        Count(Standing.COUNTED, 3),
+    ]
+
+
+def test_a_delivery_that_nobody_ended_was_one(counter: DeliveryCounter) -> None:
+    """A worker that died leaves a start without an end; the next start counts on."""
+    key = a_key()
+    numbers = [counter.count(key, a_start(), None).number for _ in range(3)]
+    assert numbers == [1, 2, 3]
+
+
+def test_a_message_that_was_never_counted_has_no_history(counter: DeliveryCounter) -> None:
+    """Asking counts nothing."""
+    key = a_key()
+    assert counter.history(key) == ()
+    assert delivered(counter, key).number == 1
+
+
+def test_an_unawaited_count_is_seen_by_the_next_awaited_one(counter: DeliveryCounter) -> None:
+    """A redelivered message waits for its number; the first start counts in it."""
+    key, start = a_key(), a_start()
+    counter.count_first(key, start)
+    counter.ended(key, an_end(start, 1))
+    assert delivered(counter, key) == Count(Standing.COUNTED, 2)
+
+
+def test_an_unawaited_count_is_seen_without_a_flush(counter: DeliveryCounter) -> None:
+    """The mark is on its way when the call returns."""
+    key = a_key()
+    counter.count_first(key, a_start())
+    assert starts(counter, key) == [(0, 1)]
+
+
+def test_at_the_limit_nothing_is_counted(counter: DeliveryCounter) -> None:
+    """A message at its limit may be offered for ever without changing its count."""
+    key = a_key()
+    answers = [delivered(counter, key, 2) for _ in range(5)]
+    assert answers[:2] == [Count(Standing.COUNTED, 1), Count(Standing.COUNTED, 2)]
+    assert answers[2:] == [Count(Standing.LIMIT_REACHED, 2)] * 3
+    assert starts(counter, key) == [(0, 1), (0, 2)]
+
+
+def test_the_limit_holds_for_deliveries_that_nobody_ended(counter: DeliveryCounter) -> None:
+    """A message that kills every worker is not started once more."""
+    key = a_key()
+    standings = [counter.count(key, a_start(), 2).standing for _ in range(4)]
+    assert standings == [Standing.COUNTED] * 2 + [Standing.LIMIT_REACHED] * 2
+
+
+def test_a_higher_limit_counts_on(counter: DeliveryCounter) -> None:
+    """An operator may raise a limit; the count is kept."""
+    key = a_key()
+    delivered(counter, key, 1)
+    assert delivered(counter, key, 1).standing is Standing.LIMIT_REACHED
+    assert delivered(counter, key, 2) == Count(Standing.COUNTED, 2)
+
+
+def test_a_message_above_a_lowered_limit_is_refused(counter: DeliveryCounter) -> None:
+    """An operator may lower a limit below what was counted."""
+    key = a_key()
+    for _ in range(3):
+        delivered(counter, key)
+    assert delivered(counter, key, 2) == Count(Standing.LIMIT_REACHED, 3)
+
+
+def test_deliveries_that_were_missed_are_counted_with_the_next(counter: DeliveryCounter) -> None:
+    """After an outage of the store the worker says how often the message ran meanwhile."""
+    key = a_key()
+    delivered(counter, key)
+    start = a_start()
+    assert counter.count(key, start, 9, missed=3) == Count(Standing.COUNTED, 5)
+    counter.ended(key, an_end(start, 5))
+    assert delivered(counter, key, 9).number == 6
+
+
+def test_missed_deliveries_use_up_the_limit(counter: DeliveryCounter) -> None:
+    """A poison message does not get more deliveries from an outage."""
+    key = a_key()
+    assert counter.count(key, a_start(), 3, missed=3).standing is Standing.LIMIT_REACHED
+    assert counter.count(key, a_start(), 3).standing is Standing.LIMIT_REACHED
+
+
+def test_an_unawaited_count_says_that_it_is_on_its_way(counter: DeliveryCounter) -> None:
+    """The guard remembers a start that could not be written."""
+    assert counter.count_first(a_key(), a_start()) is True
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"task_id": "u"}, {"retries": 1}, {"redrives": 1}, {"dead_letter_queue": "mail-DLQ"}],
+)
+def test_other_messages_are_counted_apart(counter: DeliveryCounter, other: dict[str, Any]) -> None:
+    """Task, retry, redrive and dead-letter queue tell messages apart."""
+    key, neighbour = a_key(task_id="t"), a_key(**{"task_id": "t", **other})
+    assert [delivered(counter, key).number for _ in range(2)] == [1, 2]
+    assert delivered(counter, neighbour).number == 1
+    assert delivered(counter, key).number == 3
+
+
+@pytest.mark.parametrize("task_id", ["", "süß", "a b\x00\n", "{x}:run:0", "x" * 10_000, "\ud800"])
+def test_any_task_id_is_counted(counter: DeliveryCounter, task_id: str) -> None:
+    """Ids come over the wire and may be any text."""
+    key, start = a_key(task_id=task_id), a_start()
+    counter.count_first(key, start)
+    counter.ended(key, an_end(start, 1))
+    assert delivered(counter, key).number == 2
+    counter.succeeded(key)
+    counter.flush()
+    assert counter.history(key) == ()
+
+
+# -- ends ------------------------------------------------------------------------------
+
+
+def test_an_end_replaces_its_start(counter: DeliveryCounter) -> None:
+    """One delivery is one entry of the history."""
+    key, start = a_key(), a_start()
+    counter.count(key, start, None)
+    end = an_end(start, 1, exception_message="süß\ud800 \x00")
+    counter.ended(key, end)
+    assert counter.history(key) == (end,)
+
+
+def test_an_end_without_a_start_records_nothing(counter: DeliveryCounter) -> None:
+    """A message that was never counted has no history to add to."""
+    key = a_key()
+    counter.ended(key, an_ended_delivery())
+    assert counter.history(key) == ()
+
+
+def test_an_interrupted_delivery_is_recorded_and_not_charged(counter: DeliveryCounter) -> None:
+    """A graceful shutdown is nobody's fault: its number is given out again."""
+    key = a_key()
+    delivered(counter, key)
+    start = a_start()
+    assert counter.count(key, start, None).number == 2
+    interrupted = an_end(start, 2, outcome=Outcome.SHUTDOWN)
+    counter.ended(key, interrupted, charged=False)
+    assert interrupted in counter.history(key)
+    assert delivered(counter, key) == Count(Standing.COUNTED, 2)
+    assert interrupted in counter.history(key)
+    assert starts(counter, key) == [(0, 1), (0, 2), (0, 2)]
+
+
+def test_any_number_of_interruptions_charges_nothing(counter: DeliveryCounter) -> None:
+    """A message may be given back by a hundred deployments and still has its deliveries."""
+    key = a_key()
+    for _ in range(100):
+        start = a_start()
+        assert counter.count(key, start, 1) == Count(Standing.COUNTED, 1)
+        counter.ended(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
+    assert delivered(counter, key, 1).standing is Standing.COUNTED
+    assert delivered(counter, key, 1).standing is Standing.LIMIT_REACHED
+
+
+def test_an_interruption_that_is_told_twice_is_one(counter: DeliveryCounter) -> None:
+    """A note whose answer was lost is sent again; the count must not fall below the truth."""
+    key, start = a_key(), a_start()
+    delivered(counter, key)
+    counter.count(key, start, None)
+    for _ in range(2):
+        counter.ended(key, an_end(start, 2, outcome=Outcome.SHUTDOWN), charged=False)
+    assert delivered(counter, key).number == 2
+
+
+def test_an_interruption_after_forgetting_changes_nothing(counter: DeliveryCounter) -> None:
+    """A late note does not make a count of less than nothing."""
+    key, start = a_key(), a_start()
+    counter.count(key, start, None)
+    counter.succeeded(key)
+    counter.flush()
+    counter.ended(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
+    assert counter.history(key) == ()
+    assert delivered(counter, key).number == 1
+
+
+# -- history ---------------------------------------------------------------------------
+
+
+def test_a_start_is_remembered_with_its_worker(counter: DeliveryCounter) -> None:
+    """If nobody is left to report an end, the start still tells when and where."""
+    key = a_key(retries=2)
+    start = a_start(worker_hostname="celery@süß|1@x", worker_pid=99, retries=2)
+    counter.count(key, start, None)
+    assert counter.history(key) == (start,)
+
+
+def test_a_start_without_a_process_id_has_none(counter: DeliveryCounter) -> None:
+    """A worker may not know it."""
+    key = a_key()
+    counter.count(key, a_start(worker_pid=None), None)
+    assert counter.history(key)[0].worker_pid is None
+
+
+def test_the_number_of_a_delivery_is_the_counters(counter: DeliveryCounter) -> None:
+    """Who counts gives the number; the caller's is not looked at."""
+    key = a_key()
+    counter.count(key, a_start(number=77), None)
+    assert starts(counter, key) == [(0, 1)]
+
+
+def test_history_goes_over_retries_oldest_first(counter: DeliveryCounter) -> None:
+    """A letter shows all deliveries of its task, not only those of the last message."""
+    first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
+    delivered(counter, first)
+    delivered(counter, first)
+    counter.count(second, a_start(retries=1), None)
+    for key in (first, second):
+        assert starts(counter, key) == [(0, 1), (0, 2), (1, 1)]
+        times = [delivery.started_at for delivery in counter.history(key)]
+        assert times == sorted(times)
+    outcomes = [delivery.outcome for delivery in counter.history(second)]
+    assert outcomes == [Outcome.FAILED, Outcome.FAILED, None]
+
+
+def test_history_orders_two_digit_numbers_as_numbers(counter: DeliveryCounter) -> None:
+    """The tenth delivery comes after the ninth."""
+    key = a_key()
+    for _ in range(12):
+        delivered(counter, key)
+    assert starts(counter, key) == [(0, number) for number in range(1, 13)]
+
+
+def test_deliveries_of_one_moment_are_in_the_order_of_their_numbers(
+    counter: DeliveryCounter,
+) -> None:
+    """Clocks may stand still or be set back to the same time."""
+    first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
+    for key in (second, first):
+        for _ in range(12):
+            counter.count(key, a_delivery(started_at=NOW, retries=key.retries), None)
+    assert starts(counter, first) == [(r, n) for r in (0, 1) for n in range(1, 13)]
+
+
+def test_history_of_a_redrive_begins_anew(counter: DeliveryCounter) -> None:
+    """What a message did before it was redriven is in its first letter."""
+    delivered(counter, a_key(task_id="t"))
+    redriven = a_key(task_id="t", redrives=1)
+    start = a_start()
+    counter.count(redriven, start, None)
+    assert counter.history(redriven) == (start,)
+
+
+# -- success ---------------------------------------------------------------------------
+
+
+def test_a_message_that_succeeded_is_forgotten_after_a_flush(counter: DeliveryCounter) -> None:
+    """The clean-up may be put off, but not for ever; it covers all retries of the task."""
+    first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
+    delivered(counter, first)
+    counter.count(second, a_start(retries=1), None)
+    counter.succeeded(second)
+    counter.flush()
+    assert counter.history(first) == counter.history(second) == ()
+
+
+def test_many_messages_that_succeeded_are_forgotten_after_one_flush(
+    counter: DeliveryCounter,
+) -> None:
+    """One flush sends everything that was put off."""
+    keys = [a_key() for _ in range(500)]
+    for key in keys:
+        counter.count_first(key, a_start())
+        counter.succeeded(key)
+    counter.flush()
+    assert all(counter.history(key) == () for key in keys)
+
+
+def test_success_forgets_no_other_message(counter: DeliveryCounter) -> None:
+    """A redrive of the same task goes on counting."""
+    key, redriven = a_key(task_id="t"), a_key(task_id="t", redrives=1)
+    delivered(counter, key)
+    delivered(counter, redriven)
+    counter.succeeded(key)
+    counter.flush()
+    assert number(counter, redriven) == 1
+
+
+def test_an_end_after_forgetting_does_not_bring_a_message_back(counter: DeliveryCounter) -> None:
+    """A late report must not leave a history that nobody cleans up."""
+    key, start = a_key(), a_start()
+    counter.count(key, start, None)
+    counter.succeeded(key)
+    counter.flush()
+    counter.ended(key, an_end(start, 1))
+    counter.flush()
+    assert counter.history(key) == ()
+
+
+def test_a_forgotten_message_is_counted_anew(counter: DeliveryCounter) -> None:
+    """A task id may be used again."""
+    key = a_key()
+    delivered(counter, key, 1)
+    counter.succeeded(key)
+    counter.flush()
+    assert delivered(counter, key, 1) == Count(Standing.COUNTED, 1)
+
+
+def test_signs_of_life_change_no_count(counter: DeliveryCounter) -> None:
+    """They may come at any time, for queues of any name, also before the first count."""
+    counter.alive([])
+    counter.alive([DLQ, "süß-DLQ"])
+    key = a_key()
+    delivered(counter, key)
+    counter.alive([DLQ])
+    assert delivered(counter, key).number == 2
+
+
+def test_flushing_and_closing_may_be_repeated(counter: DeliveryCounter) -> None:
+    """Both never raise."""
+    counter.flush()
+    counter.close()
+    counter.flush()
+    counter.close()
+
+
+# -- Redis alone -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def redis_counter(redis_url: str) -> Iterator[DeliveryCounter]:
+    """Give the counter of Redis alone, for what only Redis does."""
+    wire = Wire(connect(redis_url, 2.0, retries=0), redis_url, SCRIPTS)
+    counter = RedisCounter(wire, Keys(), TTL_SECONDS)
+    yield counter
+    counter.close()
+
+
+def runs(server: RedisServer) -> list[str]:
+    """The keys of all messages that Redis remembers."""
+    return [key.decode() for key in server.client().scan_iter("*:run:*")]
+
+
+def test_redis_forgets_a_message_some_time_after_its_last_start_or_end(
+    redis_counter: DeliveryCounter, redis_server: RedisServer
+) -> None:
+    """The time to live slides with each start and each end, and with a refused start."""
+    client, key, start = redis_server.client(), a_key(), a_start()
+    run = Keys().run(key)
+    for step in (
+        lambda: redis_counter.count_first(key, start),
+        lambda: redis_counter.ended(key, an_end(start, 1)),
+        lambda: delivered(redis_counter, key),
+        lambda: delivered(redis_counter, key, 1),
+        lambda: redis_counter.ended(key, an_end(start, 2), charged=False),
+    ):
+        client.pexpire(run, 10_000)
+        step()
+        redis_counter.flush()
+        assert (TTL_SECONDS - 60) * 1000 < client.pttl(run) <= TTL_SECONDS * 1000
+
+
+def test_redis_keeps_a_bounded_number_of_deliveries_of_a_message(
+    redis_counter: DeliveryCounter, redis_server: RedisServer
+) -> None:
+    """A message that is delivered for ever does not fill Redis; the count goes on."""
+    key = a_key()
+    for _ in range(HISTORY_LIMIT + 30):
+        delivered(redis_counter, key)
+    assert starts(redis_counter, key) == [(0, n) for n in range(31, HISTORY_LIMIT + 31)]
+    assert redis_server.client().hlen(Keys().run(key)) <= 2 * HISTORY_LIMIT + 1
+
+
+def test_redis_keeps_a_bounded_number_of_retries_of_a_task(
+    redis_counter: DeliveryCounter, redis_server: RedisServer
+) -> None:
+    """A task that retries for ever does not fill Redis."""
+    for retries in range(HISTORY_LIMIT + 30):
+        key = a_key(task_id="t", retries=retries)
+        for _ in range(2):
+            delivered(redis_counter, key)
+    kept = range(30, HISTORY_LIMIT + 30)
+    assert starts(redis_counter, key) == [(r, n) for r in kept for n in (1, 2)]
+    assert redis_server.client().hlen(Keys().run(key)) == HISTORY_LIMIT * 5
+
+
+def test_redis_keeps_a_bounded_number_of_interruptions(
+    redis_counter: DeliveryCounter, redis_server: RedisServer
+) -> None:
+    """A message that is given back for ever does not fill Redis."""
+    key = a_key()
+    for _ in range(100):
+        start = a_start()
+        redis_counter.count(key, start, None)
+        redis_counter.ended(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
+    redis_counter.flush()
+    assert redis_server.client().hlen(Keys().run(key)) < HISTORY_LIMIT
+
+
+def test_redis_keeps_nothing_of_messages_that_succeeded(
+    redis_counter: DeliveryCounter, redis_server: RedisServer
+) -> None:
+    """Healthy work leaves no trace but the sign of life of its worker."""
+    for _ in range(100):
+        key = a_key()
+        redis_counter.count_first(key, a_start())
+        redis_counter.succeeded(key)
+    redis_counter.flush()
+    redis_counter.history(a_key())
+    assert redis_server.client().keys() == [Keys().workers(DLQ).encode()]
+
+
+def test_redis_sends_what_was_put_off_when_it_is_closed(
+    redis_counter: DeliveryCounter, redis_server: RedisServer
+) -> None:
+    """A worker's last clean-ups are not lost at its end."""
+    key = a_key()
+    redis_counter.count_first(key, a_start())
+    redis_counter.succeeded(key)
+    redis_counter.close()
+    assert runs(redis_server) == []

@@ -1,0 +1,516 @@
+"""What every `DeadLetterStore` does."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, key_of
+from waiting import poll
+
+from celery_dlq.backends.redis.scripts import MOST_IDS
+from celery_dlq.backends.redis.store import PAGE
+from celery_dlq.ports import ClaimState, DeadLetterStore, Group, QueueSummary, Stored
+from celery_dlq.record import DeadLetter, Reason
+
+if TYPE_CHECKING:
+    from conftest import Backend
+
+SEVERAL_PAGES = 2 * PAGE + 50
+MINUTE = timedelta(minutes=1)
+
+
+def stored(store: DeadLetterStore, **changes: Any) -> DeadLetter:
+    """A letter that is in the store."""
+    letter = a_letter(**changes)
+    assert store.dead_letter(letter, key_of(letter)) is Stored.NEW
+    return letter
+
+
+def many(store: DeadLetterStore, count: int) -> list[DeadLetter]:
+    """Letters that are in the store, oldest first."""
+    return [
+        stored(store, dead_lettered_at=NOW + timedelta(seconds=number), retries=number)
+        for number in range(count)
+    ]
+
+
+def ids(store: DeadLetterStore, queue: str = DLQ, *, newest_first: bool = False) -> list[str]:
+    """The ids of all letters of a queue."""
+    return [found.letter.id for found in store.letters(queue, newest_first=newest_first)]
+
+
+def claim(
+    store: DeadLetterStore, *letter_ids: str, owner: str = "me", lease_seconds: float = 60.0
+) -> list[ClaimState]:
+    """Claim letters of the usual queue."""
+    return store.claim(DLQ, letter_ids, owner=owner, lease_seconds=lease_seconds)
+
+
+# -- storing -----------------------------------------------------------------------
+
+
+def test_a_store_that_works_answers(store: DeadLetterStore) -> None:
+    """A starting worker asks before it takes messages."""
+    store.check()
+
+
+def test_a_stored_letter_comes_back_whole(store: DeadLetterStore) -> None:
+    """Every field survives, unknown ones too."""
+    letter = stored(
+        store,
+        body=bytes(range(256)),
+        description="süß \x00 \N{PILE OF POO}",
+        history=(an_ended_delivery(), a_delivery(number=2)),
+        published_at=NOW - MINUTE,
+        retries=3,
+        traceback=None,
+        headers='{"retries":3}',
+        extra={"mood": b"\xff\x00"},
+    )
+    assert store.get(DLQ, letter.id) == letter
+    assert [found.letter for found in store.letters(DLQ, newest_first=False)] == [letter]
+
+
+def test_storing_twice_is_storing_once(store: DeadLetterStore) -> None:
+    """A worker killed between storing and acknowledging stores again: the first letter stays."""
+    letter = stored(store, description="first")
+    again = a_letter(task_id=letter.task_id, description="second")
+    assert again.id == letter.id
+    assert store.dead_letter(again, key_of(again)) is Stored.ALREADY_THERE
+    assert [found.letter for found in store.letters(DLQ, newest_first=False)] == [letter]
+    assert store.queues()[0].reasons == {"failed": 1}
+    assert store.groups(DLQ)[0].letters == 1
+
+
+def test_a_removed_letter_can_be_stored_again(store: DeadLetterStore) -> None:
+    """Idempotence is about letters that are there."""
+    letter = stored(store)
+    store.remove(DLQ, [letter.id])
+    assert store.dead_letter(letter, key_of(letter)) is Stored.NEW
+    assert ids(store) == [letter.id]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_storing_a_letter_forgets_the_counts_of_its_task(backend: Backend, *, twice: bool) -> None:
+    """The history is in the letter now; also a second storing cleans up."""
+    letter = a_letter(retries=1)
+    key = key_of(letter)
+    if twice:
+        backend.store.dead_letter(letter, key)
+    for retries in (0, 1):
+        backend.counter.count(a_key(task_id=letter.task_id, retries=retries), a_delivery(), None)
+    backend.store.dead_letter(letter, key)
+    assert backend.counter.history(key) == ()
+    assert backend.counter.count(key, a_delivery(), None).number == 1
+
+
+def test_an_end_after_the_letter_does_not_bring_the_counts_back(backend: Backend) -> None:
+    """A late report of a dead message leaves nothing behind."""
+    letter = a_letter()
+    key = key_of(letter)
+    backend.counter.count(key, a_delivery(), None)
+    backend.store.dead_letter(letter, key)
+    backend.counter.ended(key, an_ended_delivery())
+    backend.counter.flush()
+    assert backend.counter.history(key) == ()
+
+
+def test_storing_a_letter_keeps_the_counts_of_others(backend: Backend) -> None:
+    """Only the message that died is forgotten."""
+    other = a_key()
+    backend.counter.count(other, a_delivery(), None)
+    stored(backend.store)
+    assert backend.counter.count(other, a_delivery(), None).number == 2
+
+
+@pytest.mark.parametrize("task_id", ["", "süß", "a\x00b", "\ud800"])
+def test_any_task_id_makes_a_letter(store: DeadLetterStore, task_id: str) -> None:
+    """Ids come over the wire and may be any text; the letter is stored all the same."""
+    letter = stored(store, task_id=task_id)
+    found = store.get(DLQ, letter.id)
+    assert found is not None
+    assert found.body == letter.body
+
+
+# -- reading -----------------------------------------------------------------------
+
+
+def test_an_unknown_queue_is_empty(store: DeadLetterStore) -> None:
+    """Reading what does not exist gives nothing and makes nothing."""
+    assert ids(store, "nowhere") == []
+    assert store.get("nowhere", "x") is None
+    assert store.ids("nowhere", "", most=5) == []
+    assert store.groups("nowhere") == []
+    assert store.last_position("nowhere") is None
+    assert list(store.fields("nowhere", after=None, until="9-9", page_size=5)) == []
+    assert store.claim("nowhere", ["x"], owner="me", lease_seconds=1) == [ClaimState.GONE]
+    assert store.remove("nowhere", ["x"]) == 0
+    assert store.names() == []
+    assert store.queues() == []
+
+
+def test_an_unknown_letter_is_none(store: DeadLetterStore) -> None:
+    """``None`` is the answer, not an error."""
+    stored(store)
+    assert store.get(DLQ, "x") is None
+
+
+def test_letters_are_found_by_the_beginning_of_their_id(store: DeadLetterStore) -> None:
+    """People type the first digits; characters of patterns mean themselves."""
+    for letter_id in ("abc-1", "abc-2", "abd-1", "a*c-1", "[ab]-1"):
+        stored(store, id=letter_id)
+    assert sorted(store.ids(DLQ, "abc", most=5)) == ["abc-1", "abc-2"]
+    assert len(store.ids(DLQ, "ab", most=2)) == 2
+    assert store.ids(DLQ, "a*", most=5) == ["a*c-1"]
+    assert store.ids(DLQ, "[ab]", most=5) == ["[ab]-1"]
+    assert store.ids(DLQ, "x", most=5) == []
+
+
+def test_letters_come_in_both_orders_over_several_pages(store: DeadLetterStore) -> None:
+    """No letter is missed or shown twice where two pages meet."""
+    expected = [letter.id for letter in many(store, SEVERAL_PAGES)]
+    assert ids(store) == expected
+    assert ids(store, newest_first=True) == expected[::-1]
+
+
+def test_exactly_full_pages_end(store: DeadLetterStore) -> None:
+    """The page after the last is empty."""
+    expected = [letter.id for letter in many(store, 2 * PAGE)]
+    assert ids(store) == expected
+    assert ids(store, newest_first=True) == expected[::-1]
+
+
+def test_positions_increase_strictly(store: DeadLetterStore) -> None:
+    """An exporter can say up to where it read."""
+    many(store, 15)
+    found = [letter.position for letter in store.letters(DLQ, newest_first=False)]
+    backwards = [letter.position for letter in store.letters(DLQ, newest_first=True)]
+    assert len(set(found)) == 15
+    assert backwards == found[::-1]
+    assert store.last_position(DLQ) == found[-1]
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_letters_that_arrive_while_reading_are_left_out(
+    store: DeadLetterStore, *, newest_first: bool
+) -> None:
+    """A redrive that puts letters back would never end otherwise."""
+    expected = {letter.id for letter in many(store, SEVERAL_PAGES)}
+    reading = store.letters(DLQ, newest_first=newest_first)
+    seen = [found.letter.id for found in islice(reading, 1)]
+    late = stored(store)
+    seen += [found.letter.id for found in reading]
+    assert len(seen) == SEVERAL_PAGES
+    assert set(seen) == expected
+    assert late.id in ids(store)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_letters_may_be_removed_while_reading(
+    store: DeadLetterStore, *, newest_first: bool
+) -> None:
+    """A redrive removes what it reads; no later letter is skipped for that."""
+    expected = {letter.id for letter in many(store, SEVERAL_PAGES)}
+    seen = set()
+    for found in store.letters(DLQ, newest_first=newest_first):
+        seen.add(found.letter.id)
+        store.remove(DLQ, [found.letter.id])
+    assert seen == expected
+    assert ids(store) == []
+
+
+def test_raw_pages_hold_the_storage_form(store: DeadLetterStore) -> None:
+    """The exporter gets every field's bytes with the position, oldest first."""
+    letters = many(store, 7)
+    end = store.last_position(DLQ)
+    assert end is not None
+    pages = list(store.fields(DLQ, after=None, until=end, page_size=3))
+    assert [len(page) for page in pages] == [3, 3, 1]
+    entries = [entry for page in pages for entry in page]
+    assert [{name.decode(): value for name, value in fields.items()} for _, fields in entries] == [
+        letter.to_fields() for letter in letters
+    ]
+    assert [position for position, _ in entries] == [
+        found.position for found in store.letters(DLQ, newest_first=False)
+    ]
+
+
+def test_raw_pages_go_on_after_a_position_and_end_at_another(store: DeadLetterStore) -> None:
+    """A second export reads what is new; ``after`` is left out, ``until`` is taken."""
+    many(store, 10)
+    places = [found.position for found in store.letters(DLQ, newest_first=False)]
+    pages = store.fields(DLQ, after=places[2], until=places[6], page_size=2)
+    assert [position for page in pages for position, _ in page] == places[3:7]
+    assert list(store.fields(DLQ, after=places[-1], until=places[-1], page_size=2)) == []
+
+
+def test_the_last_position_stays_when_letters_go(store: DeadLetterStore) -> None:
+    """A queue that was emptied is told from one that was deleted and made anew."""
+    many(store, 3)
+    end = store.last_position(DLQ)
+    store.remove(DLQ, ids(store))
+    assert ids(store) == []
+    assert store.last_position(DLQ) == end
+
+
+def test_a_position_of_one_queue_is_not_moved_by_another(store: DeadLetterStore) -> None:
+    """Exports of queues do not depend on each other."""
+    stored(store)
+    end = store.last_position(DLQ)
+    stored(store, dead_letter_queue="mail-DLQ")
+    assert store.last_position(DLQ) == end
+
+
+# -- overviews -----------------------------------------------------------------------
+
+
+def test_queues_are_listed_by_name_with_numbers_ages_and_reasons(store: DeadLetterStore) -> None:
+    """The first look of an operator."""
+    stored(store, dead_lettered_at=NOW, reason=Reason.FAILED)
+    stored(store, dead_lettered_at=NOW + MINUTE, reason=Reason.REJECTED)
+    stored(store, dead_lettered_at=NOW + 2 * MINUTE, reason=Reason.FAILED)
+    stored(store, dead_letter_queue="mail-DLQ", dead_lettered_at=NOW)
+    assert store.names() == ["mail-DLQ", DLQ]
+    assert store.queues() == [
+        QueueSummary(
+            name="mail-DLQ", letters=1, oldest_at=NOW, newest_at=NOW, reasons={"failed": 1}
+        ),
+        QueueSummary(
+            name=DLQ, letters=3, oldest_at=NOW, newest_at=NOW + 2 * MINUTE,
+            reasons={"failed": 2, "rejected": 1},
+        ),
+    ]  # fmt: skip
+
+
+def test_an_emptied_queue_is_still_listed(store: DeadLetterStore) -> None:
+    """It had letters, and it may get some again."""
+    letter = stored(store)
+    store.remove(DLQ, [letter.id])
+    assert store.names() == [DLQ]
+    assert store.queues() == [QueueSummary(name=DLQ, letters=0)]
+
+
+def test_groups_are_the_letters_of_one_fingerprint_largest_first(store: DeadLetterStore) -> None:
+    """A thousand letters are few causes."""
+    stored(store, fingerprint="aa", dead_lettered_at=NOW, task_name="t.a")
+    for minute in (1, 2):
+        last = stored(
+            store, fingerprint="bb", dead_lettered_at=NOW + minute * MINUTE, task_name="t.b",
+            reason=Reason.TIME_LIMIT_EXCEEDED, exception_type=None,
+        )  # fmt: skip
+    one, other = store.groups(DLQ)
+    assert one == Group(
+        fingerprint="bb", letters=2, task_name="t.b", reason="time_limit_exceeded",
+        exception_type=None, first_seen_at=NOW + MINUTE, last_seen_at=NOW + 2 * MINUTE,
+        example_id=last.id,
+    )  # fmt: skip
+    assert (other.fingerprint, other.letters, other.exception_type) == ("aa", 1, "ValueError")
+
+
+def test_groups_of_one_size_are_in_the_order_of_their_fingerprints(store: DeadLetterStore) -> None:
+    """Two calls show the same list."""
+    for fingerprint in ("cc", "aa", "bb"):
+        stored(store, fingerprint=fingerprint)
+    assert [group.fingerprint for group in store.groups(DLQ)] == ["aa", "bb", "cc"]
+
+
+def test_groups_and_reasons_follow_removals(store: DeadLetterStore) -> None:
+    """A group or reason without letters disappears, the others keep their numbers."""
+    first = stored(store, fingerprint="aa", reason=Reason.FAILED)
+    second = stored(store, fingerprint="aa", reason=Reason.FAILED)
+    third = stored(store, fingerprint="bb", reason=Reason.REJECTED)
+    store.remove(DLQ, [first.id, third.id])
+    assert [(group.fingerprint, group.letters) for group in store.groups(DLQ)] == [("aa", 1)]
+    assert store.queues()[0].reasons == {"failed": 1}
+    store.remove(DLQ, [second.id])
+    assert store.groups(DLQ) == []
+    assert store.queues()[0].reasons == {}
+
+
+def test_a_group_that_comes_back_begins_anew(store: DeadLetterStore) -> None:
+    """After the last letter of a cause is gone, its times are forgotten too."""
+    letter = stored(store, fingerprint="aa", dead_lettered_at=NOW)
+    store.remove(DLQ, [letter.id])
+    stored(store, fingerprint="aa", dead_lettered_at=NOW + MINUTE)
+    assert [group.first_seen_at for group in store.groups(DLQ)] == [NOW + MINUTE]
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_the_example_of_a_group_is_never_a_removed_letter(
+    store: DeadLetterStore, gone: int
+) -> None:
+    """An operator opens the example; no example is better than one that is not there."""
+    letters = many(store, 3)
+    store.remove(DLQ, [letters[gone].id])
+    assert store.groups(DLQ)[0].example_id in {*ids(store), ""}
+
+
+def test_two_dead_letter_queues_are_separate(store: DeadLetterStore) -> None:
+    """Letters, groups, claims and removals of one do not touch the other."""
+    here = stored(store, task_id="t")
+    there = stored(store, task_id="t", dead_letter_queue="mail-DLQ")
+    assert store.get("mail-DLQ", here.id) is None
+    assert store.claim("mail-DLQ", [here.id], owner="me", lease_seconds=9) == [ClaimState.GONE]
+    assert claim(store, here.id) == [ClaimState.CLAIMED]
+    assert store.remove("mail-DLQ", [here.id]) == 0
+    assert store.remove(DLQ, [here.id]) == 1
+    assert ids(store, "mail-DLQ") == [there.id]
+    assert [group.letters for group in store.groups("mail-DLQ")] == [1]
+    assert store.groups(DLQ) == []
+
+
+# -- removing ------------------------------------------------------------------------
+
+
+def test_removing_says_how_many_were_there(store: DeadLetterStore) -> None:
+    """Unknown and repeated ids do not count."""
+    one, other = stored(store), stored(store)
+    assert store.remove(DLQ, [one.id, "x", one.id]) == 1
+    assert ids(store) == [other.id]
+    assert store.remove(DLQ, [one.id]) == 0
+    assert store.remove(DLQ, []) == 0
+
+
+def test_any_number_of_letters_is_removed_at_once(store: DeadLetterStore) -> None:
+    """Callers need not know how many ids one step takes, and may give an iterator."""
+    letters = many(store, MOST_IDS + 20)
+    assert store.remove(DLQ, (letter.id for letter in letters[:-1])) == MOST_IDS + 19
+    assert ids(store) == [letters[-1].id]
+
+
+# -- claims --------------------------------------------------------------------------
+
+
+def test_a_free_letter_is_claimed(store: DeadLetterStore) -> None:
+    """Each id has its answer, in order; what is not there is gone."""
+    one, other = stored(store), stored(store)
+    assert claim(store, one.id, "x", other.id) == [
+        ClaimState.CLAIMED, ClaimState.GONE, ClaimState.CLAIMED,
+    ]  # fmt: skip
+    assert claim(store) == []
+
+
+def test_a_claimed_letter_is_held_for_everybody_else(store: DeadLetterStore) -> None:
+    """Two operators never redrive one letter; asking does not prolong or steal."""
+    letter = stored(store)
+    claim(store, letter.id)
+    for _ in range(2):
+        assert claim(store, letter.id, owner="you") == [ClaimState.HELD]
+
+
+def test_a_claim_does_not_hide_the_letter(store: DeadLetterStore) -> None:
+    """It is still read, counted and removable."""
+    letter = stored(store)
+    claim(store, letter.id)
+    assert ids(store) == [letter.id]
+    assert store.remove(DLQ, [letter.id]) == 1
+
+
+def test_an_expired_claim_is_reclaimed(store: DeadLetterStore) -> None:
+    """A redrive that died is noticed: its letters may have been published."""
+    letter = stored(store)
+    claim(store, letter.id, lease_seconds=0.05)
+    states: list[ClaimState] = []
+
+    def taken_over() -> bool:
+        states.extend(claim(store, letter.id, owner="you"))
+        return states[-1] is not ClaimState.HELD
+
+    poll(taken_over)
+    assert states[-1] is ClaimState.RECLAIMED
+    assert claim(store, letter.id, owner="me") == [ClaimState.HELD]
+
+
+def test_a_published_letter_is_only_to_be_removed(store: DeadLetterStore) -> None:
+    """Once the broker confirmed it, anybody may finish, at once, and nobody publishes again."""
+    letter = stored(store)
+    claim(store, letter.id)
+    store.mark_published(DLQ, [letter.id], owner="me")
+    assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
+
+
+def test_a_published_letter_stays_published(store: DeadLetterStore) -> None:
+    """The second redrive may die too; the third still knows."""
+    letter = stored(store)
+    claim(store, letter.id)
+    store.mark_published(DLQ, [letter.id], owner="me")
+    claim(store, letter.id, owner="you")
+    assert claim(store, letter.id, owner="her") == [ClaimState.HELD]
+    assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
+
+
+def test_a_released_letter_is_free_again(store: DeadLetterStore) -> None:
+    """A redrive that stops gives back what it did not use."""
+    one, other = stored(store), stored(store)
+    claim(store, one.id, other.id)
+    store.release(DLQ, [one.id], owner="me")
+    assert claim(store, one.id, other.id, owner="you") == [ClaimState.CLAIMED, ClaimState.HELD]
+
+
+def test_nobody_releases_the_claim_of_another(store: DeadLetterStore) -> None:
+    """A redrive whose lease ran out must not free what another took over."""
+    letter = stored(store)
+    claim(store, letter.id)
+    store.release(DLQ, [letter.id, "x"], owner="you")
+    store.release(DLQ, [letter.id], owner="m")
+    assert claim(store, letter.id, owner="you") == [ClaimState.HELD]
+
+
+def test_releasing_does_not_forget_that_a_letter_was_published(store: DeadLetterStore) -> None:
+    """The note of the broker's confirmation is worth more than a claim."""
+    letter = stored(store)
+    claim(store, letter.id)
+    store.mark_published(DLQ, [letter.id], owner="me")
+    store.release(DLQ, [letter.id], owner="me")
+    assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
+
+
+def test_a_removed_letter_leaves_no_claim(store: DeadLetterStore) -> None:
+    """The same message may die again after its redrive; its letter is free then."""
+    letter = stored(store)
+    claim(store, letter.id)
+    store.mark_published(DLQ, [letter.id], owner="me")
+    store.remove(DLQ, [letter.id])
+    assert claim(store, letter.id, owner="you") == [ClaimState.GONE]
+    store.dead_letter(letter, key_of(letter))
+    assert claim(store, letter.id, owner="you") == [ClaimState.CLAIMED]
+
+
+def test_owners_of_any_text_are_told_apart(store: DeadLetterStore) -> None:
+    """An owner's name holds host names; characters of patterns mean themselves."""
+    letter = stored(store)
+    owner = "id|x|99@höst:1.%a*[b"
+    assert claim(store, letter.id, owner=owner) == [ClaimState.CLAIMED]
+    assert claim(store, letter.id, owner="id") == [ClaimState.HELD]
+    store.release(DLQ, [letter.id], owner="id")
+    assert claim(store, letter.id, owner="id|x") == [ClaimState.HELD]
+    store.release(DLQ, [letter.id], owner=owner)
+    assert claim(store, letter.id, owner="id") == [ClaimState.CLAIMED]
+
+
+def test_any_number_of_letters_is_claimed_noted_and_released_at_once(
+    store: DeadLetterStore,
+) -> None:
+    """Callers need not know how many ids one step takes."""
+    some = [letter.id for letter in many(store, MOST_IDS + 20)]
+    assert claim(store, *some) == [ClaimState.CLAIMED] * len(some)
+    store.mark_published(DLQ, some[:-10], owner="me")
+    store.release(DLQ, some, owner="me")
+    states = claim(store, *some, owner="you")
+    assert states == [ClaimState.PUBLISHED] * (len(some) - 10) + [ClaimState.CLAIMED] * 10
+
+
+def test_closing_may_be_repeated(store: DeadLetterStore) -> None:
+    """It never raises."""
+    store.close()
+    store.close()
+
+
+def test_builders_make_letters_of_different_messages() -> None:
+    """The tests above rest on it: each letter is another one, at an aware time."""
+    one, other = a_letter(), a_letter()
+    assert one.id != other.id
+    assert isinstance(one.dead_lettered_at, datetime)

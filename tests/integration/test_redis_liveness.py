@@ -1,0 +1,228 @@
+"""Redelivered messages and the workers they ran on: dead, alive, or not known yet.
+
+A broker delivers a message again because its worker died, or because it believes so (a
+visibility time-out). Only the first is a delivery to be charged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from builders import DLQ, a_delivery, a_key, an_ended_delivery
+from servers import RedisServer
+from waiting import poll
+
+from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.ports import Count, MessageKey, Standing
+
+KEYS = Keys()
+STALE_SECONDS = 1.0
+A_WHILE = 3600.0
+
+
+class Workers:
+    """Makes counters, each that of another worker process."""
+
+    def __init__(self, url: str, open_ones: ExitStack) -> None:
+        self._url = url
+        self._open = open_ones
+
+    def start(self, stale_seconds: float = STALE_SECONDS) -> RedisCounter:
+        """The counter of a new worker process."""
+        wire = Wire(connect(self._url, 5.0, retries=0), self._url, SCRIPTS)
+        counter = RedisCounter(wire, KEYS, 3600.0, stale_seconds)
+        self._open.callback(counter.close)
+        return counter
+
+
+@pytest.fixture
+def workers(redis_url: str) -> Iterator[Workers]:
+    """Give worker processes on the shared server."""
+    with ExitStack() as open_ones:
+        yield Workers(redis_url, open_ones)
+
+
+class Redelivery:
+    """A message that a worker holds and asks about, as the guard does: now and then."""
+
+    def __init__(self, counter: RedisCounter, key: MessageKey, limit: int | None = None) -> None:
+        self._counter, self._key, self._limit = counter, key, limit
+        self._seen_at: float | None = None
+
+    def ask(self) -> Count:
+        """What counting says now."""
+        waited = None if self._seen_at is None else time.monotonic() - self._seen_at
+        count = self._counter.count(self._key, a_delivery(), self._limit, waited_seconds=waited)
+        if count.standing is Standing.UNCERTAIN and self._seen_at is None:
+            self._seen_at = time.monotonic()
+        return count
+
+    def answer(self, *alive: RedisCounter) -> Count:
+        """What counting says in the end, while some workers give signs of life."""
+
+        def certain() -> Count | None:
+            for counter in alive:
+                counter.alive([DLQ])
+            count = self.ask()
+            return None if count.standing is Standing.UNCERTAIN else count
+
+        return poll(certain, timeout_seconds=STALE_SECONDS + 10, every_seconds=0.05)  # type: ignore[return-value]
+
+
+def test_a_message_of_a_worker_that_died_this_moment_is_uncertain(workers: Workers) -> None:
+    """Its last sign of life is fresh, so nothing is counted yet, however often one asks."""
+    died, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
+    died.count_first(key, a_delivery())
+    died.flush()
+    redelivery = Redelivery(other, key)
+    assert [redelivery.ask() for _ in range(3)] == [Count(Standing.UNCERTAIN, 1)] * 3
+
+
+def test_a_message_of_a_worker_that_stays_silent_is_counted(workers: Workers) -> None:
+    """After the stale time the worker is dead, and this is the second delivery."""
+    died, other, key = workers.start(), workers.start(), a_key()
+    died.count_first(key, a_delivery())
+    died.flush()
+    assert Redelivery(other, key).answer(other) == Count(Standing.COUNTED, 2)
+
+
+def test_the_limit_holds_after_a_worker_died(workers: Workers) -> None:
+    """The waiting changes nothing about the bound."""
+    died, other, key = workers.start(), workers.start(), a_key()
+    died.count_first(key, a_delivery())
+    died.flush()
+    assert Redelivery(other, key, limit=1).answer() == Count(Standing.LIMIT_REACHED, 1)
+
+
+def test_a_message_that_runs_on_a_live_worker_is_not_charged(workers: Workers) -> None:
+    """A visibility time-out shorter than the task delivers a copy; nobody has died."""
+    running, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
+    running.count_first(key, a_delivery())
+    running.flush()
+    redelivery = Redelivery(other, key, limit=1)
+    assert redelivery.answer(running, other) == Count(Standing.RUNNING, 1)
+    running.ended(key, an_ended_delivery())
+    assert len(running.history(key)) == 1
+
+
+def test_a_message_whose_delivery_ended_is_counted_at_once(workers: Workers) -> None:
+    """A live worker that gave it back is done with it."""
+    first, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
+    first.count_first(key, a_delivery())
+    first.ended(key, an_ended_delivery())
+    first.flush()
+    assert Redelivery(other, key).ask() == Count(Standing.COUNTED, 2)
+
+
+def test_an_interrupted_message_is_counted_at_once_and_not_charged(workers: Workers) -> None:
+    """After a cold shutdown the next worker need not wait until the old one is stale."""
+    first, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
+    first.count_first(key, a_delivery())
+    first.ended(key, an_ended_delivery(), charged=False)
+    first.flush()
+    assert Redelivery(other, key).ask() == Count(Standing.COUNTED, 1)
+
+
+def test_a_restarted_worker_of_the_same_name_and_pid_is_another(workers: Workers) -> None:
+    """In a container every process has pid 1; its signs of life are not the dead one's."""
+    died, restarted, key = workers.start(), workers.start(), a_key()
+    died.count_first(key, a_delivery(worker_hostname="celery@pod", worker_pid=1))
+    died.flush()
+    restarted.count_first(a_key(), a_delivery(worker_hostname="celery@pod", worker_pid=1))
+    assert Redelivery(restarted, key).answer(restarted) == Count(Standing.COUNTED, 2)
+
+
+def test_copies_of_a_running_message_are_charged_in_the_end(workers: Workers) -> None:
+    """Bounded: should the note of an end be lost, a poison message still does not run for ever."""
+    running, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
+    running.count_first(key, a_delivery())
+    running.flush()
+    redelivery = Redelivery(other, key)
+    redelivery.answer(running)
+    standings = []
+    for _ in range(30):
+        standings.append(redelivery.answer(running).standing)
+        if standings[-1] is Standing.COUNTED:
+            break
+    assert Standing.COUNTED in standings
+    assert set(standings[:-1]) == {Standing.RUNNING}
+
+
+def test_signs_of_life_are_kept_for_live_workers_only(
+    workers: Workers, redis_server: RedisServer
+) -> None:
+    """Pods come and go; Redis forgets those that have been silent for a day."""
+    client, place = redis_server.client(), KEYS.workers(DLQ)
+    client.zadd(place, {"1@gone#00000000": time.time() * 1000 - 25 * 3600 * 1000})
+    worker = workers.start()
+    worker.count_first(a_key(), a_delivery())
+    worker.flush()
+    worker.alive([DLQ])
+    worker.history(a_key())
+    assert client.zcard(place) == 1
+    assert client.pttl(place) > 0
+
+
+def test_the_first_message_of_a_queue_is_counted_once_when_scripts_were_lost(
+    workers: Workers, redis_server: RedisServer
+) -> None:
+    """The count and the first sign of life go out together; one refusal must not double one."""
+    worker, key = workers.start(), a_key(dead_letter_queue="mail-DLQ")
+    worker.count_first(a_key(), a_delivery())
+    worker.flush()
+    redis_server.client().script_flush()
+    worker.count_first(key, a_delivery())
+    worker.flush()
+    worker.history(key)
+    assert redis_server.client().hget(KEYS.run(key), "count:0") == b"1"
+
+
+def test_signs_of_life_survive_the_loss_of_scripts(
+    workers: Workers, redis_server: RedisServer
+) -> None:
+    """A worker must not look dead because somebody emptied the script cache."""
+    worker, names = workers.start(), [DLQ, "mail-DLQ"]
+    worker.count_first(a_key(), a_delivery())
+    worker.flush()
+    redis_server.client().script_flush()
+    worker.alive(names)
+    worker.flush()
+    worker.history(a_key())
+    assert all(redis_server.client().zcard(KEYS.workers(name)) == 1 for name in names)
+
+
+def test_the_end_of_a_delivery_is_written_when_redis_is_back() -> None:
+    """An outage at the wrong moment must not make a finished delivery look like a crash."""
+    with (
+        RedisServer("--appendonly", "yes", "--appendfsync", "always") as server,
+        ExitStack() as open_ones,
+    ):
+        workers, key = Workers(server.url, open_ones), a_key()
+        worker = workers.start()
+        worker.count_first(key, a_delivery())
+        worker.flush()
+        server.kill()
+        worker.ended(key, an_ended_delivery())
+        server.start()
+
+        def written() -> bool:
+            worker.flush()
+            return bool(server.client().hexists(KEYS.run(key), "end:0:1"))
+
+        poll(written, timeout_seconds=20)
+        assert worker.history(key) == (an_ended_delivery(),)
+
+
+def test_signs_of_life_never_raise() -> None:
+    """The guard gives them once a second, whatever Redis does."""
+    with RedisServer() as server, ExitStack() as open_ones:
+        worker = Workers(server.url, open_ones).start()
+        worker.count_first(a_key(), a_delivery())
+        server.kill()
+        worker.alive([DLQ, "mail-DLQ"])
+        worker.flush()

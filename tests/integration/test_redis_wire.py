@@ -1,0 +1,735 @@
+"""Redis with faults: killed, emptied, hanging, full, read-only, behind a password."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from builders import DLQ, a_delivery, a_key, a_letter, an_ended_delivery, key_of
+from servers import RedisServer
+from waiting import poll
+
+from celery_dlq.backends.redis.connection import Breaker, Wire, connect
+from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.errors import SettingsError, StoreUnavailable
+from celery_dlq.ports import MessageKey, Standing
+
+KEYS = Keys()
+TIMEOUT_SECONDS = 0.5
+SECRET = "s3cret-word"
+
+
+class Parts:
+    """Wires, counters and stores on one URL, closed at the end of a test."""
+
+    def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.url = url
+        self._timeout = timeout_seconds
+        self._open = ExitStack()
+
+    def wire(self, **options: Any) -> Wire:
+        """A wire that knows the counter's scripts."""
+        client = connect(self.url, self._timeout, retries=0)
+        wire = Wire(client, self.url, SCRIPTS, **options)
+        self._open.callback(wire.close)
+        return wire
+
+    def counter(self, wire: Wire | None = None) -> RedisCounter:
+        """A counter as a worker has it."""
+        counter = RedisCounter(wire or self.wire(), KEYS, 3600.0)
+        self._open.callback(counter.close)
+        return counter
+
+    def store(self) -> RedisStore:
+        """A store as a worker has it."""
+        store = RedisStore(connect(self.url, self._timeout), self.url, KEYS)
+        self._open.callback(store.close)
+        return store
+
+    def close(self) -> None:
+        """Close everything, last made first."""
+        self._open.close()
+
+
+@pytest.fixture
+def parts(redis_url: str) -> Iterator[Parts]:
+    """Give parts on the shared server, for tests that do not break it."""
+    made = Parts(redis_url, timeout_seconds=5.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """Give a server of one's own, for tests that break it."""
+    with RedisServer() as started:
+        yield started
+
+
+@pytest.fixture
+def own(server: RedisServer) -> Iterator[Parts]:
+    """Give parts on one's own server."""
+    made = Parts(server.url)
+    yield made
+    made.close()
+
+
+def unavailable(call: Callable[[], object]) -> str:
+    """The text with which a call says that the store is not available."""
+    with pytest.raises(StoreUnavailable) as raised:
+        call()
+    return str(raised.value)
+
+
+def counted(counter: RedisCounter, key: MessageKey) -> int:
+    """Count a delivery that ends at once, and wait for its number."""
+    count = counter.count(key, a_delivery(), None)
+    assert count.standing is Standing.COUNTED
+    counter.ended(key, an_ended_delivery(number=count.number))
+    return count.number
+
+
+def count_of(server: RedisServer, key: MessageKey) -> int:
+    """The count of a message as Redis has it."""
+    return int(server.client().hget(KEYS.run(key), f"count:{key.retries}") or 0)
+
+
+def rested(wire: Wire) -> None:
+    """Wait until the wire tries again after a failure."""
+    poll(lambda: not wire._breaker.is_open, timeout_seconds=20)
+
+
+# -- Redis goes and comes back ---------------------------------------------------------
+
+
+def test_counting_goes_on_when_redis_comes_back_empty(own: Parts, server: RedisServer) -> None:
+    """A new connection loads the scripts again: nothing has to be restarted."""
+    wire = own.wire()
+    counter, key = own.counter(wire), a_key()
+    counter.count_first(key, a_delivery())
+    counter.flush()
+    server.kill()
+    counter.count_first(key, a_delivery())
+    counter.flush()
+    assert wire.errors > 0
+    server.start()
+    rested(wire)
+    assert counted(counter, key) == 1
+    errors = wire.errors
+    counter.count_first(key, a_delivery())
+    counter.ended(key, an_ended_delivery(number=2))
+    counter.flush()
+    assert count_of(server, key) == 2
+    assert wire.errors == errors
+
+
+def test_an_awaited_count_says_that_redis_is_gone_and_works_again_later(
+    own: Parts, server: RedisServer
+) -> None:
+    """The guard lets the message run meanwhile."""
+    wire = own.wire()
+    counter, key = own.counter(wire), a_key()
+    counter.count(key, a_delivery(), None)
+    server.kill()
+    text = unavailable(lambda: counter.count(key, a_delivery(), None))
+    assert f"127.0.0.1:{server.port}" in text
+    server.start()
+    rested(wire)
+    assert counted(counter, key) == 1
+
+
+@pytest.mark.parametrize("call", ["count", "history"])
+def test_awaited_calls_without_any_redis_say_so(own: Parts, server: RedisServer, call: str) -> None:
+    """A worker may start before its Redis."""
+    server.kill()
+    counter, key = own.counter(), a_key()
+    calls: dict[str, Callable[[], object]] = {
+        "count": lambda: counter.count(key, a_delivery(), 3),
+        "history": lambda: counter.history(key),
+    }
+    assert "check that Redis runs there" in unavailable(calls[call])
+
+
+def test_unawaited_calls_without_any_redis_never_raise(own: Parts, server: RedisServer) -> None:
+    """A healthy task must not feel that its count is lost."""
+    server.kill()
+    wire = own.wire()
+    counter, key = own.counter(wire), a_key()
+    assert counter.count_first(key, a_delivery()) is False
+    counter.ended(key, an_ended_delivery())
+    counter.succeeded(key)
+    counter.flush()
+    counter.close()
+    assert wire.errors >= 2
+
+
+def test_a_store_works_again_when_redis_comes_back_empty(own: Parts, server: RedisServer) -> None:
+    """Its scripts were lost with the old server."""
+    store = own.store()
+    store.dead_letter(letter := a_letter(), key_of(letter))
+    server.kill()
+    assert "check that Redis runs there" in unavailable(store.check)
+    unavailable(lambda: store.dead_letter(letter, key_of(letter)))
+    unavailable(lambda: store.remove(DLQ, [letter.id]))
+    unavailable(lambda: list(store.letters(DLQ, newest_first=False)))
+    server.start()
+    store.check()
+    store.dead_letter(letter, key_of(letter))
+    assert poll(lambda: readable(store, letter.id))
+    assert store.remove(DLQ, [letter.id]) == 1
+
+
+def readable(store: RedisStore, letter_id: str) -> bool:
+    """Whether a letter can be read now; reading rests a moment after a failure."""
+    try:
+        return store.get(DLQ, letter_id) is not None
+    except StoreUnavailable:
+        return False
+
+
+def test_letters_survive_a_kill_of_a_redis_that_keeps_a_log() -> None:
+    """With ``appendfsync always`` an answered storing is on disk."""
+    with RedisServer("--appendonly", "yes", "--appendfsync", "always") as server:
+        parts = Parts(server.url)
+        store, letter = parts.store(), a_letter()
+        store.dead_letter(letter, key_of(letter))
+        server.kill()
+        server.start()
+        assert store.get(DLQ, letter.id) == letter
+        parts.close()
+
+
+def test_counts_survive_the_loss_of_scripts(parts: Parts, redis_server: RedisServer) -> None:
+    """``SCRIPT FLUSH`` on a live server loses no count: what was refused is sent whole."""
+    wire = parts.wire()
+    counter, keys = parts.counter(wire), [a_key() for _ in range(200)]
+    for number, key in enumerate(keys):
+        if number % 50 == 10:
+            redis_server.client().script_flush()
+        counter.count_first(key, a_delivery())
+        counter.ended(key, an_ended_delivery())
+    counter.flush()
+    assert all(counter.history(key)[0].ended_at for key in keys)
+    assert [count_of(redis_server, key) for key in keys] == [1] * len(keys)
+    redis_server.client().script_flush()
+    assert counted(counter, keys[0]) == 2
+    assert wire.errors == 0
+
+
+def test_a_store_survives_the_loss_of_scripts(parts: Parts, redis_server: RedisServer) -> None:
+    """Every script of the store is sent whole when Redis does not know it."""
+    store, letter = parts.store(), a_letter()
+    for step in (
+        lambda: store.dead_letter(letter, key_of(letter)),
+        lambda: store.claim(DLQ, [letter.id], owner="me", lease_seconds=9),
+        lambda: store.mark_published(DLQ, [letter.id], owner="me"),
+        lambda: store.release(DLQ, [letter.id], owner="me"),
+        lambda: store.remove(DLQ, [letter.id]),
+    ):
+        redis_server.client().script_flush()
+        step()
+    assert store.get(DLQ, letter.id) is None
+
+
+# -- Redis hangs -----------------------------------------------------------------------
+
+
+def test_a_hanging_redis_costs_one_time_out_and_then_nothing(
+    own: Parts, server: RedisServer
+) -> None:
+    """The first call waits its time; the breaker spares the next ones."""
+    counter, key = own.counter(own.wire(breaker=Breaker(rest_seconds=600.0))), a_key()
+    counter.count(key, a_delivery(), None)
+    server.pause()
+    began = time.monotonic()
+    unavailable(lambda: counter.count(key, a_delivery(), None))
+    waited = time.monotonic() - began
+    assert TIMEOUT_SECONDS * 0.9 <= waited < TIMEOUT_SECONDS * 4
+    began = time.monotonic()
+    for _ in range(100):
+        unavailable(lambda: counter.count(key, a_delivery(), None))
+        counter.count_first(key, a_delivery())
+    assert time.monotonic() - began < TIMEOUT_SECONDS
+
+
+def test_counting_goes_on_when_redis_wakes_up(own: Parts, server: RedisServer) -> None:
+    """Answers that come too late are not taken for those of later questions."""
+    wire = own.wire()
+    counter, key, other = own.counter(wire), a_key(), a_key()
+    for _ in range(5):
+        counted(counter, key)
+    server.pause()
+    unavailable(lambda: counter.history(key))
+    server.resume()
+    rested(wire)
+    assert counter.history(other) == ()
+    assert counted(counter, other) == 1
+    assert len(counter.history(key)) == 5
+
+
+def test_a_hanging_redis_does_not_hold_up_unawaited_counts(own: Parts, server: RedisServer) -> None:
+    """Healthy tasks wait at most once, whatever the number of starts."""
+    counter = own.counter(own.wire(breaker=Breaker(rest_seconds=600.0)))
+    counter.count(a_key(), a_delivery(), None)
+    server.pause()
+    began = time.monotonic()
+    for _ in range(300):
+        counter.count_first(a_key(), a_delivery())
+    assert time.monotonic() - began < TIMEOUT_SECONDS * 4
+
+
+@pytest.mark.parametrize("call", ["check", "dead_letter", "get", "queues"])
+def test_a_store_that_hangs_says_so_in_time(own: Parts, server: RedisServer, call: str) -> None:
+    """Each question may be sent twice, so two time-outs are the most."""
+    store, letter = own.store(), a_letter()
+    store.check()
+    server.pause()
+    calls: dict[str, Callable[[], object]] = {
+        "check": store.check,
+        "dead_letter": lambda: store.dead_letter(letter, key_of(letter)),
+        "get": lambda: store.get(DLQ, letter.id),
+        "queues": store.queues,
+    }
+    began = time.monotonic()
+    unavailable(calls[call])
+    assert time.monotonic() - began < TIMEOUT_SECONDS * 6
+
+
+def test_an_interrupted_call_does_not_mix_up_answers(own: Parts, server: RedisServer) -> None:
+    """Ctrl-C, or a time limit's signal, may strike while a reply is on its way."""
+    counter, one, other = own.counter(), a_key(), a_key()
+    for _ in range(3):
+        counted(counter, one)
+
+    class InterruptedHereError(BaseException):
+        """What the signal raises."""
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedHereError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    server.pause()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, TIMEOUT_SECONDS / 4)
+        with pytest.raises(InterruptedHereError):
+            counter.history(one)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        server.resume()
+    assert counter.history(other) == ()
+    assert len(counter.history(one)) == 3
+
+
+# -- the breaker -----------------------------------------------------------------------
+
+
+def test_the_rest_after_a_failure_doubles_up_to_a_bound_and_ends_with_success() -> None:
+    """A long outage costs a worker one try every quarter of a minute."""
+    now = [100.0]
+    breaker = Breaker(rest_seconds=1.0, most_rest_seconds=4.0, clock=lambda: now[0])
+    assert not breaker.is_open
+    for rest in (1.0, 2.0, 4.0, 4.0):
+        breaker.failed(OSError("down"))
+        assert breaker.is_open
+        now[0] += rest - 0.001
+        assert breaker.is_open
+        now[0] += 0.001
+        assert not breaker.is_open
+    breaker.worked()
+    breaker.failed(OSError("down"))
+    now[0] += 1.0
+    assert not breaker.is_open
+
+
+def test_an_open_breaker_tells_why(own: Parts, server: RedisServer) -> None:
+    """The later errors name the first one's cause."""
+    server.kill()
+    wire = own.wire()
+    first = unavailable(lambda: wire.call("PING"))
+    assert "refused" in first
+    assert unavailable(lambda: wire.call("PING")) == first
+
+
+# -- many counts -----------------------------------------------------------------------
+
+
+def test_unawaited_counts_leave_few_replies_unread_and_end_with_right_counts(
+    parts: Parts, redis_server: RedisServer
+) -> None:
+    """Ten thousand starts fill neither the socket nor the memory, and none is lost."""
+    wire = parts.wire()
+    counter, keys = parts.counter(wire), [a_key() for _ in range(100)]
+    most = 0
+    for number in range(10_000):
+        key = keys[number % 100]
+        counter.count_first(key, a_delivery())
+        counter.ended(key, an_ended_delivery(number=number // 100 + 1))
+        most = max(most, len(wire._unread))
+    assert most <= 64
+    counter.flush()
+    counter.history(keys[0])
+    assert [count_of(redis_server, key) for key in keys] == [100] * 100
+    assert wire.errors == 0
+
+
+def test_clean_ups_ride_along_with_starts(parts: Parts, redis_server: RedisServer) -> None:
+    """Healthy work costs one write a task and leaves little behind before a flush."""
+    counter = parts.counter()
+    for _ in range(1000):
+        key = a_key()
+        counter.count_first(key, a_delivery())
+        counter.succeeded(key)
+    counter.history(a_key())
+    assert redis_server.client().dbsize() <= 64
+    counter.flush()
+    counter.history(a_key())
+    assert redis_server.client().keys() == [KEYS.workers(DLQ).encode()]
+
+
+def test_counts_of_many_threads_are_exact(parts: Parts, redis_server: RedisServer) -> None:
+    """A pool of threads shares one wire; awaited and unawaited writes are mixed."""
+    wire = parts.wire()
+    counter, failures = parts.counter(wire), []
+    keys = [[a_key() for _ in range(250)] for _ in range(8)]
+
+    def count(mine: list[MessageKey]) -> None:
+        often = a_key()
+        try:
+            for number, key in enumerate(mine):
+                counter.count_first(key, a_delivery())
+                counter.ended(key, an_ended_delivery())
+                assert counted(counter, key) == 2
+                assert counted(counter, often) == number + 1
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=count, args=(mine,)) for mine in keys]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    counter.flush()
+    assert [count_of(redis_server, key) for mine in keys for key in mine] == [2] * 2000
+    assert wire.errors == 0
+
+
+def test_an_error_of_an_unawaited_command_is_seen_later(
+    parts: Parts, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the reply, but it is read, logged and counted, and the rest goes on."""
+    wire = parts.wire()
+    counter, bad, good = parts.counter(wire), a_key(), [a_key() for _ in range(5)]
+    redis_server.client().set(KEYS.run(bad), "not a hash")
+    with caplog.at_level(logging.ERROR, "celery_dlq.store"):
+        for key in good:
+            counter.count_first(bad, a_delivery())
+            counter.count_first(key, a_delivery())
+        counter.flush()
+    assert wire.errors == 5
+    assert [count_of(redis_server, key) for key in good] == [1] * 5
+    assert len(caplog.records) == 1, "expected one line in ten seconds"
+    assert "Deliveries are not counted now" in caplog.text
+
+
+def test_a_refusal_says_so_and_the_wire_goes_on(parts: Parts) -> None:
+    """What was to be stored is not, but Redis answers: the next command need not wait."""
+    wire = parts.wire()
+    assert "NO-SUCH-COMMAND" in unavailable(lambda: wire.call("NO-SUCH-COMMAND"))
+    assert wire.call("PING") == b"PONG"
+
+
+# -- Redis refuses -----------------------------------------------------------------------
+
+
+def agreed(server: RedisServer) -> int:
+    """The number of letters, after checking that stream, ids and tally tell the same."""
+    client = server.client()
+    letters = client.xlen(KEYS.letters(DLQ))
+    tally = client.hgetall(KEYS.tally(DLQ))
+    assert client.hlen(KEYS.ids(DLQ)) == letters
+    for prefix in (b"reason:", b"count:"):
+        assert sum(int(n) for name, n in tally.items() if name.startswith(prefix)) == letters
+    return int(letters)
+
+
+def fill(server: RedisServer) -> None:
+    """Let the server refuse every write that takes memory, until `empty`."""
+    client = server.client()
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", "1")
+
+
+def empty(server: RedisServer) -> None:
+    """Let the server write again."""
+    server.client().config_set("maxmemory", "0")
+
+
+def test_a_full_redis_refuses_a_letter_as_a_whole(own: Parts, server: RedisServer) -> None:
+    """The message is not acknowledged then, and nothing is half written."""
+    store, first, second = own.store(), a_letter(), a_letter()
+    store.dead_letter(first, key_of(first))
+    fill(server)
+    text = unavailable(lambda: store.dead_letter(second, key_of(second)))
+    assert "memory" in text
+    assert agreed(server) == 1
+    assert store.get(DLQ, second.id) is None
+    empty(server)
+    store.dead_letter(second, key_of(second))
+    assert agreed(server) == 2
+
+
+def test_a_redis_that_fills_up_on_the_way_holds_whole_letters(
+    own: Parts, server: RedisServer
+) -> None:
+    """Wherever the memory ends, each letter is there with index and tally, or not at all."""
+    store, client = own.store(), server.client()
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", str(client.info("memory")["used_memory"] + 3_000_000))
+    stored = 0
+    with pytest.raises(StoreUnavailable):
+        for _ in range(10_000):
+            letter = a_letter(body=b"x" * 20_000)
+            store.dead_letter(letter, key_of(letter))
+            stored += 1
+    assert stored > 0
+    assert agreed(server) == stored
+
+
+def test_a_full_redis_still_lets_letters_be_read_and_removed(
+    own: Parts, server: RedisServer
+) -> None:
+    """That is how an operator makes room."""
+    store = own.store()
+    for _ in range(3):
+        letter = a_letter()
+        store.dead_letter(letter, key_of(letter))
+    fill(server)
+    assert len(list(store.letters(DLQ, newest_first=False))) == 3
+    assert store.remove(DLQ, [letter.id]) == 1
+    assert agreed(server) == 2
+
+
+def test_a_full_redis_still_counts(own: Parts, server: RedisServer) -> None:
+    """Starts, ends and signs of life are small; without them a poison message would run on."""
+    wire = own.wire()
+    counter, key, fresh = own.counter(wire), a_key(), a_key()
+    assert counted(counter, key) == 1
+    fill(server)
+    assert counted(counter, key) == 2
+    counter.count_first(fresh, a_delivery())
+    counter.ended(fresh, an_ended_delivery())
+    counter.alive([DLQ])
+    counter.flush()
+    assert wire.errors == 0
+    assert counter.history(fresh) == (an_ended_delivery(),)
+    assert server.client().zcard(KEYS.workers(DLQ)) == 1
+
+
+def test_a_claim_on_a_full_redis_is_refused_as_an_outage(own: Parts, server: RedisServer) -> None:
+    """A redrive stops with a sentence for the operator."""
+    store, letter = own.store(), a_letter()
+    store.dead_letter(letter, key_of(letter))
+    fill(server)
+    unavailable(lambda: store.claim(DLQ, [letter.id], owner="me", lease_seconds=9))
+
+
+def test_a_redis_without_its_replicas_refuses_as_an_outage(own: Parts, server: RedisServer) -> None:
+    """``min-replicas-to-write`` is how careful people guard against split brains."""
+    store, first, second, counter = own.store(), a_letter(), a_letter(), own.counter()
+    store.dead_letter(first, key_of(first))
+    server.client().config_set("min-replicas-to-write", 1)
+    unavailable(lambda: store.dead_letter(second, key_of(second)))
+    unavailable(lambda: store.claim(DLQ, [first.id], owner="me", lease_seconds=9))
+    unavailable(lambda: store.remove(DLQ, [first.id]))
+    unavailable(lambda: counter.count(a_key(), a_delivery(), 3))
+    server.client().config_set("min-replicas-to-write", 0)
+    store.dead_letter(second, key_of(second))
+    assert agreed(server) == 2
+
+
+@pytest.fixture
+def replica(server: RedisServer) -> Iterator[RedisServer]:
+    """Give a read-only copy of one's own server."""
+    with RedisServer("--replicaof", "127.0.0.1", str(server.port)) as started:
+        client = started.client()
+        poll(lambda: client.info("replication")["master_link_status"] == "up", timeout_seconds=30)
+        yield started
+
+
+def test_a_read_only_replica_refuses_as_an_outage(
+    server: RedisServer, replica: RedisServer
+) -> None:
+    """A failover may leave ``dlq_url`` on the wrong node; nothing is lost for it."""
+    primary, parts = Parts(server.url), Parts(replica.url)
+    first, second, key = a_letter(), a_letter(), a_key()
+    primary.store().dead_letter(first, key_of(first))
+    store, wire = parts.store(), parts.wire()
+    counter = parts.counter(wire)
+    assert poll(lambda: store.get(DLQ, first.id)) == first
+    for call in (
+        lambda: store.dead_letter(second, key_of(second)),
+        lambda: store.claim(DLQ, [first.id], owner="me", lease_seconds=9),
+        lambda: store.remove(DLQ, [first.id]),
+        lambda: counter.count(key, a_delivery(), 3),
+    ):
+        assert "read only" in unavailable(call)
+    counter.count_first(key, a_delivery())
+    counter.flush()
+    assert wire.errors > 0
+    assert agreed(server) == 1
+    parts.close()
+    primary.close()
+
+
+def test_letters_can_be_read_from_a_replica(server: RedisServer, replica: RedisServer) -> None:
+    """An operator may look without loading the primary."""
+    parts = [Parts(server.url), Parts(replica.url)]
+    letter = a_letter()
+    parts[0].store().dead_letter(letter, key_of(letter))
+    reading = parts[1].store()
+    assert poll(lambda: reading.get(DLQ, letter.id)) == letter
+    assert [group.letters for group in reading.groups(DLQ)] == [1]
+    for made in parts:
+        made.close()
+
+
+# -- passwords -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded_server() -> Iterator[RedisServer]:
+    """Give a server that wants a password."""
+    with RedisServer(password=SECRET) as started:
+        yield started
+
+
+def test_the_right_password_is_used(guarded_server: RedisServer) -> None:
+    """Both kinds of connection say it."""
+    parts = Parts(guarded_server.url)
+    letter, key = a_letter(), a_key()
+    parts.store().dead_letter(letter, key_of(letter))
+    assert counted(parts.counter(), key) == 1
+    parts.close()
+
+
+@pytest.mark.parametrize("said", ["", f":wrong-{SECRET}@", f"somebody:wrong-{SECRET}@"])
+def test_a_wrong_password_is_an_outage_that_never_shows_it(
+    guarded_server: RedisServer, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither an error nor the log may publish a password, not even a wrong one."""
+    parts = Parts(f"redis://{said}127.0.0.1:{guarded_server.port}/0")
+    store, letter, key = parts.store(), a_letter(), a_key()
+    wire = parts.wire()
+    counter = parts.counter(wire)
+    with caplog.at_level(logging.DEBUG):
+        texts = [
+            unavailable(store.check),
+            unavailable(lambda: store.dead_letter(letter, key_of(letter))),
+            unavailable(lambda: list(store.letters(DLQ, newest_first=False))),
+            unavailable(lambda: counter.count(key, a_delivery(), None)),
+        ]
+        counter.count_first(key, a_delivery())
+        counter.flush()
+    assert wire.errors > 0
+    assert SECRET not in caplog.text
+    for text in texts:
+        assert SECRET not in text
+        assert "\n" not in text
+
+
+def test_a_password_does_not_show_when_the_server_is_away(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage is logged with the place, not with the secret."""
+    port = server.port
+    server.kill()
+    parts = Parts(f"redis://user:{SECRET}@127.0.0.1:{port}/0")
+    counter, store = parts.counter(), parts.store()
+    with caplog.at_level(logging.DEBUG):
+        texts = [
+            unavailable(store.check),
+            unavailable(lambda: counter.count(a_key(), a_delivery(), None)),
+        ]
+        counter.count_first(a_key(), a_delivery())
+    assert "Deliveries are not counted now" in caplog.text
+    for text in (caplog.text, *texts):
+        assert f"127.0.0.1:{port}" in text
+        assert SECRET not in text
+    parts.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}@127.0.0.1:no-port/0",
+        f"redis://:{SECRET}@127.0.0.1:99999/0",
+        f"redis://:{SECRET}@127.0.0.1/0?socket_timeout=soon",
+    ],
+)
+def test_an_unusable_url_is_refused_without_its_password(url: str) -> None:
+    """A typing mistake is a settings error of one line."""
+    with pytest.raises(SettingsError, match="expected dlq_url to be a usable Redis URL") as raised:
+        connect(url, 1.0)
+    assert SECRET not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+# -- odd servers -----------------------------------------------------------------------------
+
+
+def test_something_that_is_no_redis_is_an_outage() -> None:
+    """A port may belong to another program that answers in another language."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        stop = threading.Event()
+
+        def answer() -> None:
+            listening.settimeout(0.05)
+            while not stop.is_set():
+                try:
+                    connection, _ = listening.accept()
+                except TimeoutError:
+                    continue
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        parts = Parts(f"redis://127.0.0.1:{port}/0")
+        try:
+            counter = parts.counter()
+            unavailable(lambda: counter.count(a_key(), a_delivery(), None))
+            counter.count_first(a_key(), a_delivery())
+            unavailable(parts.store().check)
+        finally:
+            parts.close()
+            stop.set()
+            thread.join(10)
+
+
+def test_an_entry_that_is_no_letter_stops_no_reader(
+    parts: Parts, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else's entry in the stream is passed over and named in the log."""
+    store, letters = parts.store(), [a_letter() for _ in range(2)]
+    store.dead_letter(letters[0], key_of(letters[0]))
+    client = redis_server.client()
+    client.xadd(KEYS.letters(DLQ), {"hello": "world"})
+    client.xadd(KEYS.letters(DLQ), {**letters[0].to_fields(), "history": "[null]"})  # type: ignore[dict-item]
+    store.dead_letter(letters[1], key_of(letters[1]))
+    with caplog.at_level(logging.WARNING, "celery_dlq.store"):
+        found = [stored.letter for stored in store.letters(DLQ, newest_first=False)]
+    assert found == letters
+    assert len(caplog.records) == 2
+    assert DLQ in caplog.text

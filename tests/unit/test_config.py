@@ -1,0 +1,299 @@
+"""Settings: read from Celery, checked at start-up, refused in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from builders import an_app
+
+from celery_dlq.config import PREFIX, Settings
+from celery_dlq.errors import SettingsError
+from celery_dlq.policy import Policy
+
+SECRET = "s3cret"
+
+
+@pytest.fixture(autouse=True)
+def _no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SENTRY_RELEASE", raising=False)
+
+
+def refusal(conf: Any) -> str:
+    """The one-line text with which settings are refused."""
+    with pytest.raises(SettingsError) as raised:
+        Settings.from_conf(conf)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_an_app_without_settings_has_the_documented_defaults() -> None:
+    """Installing the plugin alone changes nothing."""
+    assert Settings.from_conf(an_app().conf) == Settings(
+        url=None,
+        key_prefix="dlq",
+        queues={},
+        store="redis",
+        max_delay=900.0,
+        count_ttl=259_200.0,
+        start_timeout=10.0,
+        store_timeout=2.0,
+        spool_dir=None,
+        release=None,
+    )
+
+
+def test_all_settings_are_read_from_a_celery_app() -> None:
+    """Every setting reaches its field, durations in seconds."""
+    conf = an_app(
+        dlq_url="rediss://:pw@redis.example:6380/2",
+        dlq_key_prefix="shop",
+        dlq_queues={"orders": {"max_deliveries": 5}, "*": Policy(max_deliveries=20)},
+        dlq_store="memory",
+        dlq_max_delay=timedelta(minutes=5),
+        dlq_count_ttl=60,
+        dlq_start_timeout=0,
+        dlq_store_timeout=0.5,
+        dlq_spool_dir="/var/spool/dlq",
+        dlq_release="1.2.3",
+    ).conf
+    settings = Settings.from_conf(conf)
+    assert settings == Settings(
+        url="rediss://:pw@redis.example:6380/2",
+        key_prefix="shop",
+        queues={"orders": Policy(max_deliveries=5), "*": Policy(max_deliveries=20)},
+        store="memory",
+        max_delay=300.0,
+        count_ttl=60.0,
+        start_timeout=0.0,
+        store_timeout=0.5,
+        spool_dir="/var/spool/dlq",
+        release="1.2.3",
+    )
+    assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)
+
+
+def test_every_setting_says_what_it_means() -> None:
+    """The documentation of a setting stands beside it, with unit and default."""
+    for field in dataclasses.fields(Settings):
+        assert "Defaults to" in field.metadata["doc"], field.name
+
+
+def test_the_queue_policies_can_be_asked() -> None:
+    """Settings give the book that resolves a queue's policy."""
+    settings = Settings.from_conf({"dlq_queues": {"orders": {"max_deliveries": 5}}})
+    assert settings.policies.resolve("orders") == Policy(max_deliveries=5)
+
+
+def test_the_release_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who names the release for Sentry need not name it twice."""
+    monkeypatch.setenv("SENTRY_RELEASE", "shop@7")
+    assert Settings.from_conf({}).release == "shop@7"
+    assert Settings.from_conf({"dlq_release": "shop@8"}).release == "shop@8"
+
+
+def test_none_means_the_default() -> None:
+    """A setting that is ``None`` is as good as left out."""
+    assert Settings.from_conf({"dlq_max_delay": None}).max_delay == 900.0
+
+
+def test_django_settings_are_read_by_namespace() -> None:
+    """``CELERY_DLQ_QUEUES`` in Django's settings is ``dlq_queues`` here."""
+    app = an_app()
+    django = SimpleNamespace(CELERY_DLQ_QUEUES={"orders": {"max_deliveries": 5}},
+                             CELERY_DLQ_KEY_PREFIX="shop",
+                             CELERY_TASK_ACKS_LATE=True)  # fmt: skip
+    app.config_from_object(django, namespace="CELERY")
+    settings = Settings.from_conf(app.conf)
+    assert settings.queues == {"orders": Policy(max_deliveries=5)}
+    assert settings.key_prefix == "shop"
+
+
+def test_a_misspelt_django_setting_is_refused_with_a_hint() -> None:
+    """The message names the setting as the person wrote it."""
+    app = an_app()
+    app.config_from_object(SimpleNamespace(CELERY_DLQ_QUEUE={}), namespace="CELERY")
+    text = refusal(app.conf)
+    assert "CELERY_DLQ_QUEUE" in text
+    assert "did you mean 'dlq_queues'?" in text
+
+
+def test_settings_of_others_do_not_matter() -> None:
+    """With a namespace, a ``DLQ_…`` setting in Django belongs to somebody else."""
+    app = an_app()
+    django = SimpleNamespace(DLQ_SOMETHING=1, DEBUG=True, CELERY_TASK_ACKS_LATE=True)
+    app.config_from_object(django, namespace="CELERY")
+    assert Settings.from_conf(app.conf) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dlq_queue", "did you mean 'dlq_queues'?"),
+        ("dlq_maxdelay", "did you mean 'dlq_max_delay'?"),
+        ("dlq_zzz", "expected one of dlq_count_ttl, dlq_key_prefix"),
+        ("dlq_", "expected one of dlq_count_ttl, dlq_key_prefix"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None:
+    """A misspelt setting would do nothing, so it stops the start."""
+    text = refusal(an_app(**{name: {}}).conf)
+    assert text.startswith(f"expected only known dlq_ settings, got {name!r}; ")
+    assert "did you mean" in text or hint in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("dlq_url", "amqp://localhost//", "a Redis URL such as redis://localhost:6379/0"),
+        ("dlq_url", "localhost", "a Redis URL such as redis://localhost:6379/0"),
+        ("dlq_url", "", "a Redis URL such as redis://localhost:6379/0"),
+        ("dlq_url", 6379, "a Redis URL such as redis://localhost:6379/0"),
+        ("dlq_key_prefix", "", "a name (text that is not empty)"),
+        ("dlq_key_prefix", "{dlq}", "a key prefix without braces"),
+        ("dlq_key_prefix", 5, "a name (text that is not empty)"),
+        ("dlq_queues", ["orders"], "a mapping of queue name to policy"),
+        ("dlq_queues", "orders", "a mapping of queue name to policy"),
+        ("dlq_store", "sqlite", "one of redis, memory"),
+        ("dlq_store", [], "one of redis, memory"),
+        ("dlq_max_delay", -1, "a duration of 0 or more seconds"),
+        ("dlq_max_delay", "15m", "a number of seconds or a timedelta"),
+        ("dlq_count_ttl", 0, "a duration of more than 0 seconds"),
+        ("dlq_start_timeout", True, "a number of seconds or a timedelta"),
+        ("dlq_store_timeout", 0.0, "a duration of more than 0 seconds"),
+        ("dlq_store_timeout", timedelta(0), "a duration of more than 0 seconds"),
+        ("dlq_spool_dir", 7, "a name (text that is not empty)"),
+        ("dlq_release", "", "a name (text that is not empty)"),
+        ("dlq_release", 7, "a name (text that is not empty)"),
+    ],
+)
+def test_a_bad_value_says_what_was_expected_and_what_came(
+    name: str, value: object, expected: str
+) -> None:
+    """One line names the setting, the expectation and the value."""
+    text = refusal({name: value})
+    assert text.startswith(f"expected {name} to be {expected}, got ")
+
+
+@pytest.mark.parametrize(
+    ("queues", "where"),
+    [
+        ({"orders": 5}, "dlq_queues['orders']"),
+        ({"orders": {"max_deliveries": 0}}, "dlq_queues['orders']['max_deliveries']"),
+        ({"orders": {"max_delivery": 5}}, "dlq_queues['orders']"),
+        ({"": {}}, "a queue name in dlq_queues"),
+        ({5: {}}, "a queue name in dlq_queues"),
+        ({"orders": {"dead_letter_queue": "orders"}}, "dlq_queues['orders']['dead_letter_queue']"),
+    ],
+)
+def test_a_bad_policy_is_named_by_its_place(queues: Any, where: str) -> None:
+    """With many queues, the message says which."""
+    assert where in refusal({"dlq_queues": queues})
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(max_deliveries=0),
+        Policy(max_deliveries="5"),  # type: ignore[arg-type]
+        Policy(default_delay=-1.0),
+        Policy(dead_letter_queue="a{b"),
+        Policy(reasons=frozenset({"boredom"})),  # type: ignore[arg-type]
+    ],
+)
+def test_a_policy_object_is_checked_like_a_mapping(policy: Policy) -> None:
+    """`Policy` is public: a bad one must not come out at the first message."""
+    text = refusal({"dlq_queues": {"orders": policy}})
+    assert text.startswith("expected ")
+    assert "dlq_queues['orders'][" in text
+
+
+def test_a_policy_object_takes_what_a_mapping_takes() -> None:
+    """A timedelta is a duration there too."""
+    settings = Settings.from_conf(
+        {"dlq_queues": {"orders": Policy(default_delay=timedelta(seconds=30))}}  # type: ignore[arg-type]
+    )
+    assert settings.queues["orders"].default_delay == 30.0
+
+
+def test_a_delay_above_the_upper_bound_is_refused() -> None:
+    """``default_delay`` must not be longer than ``dlq_max_delay``; equal is fine."""
+    queues = {"orders": {"default_delay": 60}}
+    assert Settings.from_conf({"dlq_queues": queues, "dlq_max_delay": 60}).max_delay == 60.0
+    assert refusal({"dlq_queues": queues, "dlq_max_delay": 59}) == (
+        "expected dlq_queues['orders']['default_delay'] to be at most dlq_max_delay (59 s), "
+        "got 60 s"
+    )
+
+
+def test_a_delay_above_the_upper_bound_in_a_decorator_is_refused() -> None:
+    """The policies of tasks are checked against the same bound."""
+    settings = Settings.from_conf({"dlq_max_delay": 0})
+    with pytest.raises(SettingsError, match=r"dead_letter_policy of shop\.charge"):
+        settings.check_delays(Policy(default_delay=1.0), "dead_letter_policy of shop.charge")
+
+
+@pytest.mark.parametrize(
+    ("broker", "url"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("rediss://:pw@host/1", "rediss://:pw@host/1"),
+        ("redis+socket:///run/redis.sock", "redis+socket:///run/redis.sock"),
+        ("redis://a/0;redis://b/0", "redis://a/0"),
+        (["amqp://a//", "redis://b/0"], "redis://b/0"),
+    ],
+)
+def test_the_broker_is_the_store_when_it_is_a_redis(broker: object, url: str) -> None:
+    """The smallest set-up needs no ``dlq_url``; of a failover list the first Redis is taken."""
+    assert Settings().redis_url(broker) == url
+
+
+def test_dlq_url_wins_over_the_broker() -> None:
+    """Letters may be kept elsewhere than messages."""
+    settings = Settings.from_conf({"dlq_url": "redis://letters/0"})
+    assert settings.redis_url("redis://broker/0") == "redis://letters/0"
+    assert settings.redis_url("amqp://broker//") == "redis://letters/0"
+
+
+@pytest.mark.parametrize("broker", ["amqp://guest@host//", "sentinel://host:26379", "", None, []])
+def test_a_broker_that_is_no_redis_needs_dlq_url(broker: object) -> None:
+    """The message says what to set."""
+    with pytest.raises(SettingsError, match="expected dlq_url to be set") as raised:
+        Settings().redis_url(broker)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"amqp://guest:{SECRET}@host//",
+        f"redis//:{SECRET}@host/0",
+        f":{SECRET}@host:6379",
+        [f"redis://:{SECRET}@host/0"],
+        {"url": f"redis://:{SECRET}@host/0"},
+        f"redis://:{SECRET}@host/0".encode(),
+    ],
+)
+def test_a_refused_url_does_not_show_its_password(value: object) -> None:
+    """Start-up errors end in logs; a typing mistake must not publish a password."""
+    assert SECRET not in refusal({"dlq_url": value})
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [
+        f"amqp://guest:{SECRET}@host//",
+        f"amqp://guest:{SECRET}@a//;amqp://guest:{SECRET}@b//",
+        [f"amqp://guest:{SECRET}@host//"],
+        f"amqp://guest:{SECRET}@host:no-port//",
+    ],
+)
+def test_a_refused_broker_does_not_show_its_password(broker: object) -> None:
+    """All URLs of a failover list are covered, and odd ones too."""
+    with pytest.raises(SettingsError) as raised:
+        Settings().redis_url(broker)
+    assert SECRET not in str(raised.value)

@@ -1,0 +1,97 @@
+"""Filters: which letters an operation is about."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from builders import NOW, a_letter
+
+from celery_dlq.errors import DLQError
+from celery_dlq.filters import LetterFilter
+from celery_dlq.record import Reason
+
+LETTER = a_letter(
+    id="letter-1",
+    reason=Reason.FAILED,
+    task_name="shop.charge",
+    fingerprint="abc123",
+    exception_type="shop.errors.SoldOut",
+    exception_message="only 3 left",
+    description="no such article",
+    worker_hostname="celery@web-1",
+    dead_lettered_at=NOW,
+    body=b'[["\xc3\xbcber 9000"], {}, {}]',
+)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({}, True),
+        ({"ids": frozenset({"letter-1", "x"})}, True),
+        ({"ids": frozenset({"x"})}, False),
+        ({"ids": frozenset()}, False),
+        ({"reason": "failed"}, True),
+        ({"reason": Reason.FAILED}, True),
+        ({"reason": Reason.REJECTED}, False),
+        ({"task_name": "shop.charge"}, True),
+        ({"task_name": "shop"}, False),
+        ({"fingerprint": "abc123"}, True),
+        ({"fingerprint": "abc"}, True),
+        ({"fingerprint": "bc1"}, False),
+        ({"exception_type": "shop.errors.SoldOut"}, True),
+        ({"exception_type": "SoldOut"}, True),
+        ({"exception_type": "errors.SoldOut"}, False),
+        ({"exception_type": ""}, False),
+        ({"worker_hostname": "celery@web-1"}, True),
+        ({"worker_hostname": "web-1"}, False),
+        ({"since": NOW}, True),
+        ({"since": NOW + SECOND}, False),
+        ({"until": NOW}, False),
+        ({"until": NOW + SECOND}, True),
+        ({"grep": "such article"}, True),
+        ({"grep": "3 left"}, True),
+        ({"grep": "über 9000"}, True),
+        ({"grep": "SUCH"}, False),
+        ({"grep": "\udcff"}, False),
+        ({"reason": "failed", "task_name": "shop.refund"}, False),
+        ({"reason": "failed", "task_name": "shop.charge", "fingerprint": "a"}, True),
+    ],
+)
+def test_a_letter_fits_when_every_field_that_is_set_fits(
+    fields: dict[str, Any], *, fits: bool
+) -> None:
+    """Fields narrow together; the end of a time span is open."""
+    assert LetterFilter(**fields).matches(LETTER) is fits
+
+
+def test_a_letter_without_an_exception_fits_no_exception() -> None:
+    """A missing value equals nothing."""
+    letter = a_letter(exception_type=None, exception_message=None)
+    assert not LetterFilter(exception_type="ValueError").matches(letter)
+    assert not LetterFilter(grep="nowhere").matches(letter)
+
+
+def test_a_filter_is_true_when_it_narrows() -> None:
+    """Commands ask before they touch all letters."""
+    assert not LetterFilter()
+    assert LetterFilter(ids=frozenset())
+    assert LetterFilter(grep="")
+
+
+@pytest.mark.parametrize("reason", ["boredom", "", "FAILED", 5])
+def test_an_unknown_reason_is_refused_with_the_known_ones(reason: Any) -> None:
+    """A misspelt reason would silently match nothing."""
+    with pytest.raises(DLQError, match="expected reason to be one of adopted, expired") as raised:
+        LetterFilter(reason=reason)
+    assert str(raised.value).endswith(f"got {str(reason)!r}")
+
+
+@pytest.mark.parametrize("name", ["since", "until"])
+def test_a_naive_time_is_refused(name: str) -> None:
+    """A time without a zone would be another moment on another machine."""
+    with pytest.raises(ValueError, match=f"expected {name} to be an aware datetime"):
+        LetterFilter(**{name: datetime(2026, 1, 1)})  # noqa: DTZ001 - naive on purpose

@@ -1,0 +1,44 @@
+"""Import laziness: what a Spark executor and every ``celery`` command pay for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_REPORT = """
+import sys
+before = set(sys.modules)
+import {modules}
+roots = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+foreign = roots - set(sys.stdlib_module_names) - {{"celery_dlq"}}
+print(",".join(sorted(foreign)))
+"""
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "celery_dlq",
+        "celery_dlq.record, celery_dlq.policy, celery_dlq.filters",
+        "celery_dlq.verdict, celery_dlq.ports",
+        "celery_dlq.errors, celery_dlq.headers, celery_dlq.jsontext, celery_dlq.fingerprint",
+    ],
+)
+def test_nothing_of_others_is_imported(modules: str) -> None:
+    """The package and its pure core import on machines without Celery, Redis and Arrow."""
+    done = subprocess.run(
+        [sys.executable, "-c", _REPORT.format(modules=modules)],
+        capture_output=True, text=True, check=True, encoding="utf-8",
+    )  # fmt: skip
+    assert done.stdout.strip() == ""
+
+
+def test_the_package_alone_imports_none_of_its_modules() -> None:
+    """Every ``celery`` command imports the package; it must cost nothing."""
+    code = "import sys, celery_dlq; print([m for m in sys.modules if m.startswith('celery_dlq.')])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    assert done.stdout.strip() == "[]"

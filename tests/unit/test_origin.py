@@ -1,0 +1,77 @@
+"""Source queues: found from exchange and routing key."""
+
+from __future__ import annotations
+
+import pytest
+from builders import an_app
+from kombu import Exchange, Queue, binding
+
+from celery_dlq.worker.origin import QueueNames
+
+DIRECT = Exchange("shop", type="direct")
+TOPIC = Exchange("news", type="topic")
+FANOUT = Exchange("all", type="fanout")
+LONE_TOPIC = Exchange("lone", type="topic")
+
+QUEUES = [
+    Queue("orders"),
+    Queue("mail", DIRECT, routing_key="send"),
+    Queue("bills", DIRECT, routing_key="pay"),
+    Queue("many", [binding(DIRECT, routing_key="a"), binding(DIRECT, routing_key="b")]),
+    Queue("sport", TOPIC, routing_key="sport.#"),
+    Queue("local", TOPIC, routing_key="*.local"),
+    Queue("lone", LONE_TOPIC, routing_key="a.*.c"),
+    Queue("copies", FANOUT),
+]
+
+
+@pytest.fixture
+def names() -> QueueNames:
+    """Names the queues above, as a worker's app knows them."""
+    return QueueNames(an_app(task_queues=QUEUES).amqp.queues)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "routing_key", "queue"),
+    [
+        ("", "orders", "orders"),
+        ("", "mail", "mail"),
+        ("shop", "send", "mail"),
+        ("shop", "pay", "bills"),
+        ("shop", "b", "many"),
+        ("news", "sport.football.women", "sport"),
+        ("news", "sport", "sport"),
+        ("news", "weather.local", "local"),
+        ("lone", "a.b.c", "lone"),
+        ("all", "", "copies"),
+        ("all", "whatever", "copies"),
+    ],
+)
+def test_a_queue_is_found_by_its_binding(
+    names: QueueNames, exchange: str, routing_key: str, queue: str
+) -> None:
+    """Default exchange, direct, topic with wildcards, and fanout."""
+    assert names.of(exchange, routing_key) == queue
+
+
+def test_the_default_queue_of_celery_is_found() -> None:
+    """Celery's own queue is bound to an exchange of its name."""
+    queues = an_app().amqp.queues
+    assert QueueNames(queues).of("celery", "celery") == "celery"
+    assert QueueNames(queues).of("", "celery") == "celery"
+
+
+@pytest.mark.parametrize(("exchange", "routing_key"), [("", "unknown"), ("other", "unknown")])
+def test_without_a_known_queue_the_routing_key_is_the_name(
+    names: QueueNames, exchange: str, routing_key: str
+) -> None:
+    """It is the name with the default exchange, and the best guess otherwise."""
+    assert names.of(exchange, routing_key) == routing_key
+
+
+def test_asking_for_a_name_adds_no_queue() -> None:
+    """Celery creates queues on access; a worker must not start to consume another one."""
+    queues = an_app(task_queues=QUEUES).amqp.queues
+    before = set(queues)
+    QueueNames(queues).of("", "unknown")
+    assert set(queues) == before

@@ -1,0 +1,318 @@
+"""Policies: how they are checked, how they combine, and what they never guard."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.policy import (
+    Policy,
+    PolicyBook,
+    check_targets,
+    qualified_name,
+    seconds,
+    suggestion,
+)
+from celery_dlq.record import Reason
+
+
+class Bill:
+    """Holds an exception, as classes of an application do."""
+
+    class UnpaidError(Exception):
+        """An exception with a qualified name."""
+
+
+def one_line(raised: pytest.ExceptionInfo[SettingsError]) -> str:
+    """The text of an error, which must be one line."""
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_policy_takes_all_its_keys() -> None:
+    """Every key is converted to the one unit it is kept in."""
+    policy = Policy.parse(
+        {
+            "max_deliveries": 5,
+            "max_retries": 0,
+            "dead_letter_queue": "graveyard",
+            "default_delay": timedelta(minutes=1, milliseconds=500),
+            "reasons": ["failed", Reason.REJECTED],
+            "ignore": [KeyError, "shop.errors.SoldOut", Bill.UnpaidError],
+        },
+        "dlq_queues['orders']",
+    )
+    assert policy == Policy(
+        max_deliveries=5,
+        max_retries=0,
+        dead_letter_queue="graveyard",
+        default_delay=60.5,
+        reasons=frozenset({Reason.FAILED, Reason.REJECTED}),
+        ignore=("KeyError", "shop.errors.SoldOut", f"{__name__}.Bill.UnpaidError"),
+    )
+
+
+def test_one_exception_class_needs_no_list() -> None:
+    """``ignore=KeyError`` and ``ignore="KeyError"`` are what people write."""
+    assert Policy.parse({"ignore": KeyError}, "x").ignore == ("KeyError",)
+    assert Policy.parse({"ignore": "KeyError"}, "x").ignore == ("KeyError",)
+
+
+def test_none_means_not_set_here() -> None:
+    """A key with ``None`` is as good as left out."""
+    assert Policy.parse({"max_deliveries": None, "ignore": None}, "x") == Policy()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("max_deliveries", 0, "a whole number of 1 or more"),
+        ("max_deliveries", -1, "a whole number of 1 or more"),
+        ("max_deliveries", 1.5, "a whole number of 1 or more"),
+        ("max_deliveries", True, "a whole number of 1 or more"),
+        ("max_deliveries", "5", "a whole number of 1 or more"),
+        ("max_retries", -1, "a whole number of 0 or more"),
+        ("max_retries", [], "a whole number of 0 or more"),
+        ("dead_letter_queue", "", "a name (text that is not empty)"),
+        ("dead_letter_queue", " \n", "a name (text that is not empty)"),
+        ("dead_letter_queue", 5, "a name (text that is not empty)"),
+        ("dead_letter_queue", "a{b", "a queue name without braces"),
+        ("dead_letter_queue", "a}b", "a queue name without braces"),
+        ("default_delay", -0.1, "a duration of 0 or more seconds"),
+        ("default_delay", timedelta(seconds=-1), "a duration of 0 or more seconds"),
+        ("default_delay", math.inf, "a duration of 0 or more seconds"),
+        ("default_delay", math.nan, "a duration of 0 or more seconds"),
+        pytest.param(
+            "default_delay", 10**400, "a duration of 0 or more seconds", id="a number beyond floats"
+        ),
+        ("default_delay", "30", "a number of seconds or a timedelta"),
+        ("default_delay", False, "a number of seconds or a timedelta"),
+        ("reasons", "failed", "a list of reasons"),
+        ("reasons", 5, "a list of reasons"),
+        ("ignore", 5, "exception classes or their dotted names"),
+        ("ignore", [5], "exception classes or their dotted names"),
+        ("ignore", [""], "exception classes or their dotted names"),
+        ("ignore", int, "exception classes or their dotted names"),
+        ("ignore", [KeyError()], "exception classes or their dotted names"),
+    ],
+)
+def test_a_bad_value_says_what_was_expected_and_what_came(
+    key: str, value: object, expected: str
+) -> None:
+    """One line names the place, the expectation and the value."""
+    with pytest.raises(SettingsError) as raised:
+        Policy.parse({key: value}, "dlq_queues['orders']")
+    text = one_line(raised)
+    assert text.startswith(f"expected dlq_queues['orders']['{key}'] to be {expected}, got ")
+
+
+def test_a_value_of_many_lines_still_makes_one_line() -> None:
+    """Some objects print themselves over many lines; an error stays one line."""
+
+    class Table:
+        def __repr__(self) -> str:
+            return "Table(\n  1,\n  2)"
+
+    with pytest.raises(SettingsError) as raised:
+        Policy.parse({"max_deliveries": Table()}, "dead_letter_policy")
+    assert "Table(" in one_line(raised)
+
+
+@pytest.mark.parametrize("values", [5, None, "max_deliveries", ["max_deliveries"]])
+def test_a_policy_must_be_a_mapping(values: Any) -> None:
+    """``dlq_queues = {"orders": 5}`` is a mistake that people make."""
+    with pytest.raises(SettingsError) as raised:
+        Policy.parse(values, "dlq_queues['orders']")
+    text = one_line(raised)
+    assert text == (f"expected dlq_queues['orders'] to be a mapping of policy keys, got {values!r}")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("max_delivery", "did you mean 'max_deliveries'?"),
+        ("max_retry", "did you mean 'max_retries'?"),
+        ("dead_letter_que", "did you mean 'dead_letter_queue'?"),
+        ("MAX_DELIVERIES", "expected one of "),
+        (5, "expected one of "),
+    ],
+)
+def test_an_unknown_key_is_refused_with_a_hint(key: object, hint: str) -> None:
+    """A misspelt key would guard nothing, so it is an error with a suggestion."""
+    with pytest.raises(SettingsError) as raised:
+        Policy.parse({key: 3}, "dead_letter_policy")  # type: ignore[dict-item]
+    text = one_line(raised)
+    assert f"expected only known policy keys in dead_letter_policy, got {key!r}; {hint}" in text
+
+
+def test_an_unknown_reason_is_refused_with_a_hint() -> None:
+    """A list of reasons is closed."""
+    with pytest.raises(SettingsError) as raised:
+        Policy.parse({"reasons": ["failled"]}, "dead_letter_policy")
+    assert one_line(raised) == (
+        "expected only known reasons in dead_letter_policy['reasons'], got 'failled'; "
+        "did you mean 'failed'?"
+    )
+
+
+def test_a_suggestion_lists_what_there_is_when_nothing_is_close() -> None:
+    """A person who is far off gets the whole choice."""
+    assert suggestion("zzz", ["b", "a"]) == "expected one of a, b"
+
+
+def test_a_duration_may_be_a_number_or_a_timedelta() -> None:
+    """Both are kept in seconds."""
+    assert seconds("x", 2) == seconds("x", timedelta(seconds=2)) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(KeyError, "KeyError"), (Bill.UnpaidError, f"{__name__}.Bill.UnpaidError")],
+)
+def test_a_qualified_name_has_no_module_for_built_ins(cls: type, name: str) -> None:
+    """Exceptions are named as tracebacks name them."""
+    assert qualified_name(cls) == name
+
+
+def test_layers_fill_each_other_field_by_field() -> None:
+    """The task's decorator wins, then the exact queue name, then the pattern."""
+    book = PolicyBook(
+        {
+            "orders": Policy(max_deliveries=5, max_retries=7),
+            "*": Policy(max_deliveries=20, max_retries=20, default_delay=3.0),
+        }
+    )
+    task = Policy(max_deliveries=2)
+    assert book.resolve("orders", task) == Policy(
+        max_deliveries=2, max_retries=7, default_delay=3.0
+    )
+    assert book.resolve("orders") == Policy(max_deliveries=5, max_retries=7, default_delay=3.0)
+    assert book.resolve("other") == Policy(max_deliveries=20, max_retries=20, default_delay=3.0)
+
+
+def test_a_value_of_zero_is_set() -> None:
+    """``0`` retries and ``0`` seconds are decisions, not gaps."""
+    book = PolicyBook(
+        {
+            "orders": Policy(max_retries=0, default_delay=0.0),
+            "*": Policy(max_retries=3, default_delay=9.0),
+        }
+    )
+    assert book.resolve("orders") == Policy(max_retries=0, default_delay=0.0)
+
+
+@pytest.mark.parametrize(
+    ("queue", "patterns", "winner"),
+    [
+        ("orders", ["*", "orders"], "orders"),
+        ("orders", ["order?", "orders"], "orders"),
+        ("orders", ["*", "or*"], "or*"),
+        ("orders", ["or*", "orde*"], "orde*"),
+        ("orders", ["*s", "ord*s"], "ord*s"),
+        ("orders", ["order?", "*"], "order?"),
+        ("orders", ["[n-p]*", "*"], "[n-p]*"),
+        ("orders", ["or*", "[n-p]*"], "or*"),
+        ("orders", ["orders*", "[abcdefghijklmnop]*"], "orders*"),
+        ("a*", ["a*", "a[*]"], "a*"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, -1])
+def test_the_most_specific_pattern_wins_in_any_order(
+    queue: str, patterns: list[str], winner: str, step: int
+) -> None:
+    """The order in the settings says nothing; literal characters do, and a class is one of many."""
+    book = PolicyBook({name: Policy(dead_letter_queue=f"for {name}") for name in patterns[::step]})
+    resolved = book.resolve(queue)
+    assert resolved is not None
+    assert resolved.dead_letter_queue == f"for {winner}"
+
+
+def test_nothing_guards_a_queue_without_a_policy() -> None:
+    """No default policy exists."""
+    assert PolicyBook({"orders": Policy(max_deliveries=5)}).resolve("mail") is None
+    assert not PolicyBook()
+
+
+def test_a_task_policy_alone_guards_in_any_queue() -> None:
+    """A decorator needs no queue policy beside it."""
+    policy = Policy(max_deliveries=3)
+    assert PolicyBook().resolve("anything", policy) == policy
+
+
+@pytest.mark.parametrize("queue", ["orders-DLQ", "anything-DLQ", "graveyard"])
+def test_no_pattern_guards_a_dead_letter_queue(queue: str) -> None:
+    """Letters of letters would never end."""
+    book = PolicyBook(
+        {"*": Policy(max_deliveries=20), "orders": Policy(dead_letter_queue="graveyard")}
+    )
+    assert book.resolve(queue) is None
+
+
+def test_resolving_gives_the_same_object_again() -> None:
+    """A worker asks for each message; the answer is made once."""
+    book = PolicyBook({"*": Policy(max_deliveries=20)})
+    assert book.resolve("orders") is book.resolve("orders")
+
+
+def test_made_up_queue_names_do_not_fill_the_memory() -> None:
+    """Routing keys may be made at run time, without end."""
+    book = PolicyBook({"*": Policy(max_deliveries=20)})
+    for number in range(10_000):
+        assert book.resolve(f"q-{number}") == Policy(max_deliveries=20)
+    assert len(book._resolved) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [(Policy(), "orders-DLQ"), (Policy(dead_letter_queue="graveyard"), "graveyard")],
+)
+def test_the_dead_letter_queue_has_a_name_by_default(policy: Policy, name: str) -> None:
+    """``<queue>-DLQ``, unless it is named."""
+    assert policy.dead_letter_queue_of("orders") == name
+
+
+def test_a_policy_keeps_all_reasons_unless_it_names_some() -> None:
+    """``reasons`` narrows; unset keeps every death."""
+    assert all(Policy().keeps(reason) for reason in Reason)
+    some = Policy(reasons=frozenset({Reason.FAILED}))
+    assert [reason for reason in Reason if some.keeps(reason)] == [Reason.FAILED]
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        {"orders": {"dead_letter_queue": "orders"}},
+        {"orders": {"dead_letter_queue": "mail"}, "mail": {}},
+        {"orders": {}, "orders-DLQ": {}},
+        {"*": {"dead_letter_queue": "orders"}, "orders": {}},
+        {"*": {}, "orders-DLQ": {}},
+        {"or*": {}, "orders-DLQ": {}},
+    ],
+)
+def test_a_dead_letter_queue_must_not_be_guarded(queues: dict[str, dict[str, Any]]) -> None:
+    """Chains and circles of dead-letter queues are refused, with the way out."""
+    with pytest.raises(SettingsError) as raised:
+        check_targets({name: Policy(**keys) for name, keys in queues.items()})
+    text = one_line(raised)
+    assert text.startswith("expected ")
+    assert "got" in text
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        {},
+        {"orders": {}, "mail": {}},
+        {"orders": {"dead_letter_queue": "graveyard"}, "mail": {"dead_letter_queue": "graveyard"}},
+        {"*": {"dead_letter_queue": "graveyard"}},
+        {"*": {}, "orders": {"dead_letter_queue": "orders-dead"}},
+    ],
+)
+def test_queues_may_share_a_dead_letter_queue(queues: dict[str, dict[str, Any]]) -> None:
+    """Everything that makes no chain is allowed."""
+    check_targets({name: Policy(**keys) for name, keys in queues.items()})

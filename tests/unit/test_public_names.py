@@ -1,0 +1,57 @@
+"""The public face: a name that disappears is a broken promise."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+
+import pytest
+
+import celery_dlq
+
+NAMES = [
+    "DLQError",
+    "DeadLetter",
+    "DeadLetters",
+    "Delivery",
+    "LetterFilter",
+    "Outcome",
+    "Policy",
+    "Reason",
+    "RejectToDLQ",
+    "__version__",
+    "dead_letter_policy",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    """Adding one is a decision, removing one breaks somebody."""
+    assert sorted(celery_dlq.__all__) == NAMES
+    assert sorted({*celery_dlq._HOME, "__version__"}) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_loads_from_its_home(name: str) -> None:
+    """Lazy names are there when they are asked for, and listed before."""
+    assert name in dir(celery_dlq)
+    value = getattr(celery_dlq, name)
+    if name in celery_dlq._HOME:
+        assert value is getattr(import_module(f"celery_dlq.{celery_dlq._HOME[name]}"), name)
+
+
+def test_all_public_names_can_be_imported_at_once() -> None:
+    """``from celery_dlq import *`` finds each."""
+    found: dict[str, object] = {}
+    exec("from celery_dlq import *", found)  # noqa: S102 - the one way to say it in a function
+    assert set(NAMES) <= set(found)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """The package behaves as every module does."""
+    with pytest.raises(AttributeError, match="module 'celery_dlq' has no attribute 'DeadLeter'"):
+        celery_dlq.DeadLeter  # type: ignore[attr-defined] # noqa: B018 - the access is the test
+
+
+def test_the_version_is_one() -> None:
+    """Packaging reads it from the source text."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.?(a|b|rc|dev)\d+)?", celery_dlq.__version__)

@@ -1,0 +1,104 @@
+"""The Lua scripts: their headers are a contract with Python."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from celery_dlq.backends.redis.counter import SCRIPTS
+from celery_dlq.backends.redis.scripts import MOST_IDS, REPLIES, Scripts, source
+
+NAMES = sorted(
+    path.name.removesuffix(".lua")
+    for path in files("celery_dlq.backends.redis").joinpath("lua").iterdir()
+    if path.name.endswith(".lua")
+)
+MOST_LINES = 60
+
+
+def header(name: str) -> dict[str, str]:
+    """The parts of a script's header comment, continued lines joined."""
+    parts: dict[str, str] = {}
+    title = ""
+    for line in source(name).splitlines():
+        if not line.startswith("--"):
+            break
+        found = re.match(r"-- (\w+): ?(.*)", line)
+        if found:
+            title, text = found.groups()
+        else:
+            text = line.removeprefix("--")
+        parts[title] = f"{parts.get(title, '')} {text.strip()}".strip()
+    return parts
+
+
+def body(name: str) -> str:
+    """The code of a script, without comments."""
+    return re.sub(r"--.*", "", source(name))
+
+
+def numbers(text: str) -> set[int]:
+    """The numbers with which the entries of a KEYS or ARGV list begin."""
+    return {int(n) for n in re.findall(r"(?:^|\s)(\d+)(?:\.\.\.)? [a-z_]+", text)}
+
+
+def test_python_registers_exactly_the_scripts_of_the_package() -> None:
+    """No script is forgotten, none is missing: the client has them, or the counter's wire."""
+    on_the_wire = [name for name in NAMES if source(name) in SCRIPTS]
+    assert sorted({*Scripts.__slots__, *on_the_wire}) == NAMES
+    assert len(on_the_wire) == len(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_is_short(name: str) -> None:
+    """One script is one idea."""
+    assert len(source(name).splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_says_what_it_does_takes_and_returns(name: str) -> None:
+    """Every header has the same five parts in the same order."""
+    assert list(header(name)) == ["Purpose", "KEYS", "ARGV", "Returns", "Complexity"]
+    assert all(header(name).values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_keys_of_a_script_are_documented(name: str) -> None:
+    """Each ``KEYS[n]`` is used and stands in the header with the type of its value."""
+    used = {int(n) for n in re.findall(r"KEYS\[(\d+)\]", body(name))}
+    documented = re.findall(r"(\d+) \w+ \((hash|stream|set|zset|string)\)", header(name)["KEYS"])
+    assert used == {int(n) for n, _type in documented}
+    assert used == set(range(1, len(used) + 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_arguments_of_a_script_are_documented(name: str) -> None:
+    """Each ``ARGV[n]`` stands in the header."""
+    used = {int(n) for n in re.findall(r"ARGV\[(\d+)\]", body(name))}
+    assert used <= numbers(header(name)["ARGV"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replies_are_the_same_in_lua_and_in_python(name: str) -> None:
+    """Every constant of a header is in Python's enumeration, and the other way round."""
+    in_lua = {word: int(n) for n, word in re.findall(r"(\d+) = ([A-Z_]+)", header(name)["Returns"])}
+    in_python = {reply.name: reply.value for reply in REPLIES.get(name, ())}
+    assert in_lua == in_python
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_touches_only_its_keys(name: str) -> None:
+    """The first argument of every Redis command is one of KEYS, and nothing walks all keys."""
+    for command, rest in re.findall(r"redis\.p?call\('(\w+)'\s*(?:,\s*([^,)\s]+))?", body(name)):
+        if command != "TIME":
+            assert re.fullmatch(r"KEYS\[\d+\]", rest), (command, rest)
+        assert command not in {"KEYS", "SCAN", "FLUSHDB", "FLUSHALL"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_of_ids_are_bounded(name: str) -> None:
+    """A script that takes many ids says how many, as Python sends them."""
+    if "letter ids" in header(name)["ARGV"]:
+        assert f"at most {MOST_IDS}" in header(name)["ARGV"]

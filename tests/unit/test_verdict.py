@@ -1,0 +1,174 @@
+"""The decision table: what happens to a message at its start and at its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_dlq.policy import Policy
+from celery_dlq.record import Outcome, Reason
+from celery_dlq.verdict import Die, End, Leave, Run, Start, decide_drop, decide_end, decide_start
+
+FAILED = End(
+    outcome=Outcome.FAILED,
+    text="bad order",
+    exception_names=("shop.Bad", "ValueError", "Exception"),
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "start", "dies"),
+    [
+        (Policy(), Start(retries=99, deliveries=99), None),
+        (Policy(max_deliveries=3), Start(retries=0, deliveries=None), None),
+        (Policy(max_deliveries=3), Start(retries=0, deliveries=0), None),
+        (Policy(max_deliveries=3), Start(retries=0, deliveries=2), None),
+        (Policy(max_deliveries=3), Start(retries=0, deliveries=3), Reason.MAX_DELIVERIES_EXCEEDED),
+        (Policy(max_deliveries=3), Start(retries=0, deliveries=4), Reason.MAX_DELIVERIES_EXCEEDED),
+        (Policy(max_deliveries=1), Start(retries=5, deliveries=0), None),
+        (Policy(max_retries=2), Start(retries=2), None),
+        (Policy(max_retries=2), Start(retries=3), Reason.MAX_RETRIES_EXCEEDED),
+        (Policy(max_retries=0), Start(retries=0), None),
+        (Policy(max_retries=0), Start(retries=1), Reason.MAX_RETRIES_EXCEEDED),
+        (
+            Policy(max_retries=0, max_deliveries=1),
+            Start(retries=1, deliveries=9),
+            Reason.MAX_RETRIES_EXCEEDED,
+        ),
+    ],
+)
+def test_a_message_starts_unless_a_limit_is_used_up(
+    policy: Policy, start: Start, dies: Reason | None
+) -> None:
+    """Retries come first, and a count that is not known lets the message run."""
+    verdict = decide_start(policy, start)
+    assert getattr(verdict, "reason", None) is dies
+    assert isinstance(verdict, Run if dies is None else Die)
+
+
+@pytest.mark.parametrize(
+    ("policy", "start", "limit"),
+    [
+        (Policy(max_deliveries=3), Start(retries=0, deliveries=3), "max_deliveries is 3"),
+        (Policy(max_retries=2), Start(retries=5), "retry 5: max_retries is 2"),
+    ],
+)
+def test_a_death_at_the_start_names_its_limit(policy: Policy, start: Start, limit: str) -> None:
+    """The description is what an operator reads first."""
+    verdict = decide_start(policy, start)
+    assert isinstance(verdict, Die)
+    assert limit in verdict.description
+
+
+@pytest.mark.parametrize(
+    ("policy", "start"),
+    [
+        (Policy(max_deliveries=3), Start(retries=0, deliveries=3)),
+        (Policy(max_retries=2), Start(retries=3)),
+    ],
+)
+def test_a_limit_holds_also_where_its_letters_are_not_kept(policy: Policy, start: Start) -> None:
+    """``reasons`` decides on letters, not on limits: the message ends without one."""
+    assert getattr(decide_start(policy, start), "kept", None) is True
+    without = replace(policy, reasons=frozenset({Reason.FAILED}))
+    assert getattr(decide_start(without, start), "kept", None) is False
+
+
+@pytest.mark.parametrize(
+    ("policy", "verdict"),
+    [
+        (None, Leave()),
+        (Policy(), Die(Reason.EXPIRED, "too late")),
+        (Policy(reasons=frozenset({Reason.EXPIRED})), Die(Reason.EXPIRED, "too late")),
+        (Policy(reasons=frozenset({Reason.FAILED})), Leave()),
+    ],
+)
+def test_a_dropped_message_is_a_death_where_the_policy_keeps_it(
+    policy: Policy | None, verdict: Die | Leave
+) -> None:
+    """Celery drops expired, unknown and unreadable messages before they could run."""
+    assert decide_drop(policy, Reason.EXPIRED, "too late") == verdict
+
+
+def test_a_retry_that_could_not_be_published_has_its_own_reason() -> None:
+    """The broker refused, not the task."""
+    end = End(outcome=Outcome.REJECTED, retry_not_published=True, text="broker down")
+    assert decide_end(Policy(), end) == Die(Reason.RETRY_NOT_PUBLISHED, "broker down")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (Outcome.FAILED, Reason.FAILED),
+        (Outcome.REJECTED, Reason.REJECTED),
+        (Outcome.TIME_LIMIT, Reason.TIME_LIMIT_EXCEEDED),
+        (Outcome.WORKER_LOST, Reason.WORKER_LOST),
+        (Outcome.RETRIED, None),
+        (Outcome.REQUEUED, None),
+        (Outcome.SHUTDOWN, None),
+        (Outcome.VANISHED, None),
+    ],
+)
+def test_a_final_end_is_a_death_for_the_reason_of_its_outcome(
+    outcome: Outcome, reason: Reason | None
+) -> None:
+    """What Celery lets go of becomes a letter; what comes again does not."""
+    verdict = decide_end(Policy(), End(outcome=outcome, text="why"))
+    assert verdict == (Leave() if reason is None else Die(reason, "why"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "end", "verdict"),
+    [
+        (None, FAILED, Leave()),
+        (Policy(), replace(FAILED, final=False), Leave()),
+        (Policy(), replace(FAILED, expected=True), Leave()),
+        (Policy(), FAILED, Die(Reason.FAILED, "bad order")),
+        (
+            Policy(),
+            replace(FAILED, retries_spent=True),
+            Die(Reason.MAX_RETRIES_EXCEEDED, "bad order"),
+        ),
+        (Policy(reasons=frozenset({Reason.REJECTED})), FAILED, Leave()),
+        (Policy(reasons=frozenset({Reason.FAILED})), FAILED, Die(Reason.FAILED, "bad order")),
+        (
+            Policy(reasons=frozenset({Reason.FAILED})),
+            replace(FAILED, retries_spent=True),
+            Leave(),
+        ),
+        (Policy(ignore=("shop.Bad",)), FAILED, Leave()),
+        (Policy(ignore=("KeyError", "ValueError")), FAILED, Leave()),
+        (Policy(ignore=("KeyError",)), FAILED, Die(Reason.FAILED, "bad order")),
+        (Policy(ignore=("Bad",)), FAILED, Die(Reason.FAILED, "bad order")),
+        (Policy(ignore=("ValueError",)), replace(FAILED, retries_spent=True), Leave()),
+    ],
+)
+def test_a_failure_is_a_death_unless_it_is_expected_or_not_kept(
+    policy: Policy | None, end: End, verdict: Die | Leave
+) -> None:
+    """``throws``, ``ignore`` (with base classes) and ``reasons`` each spare a message."""
+    assert decide_end(policy, end) == verdict
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        Policy(),
+        Policy(reasons=frozenset()),
+        Policy(ignore=("Exception", "celery_dlq.decorators.RejectToDLQ")),
+    ],
+)
+@pytest.mark.parametrize("final", [True, False])
+def test_a_demanded_death_needs_no_policy(policy: Policy | None, final: bool) -> None:
+    """``RejectToDLQ`` is obeyed whatever the policy says."""
+    end = End(
+        outcome=Outcome.REJECTED,
+        final=final,
+        demanded=True,
+        text="no such order",
+        exception_names=("Exception", "celery_dlq.decorators.RejectToDLQ"),
+        expected=True,
+    )
+    assert decide_end(policy, end) == Die(Reason.REJECTED, "no such order")

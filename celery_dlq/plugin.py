@@ -11,16 +11,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kombu.utils.url import maybe_sanitize_url
-
 from celery_dlq import delay
-from celery_dlq.backends.memory import MemoryCounter, MemoryStore
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import NotFound, StoreUnavailable
+from celery_dlq.events import Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import Redriver, RedriveReport
-from celery_dlq.ports import Clock, DeadLetterStore, DeliveryCounter, Group, QueueSummary
+from celery_dlq.parts import make_board, make_counter, make_store, shown_place
+from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, QueueSummary
 from celery_dlq.record import DeadLetter
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ class DeadLetters:
         self._lock = threading.RLock()
         self._settings: Settings | None = None
         self._store: DeadLetterStore | None = None
+        self._board: Board | None = None
+        self.events = Events()
         if getattr(app, _ATTRIBUTE, None) is None:
             setattr(app, _ATTRIBUTE, self)
             self._install()
@@ -94,7 +95,7 @@ class DeadLetters:
             if policy is not None:
                 self.settings.check_delays(policy, f"dead_letter_policy of {task.name}")
         if self.settings.store == "redis":
-            self._redis_url()
+            self.settings.redis_url(self.app.conf.broker_url)
 
     @property
     def store(self) -> DeadLetterStore:
@@ -104,9 +105,20 @@ class DeadLetters:
                 self._store = self._make_store()
             return self._store
 
+    @property
+    def board(self) -> Board:
+        """What the processes of the app tell each other."""
+        with self._lock:
+            if self._board is None:
+                self._board = make_board(self.settings, self.app.conf.broker_url)
+            return self._board
+
     def close(self) -> None:
         """Let go of connections; the next operation opens them again."""
         with self._lock:
+            if self._board is not None and self.settings.store == "redis":
+                self._board.close()
+                self._board = None
             if self._store is not None and self.settings.store == "redis":
                 self._store.close()
                 self._store = None
@@ -272,15 +284,14 @@ class DeadLetters:
         from celery_dlq.worker.spool import Spool  # noqa: PLC0415
 
         self.validate()
-        settings, store = self.settings, self._make_store()
+        settings, broker_url = self.settings, self.app.conf.broker_url
+        store = self.store if settings.store == "memory" else self._make_store()
         self._wait_for(store)
-        place = settings.store
-        if settings.store == "redis":  # without the password: that may change
-            place = maybe_sanitize_url(self._redis_url())
+        place = shown_place(settings, broker_url)  # without the password: that may change
         return Guard(
             Plans(settings.policies, self.app.amqp.queues),
             Burial(store, Spool(settings.spool_dir, f"{place} {settings.key_prefix}")),
-            self._make_counter(store),
+            make_counter(settings, broker_url, store),
             self._clock,
             hostname=hostname,
             pid=pid,
@@ -300,32 +311,8 @@ class DeadLetters:
                 logger.warning("Waiting for the dead-letter store: %s", exc)
                 time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
-    def _redis_url(self) -> str:
-        return self.settings.redis_url(self.app.conf.broker_url)
-
     def _make_store(self) -> DeadLetterStore:
-        if self.settings.store == "memory":
-            self._store = self._store or MemoryStore(MemoryCounter())
-            return self._store
-        from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415 - see the tests of imports
-        from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
-        from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
-
-        url = self._redis_url()
-        client = connect(url, self.settings.store_timeout)
-        return RedisStore(client, url, Keys(self.settings.key_prefix), self.settings.count_ttl)
-
-    def _make_counter(self, store: DeadLetterStore) -> DeliveryCounter:
-        if isinstance(store, MemoryStore):
-            return store.counter
-        from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
-        from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter  # noqa: PLC0415
-        from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
-
-        url = self._redis_url()
-        # No second try: a count that was lost on the way must not be taken twice.
-        wire = Wire(connect(url, self.settings.store_timeout, retries=0), url, SCRIPTS)
-        return RedisCounter(wire, Keys(self.settings.key_prefix), self.settings.count_ttl)
+        return make_store(self.settings, self.app.conf.broker_url)
 
     def _check_queue(self, name: str) -> None:
         names = self.store.names()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
+from celery_dlq.events import Change
 from celery_dlq.record import DeadLetter, Delivery
 
 Clock = Callable[[], datetime]
@@ -230,6 +231,89 @@ class DeadLetterStore(Protocol):
 
     def remove(self, dead_letter_queue: str, letter_ids: Iterable[str]) -> int:
         """Remove letters with their claims; returns how many were there."""
+
+    def close(self) -> None:
+        """Let go of connections; never raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCard:
+    """What a worker says of itself to all processes of its app.
+
+    Attributes:
+        hostname: Its node name, e.g. ``celery@web-1``.
+        pid: Its main process.
+        version: Version of celery_dlq.
+        started_at: When it started, aware UTC.
+        queues: The queues it consumes.
+        tasks: The names of its registered tasks.
+        policies: Policy by queue or pattern, and by task as ``task:<name>``; JSON-ready.
+    """
+
+    hostname: str
+    pid: int
+    version: str
+    started_at: datetime
+    queues: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One field of a queue's policy, changed at run time until a given moment.
+
+    Attributes:
+        queue: The queue, by its exact name.
+        key: The policy key.
+        value: Its value, JSON-ready; checked like a configured one.
+        until: When the configured value comes back, aware UTC.
+        actor: Who set it.
+    """
+
+    queue: str
+    key: str
+    value: Any
+    until: datetime
+    actor: str
+
+
+class Board(Protocol):
+    """What the processes of one app tell each other. Every method may raise `StoreUnavailable`."""
+
+    def announce(self, card: WorkerCard) -> None:
+        """Put up a worker's card; it stays up while the worker gives signs of life."""
+
+    def alive(self, hostname: str) -> tuple[bool, int]:
+        """Give a worker's sign of life.
+
+        Returns:
+            Whether its card is still up, and the revision of the overrides.
+        """
+
+    def leave(self, hostname: str) -> None:
+        """Take a worker's card down."""
+
+    def workers(self) -> list[WorkerCard]:
+        """The cards of live workers, by host name."""
+
+    def policies(self) -> dict[str, Mapping[str, Mapping[str, Any]]]:
+        """The policies of live workers by host name; much lighter than their whole cards."""
+
+    def record(self, change: Change) -> None:
+        """Keep a change for the audit; the newest ten thousand are kept."""
+
+    def changes(self, *, limit: int) -> list[Change]:
+        """The newest changes, newest first."""
+
+    def override(self, override: Override) -> None:
+        """Put up an override; replaces an earlier one of the same field."""
+
+    def lift(self, queue: str, key: str) -> bool:
+        """Take an override down; whether there was one."""
+
+    def overrides(self, now: datetime) -> list[Override]:
+        """The overrides in force, by queue and key; those that ended are taken down."""
 
     def close(self) -> None:
         """Let go of connections; never raises."""

@@ -1,4 +1,4 @@
-"""Counters and letters in memory: for tests, gone with the process."""
+"""Counters, letters and board in memory: for tests, gone with the process."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import Any
 
+from celery_dlq.events import Change
 from celery_dlq.ports import (
     ClaimState,
     Count,
     Group,
     MessageKey,
+    Override,
     QueueSummary,
     Standing,
     Stored,
     StoredLetter,
+    WorkerCard,
 )
 from celery_dlq.record import DeadLetter, Delivery
 
 _MOST_ASIDE = 20
 _MOST_DEAD = 10_000
+_MOST_CHANGES = 10_000
 
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
 
@@ -269,6 +275,66 @@ class MemoryStore:
         kept = what if state is ClaimState.PUBLISHED else "claimed"
         self._claims[place] = (kept, owner, now + lease_seconds)
         return state
+
+
+class MemoryBoard:
+    """The `Board` in memory: the processes of one app are one process here."""
+
+    def __init__(self) -> None:
+        self._cards: dict[str, WorkerCard] = {}
+        self._changes: deque[Change] = deque(maxlen=_MOST_CHANGES)
+        self._overrides: dict[tuple[str, str], Override] = {}
+        self._revision = 0
+        self._lock = threading.Lock()
+
+    def announce(self, card: WorkerCard) -> None:
+        """Put up a card."""
+        self._cards[card.hostname] = card
+
+    def alive(self, hostname: str) -> tuple[bool, int]:
+        """Give a sign of life."""
+        return hostname in self._cards, self._revision
+
+    def leave(self, hostname: str) -> None:
+        """Take a card down."""
+        self._cards.pop(hostname, None)
+
+    def workers(self) -> list[WorkerCard]:
+        """All cards."""
+        return [card for _, card in sorted(self._cards.items())]
+
+    def policies(self) -> dict[str, Mapping[str, Mapping[str, Any]]]:
+        """The policies of all cards."""
+        return {card.hostname: card.policies for card in self.workers()}
+
+    def record(self, change: Change) -> None:
+        """Keep a change."""
+        self._changes.append(change)
+
+    def changes(self, *, limit: int) -> list[Change]:
+        """The newest changes."""
+        return list(reversed(self._changes))[:limit]
+
+    def override(self, override: Override) -> None:
+        """Put up an override."""
+        with self._lock:
+            self._overrides[override.queue, override.key] = override
+            self._revision += 1
+
+    def lift(self, queue: str, key: str) -> bool:
+        """Take an override down."""
+        with self._lock:
+            self._revision += 1
+            return self._overrides.pop((queue, key), None) is not None
+
+    def overrides(self, now: datetime) -> list[Override]:
+        """The overrides in force."""
+        for place in [place for place, o in self._overrides.items() if o.until <= now]:
+            self.lift(*place)
+        return [override for _, override in sorted(self._overrides.items())]
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 def _run(key: MessageKey) -> tuple[str, str, int]:

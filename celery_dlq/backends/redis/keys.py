@@ -25,6 +25,26 @@ class Keys:
         """SET: names of all dead-letter queues."""
         return f"{self.prefix}:queues"
 
+    def nodes(self) -> str:
+        """ZSET: workers by their last sign of life, whatever they guard."""
+        return f"{self.prefix}:{{board}}:nodes"
+
+    def cards(self) -> str:
+        """HASH: worker to its card, as JSON."""
+        return f"{self.prefix}:{{board}}:cards"
+
+    def policies(self) -> str:
+        """HASH: worker to its policies, as JSON."""
+        return f"{self.prefix}:{{board}}:policies"
+
+    def overrides(self) -> str:
+        """HASH: ``[queue, key]`` as JSON to an override of a policy, as JSON; and ``revision``."""
+        return f"{self.prefix}:{{board}}:overrides"
+
+    def changes(self) -> str:
+        """STREAM: changes for the audit, bounded."""
+        return f"{self.prefix}:{{board}}:changes"
+
     def letters(self, dead_letter_queue: str) -> str:
         """STREAM: one entry per letter, one field per field of the record."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:letters"

@@ -51,11 +51,19 @@ class ClaimReply(IntEnum):
     GONE = 5
 
 
+class NodeReply(IntEnum):
+    """First number of the replies of ``node.lua``."""
+
+    UNKNOWN = 0
+    KNOWN = 1
+
+
 REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
     "claim": ClaimReply,
+    "node": NodeReply,
 }
 
 MOST_IDS = 500
@@ -79,6 +87,7 @@ class Scripts:
     claim: Script
     mark_published: Script
     release: Script
+    node: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

@@ -1,0 +1,190 @@
+"""The board in Redis: cards of workers, changes for the audit, overrides of policies."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import NodeReply, Scripts
+from celery_dlq.events import Change
+from celery_dlq.ports import Override, WorkerCard
+from celery_dlq.record import from_micros, to_micros
+
+logger = logging.getLogger("celery_dlq.store")
+
+SILENT_SECONDS = 30.0
+"""A worker that gave no sign of life for so long is not live any more."""
+
+_MOST_CHANGES = 10_000
+_REVISION = b"revision"
+
+
+class RedisBoard:
+    """The `Board` of Redis.
+
+    Args:
+        client: A redis-py client that answers bytes.
+        url: For messages; its password is never shown.
+        keys: Key names.
+    """
+
+    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+        self._scripts = Scripts.on(client)
+
+    def announce(self, card: WorkerCard) -> None:
+        """Put up a card."""
+        text = {**asdict(card), "started_at": to_micros(card.started_at)}
+        policies = text.pop("policies")
+        self._node(card.hostname, _json(text), _json(policies))
+
+    def alive(self, hostname: str) -> tuple[bool, int]:
+        """Give a sign of life."""
+        return self._node(hostname, "", "")
+
+    def leave(self, hostname: str) -> None:
+        """Take a card down."""
+        with translated(self._url):
+            self._client.zrem(self._keys.nodes(), hostname)
+            self._client.hdel(self._keys.cards(), hostname)
+            self._client.hdel(self._keys.policies(), hostname)
+
+    def workers(self) -> list[WorkerCard]:
+        """The cards of live workers."""
+        with translated(self._url):
+            live = self._live()
+            if not live:
+                return []
+            cards = self._client.hmget(self._keys.cards(), live)
+            policies = self._client.hmget(self._keys.policies(), live)
+        return [
+            _card(json.loads(card), json.loads(policy or b"{}"))
+            for card, policy in zip(cards, policies, strict=True)
+            if card is not None
+        ]
+
+    def policies(self) -> dict[str, Mapping[str, Mapping[str, Any]]]:
+        """The policies of live workers."""
+        with translated(self._url):
+            live = self._live()
+            found = self._client.hmget(self._keys.policies(), live) if live else []
+        return {
+            node.decode(): json.loads(text)
+            for node, text in zip(live, found, strict=True)
+            if text is not None
+        }
+
+    def record(self, change: Change) -> None:
+        """Keep a change."""
+        with translated(self._url):
+            self._client.xadd(
+                self._keys.changes(),
+                {"change": _json(change.to_stored())},
+                maxlen=_MOST_CHANGES,
+                approximate=True,
+            )
+
+    def changes(self, *, limit: int) -> list[Change]:
+        """The newest changes."""
+        with translated(self._url):
+            entries = self._client.xrevrange(self._keys.changes(), count=limit)
+        found = []
+        for entry, fields in entries:
+            try:
+                found.append(Change.from_stored(json.loads(fields[b"change"])))
+            except (KeyError, ValueError, TypeError) as exc:  # of a later version, say
+                logger.warning("Change %s cannot be read: %r", entry, exc)
+        return found
+
+    def override(self, override: Override) -> None:
+        """Put up an override."""
+        field = _json([override.queue, override.key])
+        value = {
+            "value": override.value,
+            "until": to_micros(override.until),
+            "actor": override.actor,
+        }
+        with translated(self._url):
+            pipe = self._client.pipeline(transaction=True)
+            pipe.hset(self._keys.overrides(), field, _json(value))
+            pipe.hincrby(self._keys.overrides(), _REVISION, 1)
+            pipe.execute()
+
+    def lift(self, queue: str, key: str) -> bool:
+        """Take an override down."""
+        return self._lift([_json([queue, key])])
+
+    def overrides(self, now: datetime) -> list[Override]:
+        """The overrides in force."""
+        with translated(self._url):
+            fields = self._client.hgetall(self._keys.overrides())
+        fields.pop(_REVISION, None)
+        found = [_override(json.loads(name), json.loads(text)) for name, text in fields.items()]
+        ended = [_json([o.queue, o.key]) for o in found if o.until <= now]
+        if ended:
+            self._lift(ended)
+        return sorted((o for o in found if o.until > now), key=lambda o: (o.queue, o.key))
+
+    def close(self) -> None:
+        """Disconnect."""
+        with suppress(Exception):
+            self._client.close()
+
+    def _lift(self, fields: list[str]) -> bool:
+        with translated(self._url):
+            pipe = self._client.pipeline(transaction=True)
+            pipe.hdel(self._keys.overrides(), *fields)
+            pipe.hincrby(self._keys.overrides(), _REVISION, 1)
+            return bool(pipe.execute()[0])
+
+    def _node(self, hostname: str, card: str, policies: str) -> tuple[bool, int]:
+        keys = self._keys
+        places = [keys.nodes(), keys.cards(), keys.policies(), keys.overrides()]
+        with translated(self._url):
+            known, revision = self._scripts.node(
+                keys=places, args=[hostname, int(SILENT_SECONDS * 1000), card, policies]
+            )
+        return known == NodeReply.KNOWN, int(revision)
+
+    def _live(self) -> list[bytes]:
+        seconds, micros = self._client.time()
+        now = seconds * 1000 + micros // 1000
+        live = self._client.zrangebyscore(
+            self._keys.nodes(), now - int(SILENT_SECONDS * 1000), "+inf"
+        )
+        return sorted(live)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+
+
+def _card(text: Mapping[str, Any], policies: Mapping[str, Any]) -> WorkerCard:
+    return WorkerCard(
+        hostname=str(text["hostname"]),
+        pid=int(text["pid"]),
+        version=str(text["version"]),
+        started_at=from_micros(int(text["started_at"])),
+        queues=tuple(text.get("queues", ())),
+        tasks=tuple(text.get("tasks", ())),
+        policies=policies,
+    )
+
+
+def _override(place: list[str], text: Mapping[str, Any]) -> Override:
+    return Override(
+        queue=place[0],
+        key=place[1],
+        value=text["value"],
+        until=from_micros(int(text["until"])),
+        actor=str(text["actor"]),
+    )

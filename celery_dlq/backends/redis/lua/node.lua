@@ -1,0 +1,24 @@
+-- Purpose: a worker's card and sign of life, by the clock of Redis; silent workers are forgotten.
+-- KEYS: 1 nodes (zset)  2 cards (hash)  3 policies (hash)  4 overrides (hash)
+-- ARGV: 1 worker (its node name)
+--       2 silent (milliseconds after which a worker is forgotten)
+--       3 card (JSON text; empty = only a sign of life)
+--       4 policies (JSON text)
+-- Returns: {state, revision}: 1 = KNOWN, 0 = UNKNOWN (its card is not up); revision of the overrides
+-- Complexity: O(log N + M), N workers known, M forgotten (at most 100)
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('PEXPIRE', KEYS[1], 172800000)  -- first: a full Redis lets no script begin by adding
+local silent = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]), 'LIMIT', 0, 100)
+for _, node in ipairs(silent) do
+  redis.call('ZREM', KEYS[1], node)
+  redis.call('HDEL', KEYS[2], node)
+  redis.call('HDEL', KEYS[3], node)
+end
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+if ARGV[3] ~= '' then
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+  redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
+end
+local known = redis.call('HEXISTS', KEYS[2], ARGV[1])
+return {known, tonumber(redis.call('HGET', KEYS[4], 'revision') or '0')}

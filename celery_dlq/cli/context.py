@@ -1,0 +1,52 @@
+"""What every command needs: the app's `DeadLetters`, the screen, the filter, lines of JSON.
+
+Every ``celery`` command imports this package, so it imports click and nothing else
+at the top.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from celery_dlq.cli.options import FILTER_NAMES
+
+if TYPE_CHECKING:
+    from celery_dlq.cli.render import Screen
+    from celery_dlq.filters import LetterFilter
+    from celery_dlq.plugin import DeadLetters
+
+
+def dead_letters_of(ctx: click.Context) -> DeadLetters:
+    """The operations of the app that ``celery -A`` names."""
+    from celery_dlq.plugin import DeadLetters  # noqa: PLC0415 - see the module's docstring
+
+    return DeadLetters.of(ctx.obj.app)
+
+
+def screen_of(ctx: click.Context) -> Screen:
+    """Where people read, with or without colours."""
+    from celery_dlq.cli.render import Screen  # noqa: PLC0415 - see the module's docstring
+
+    return Screen(no_color=bool(getattr(ctx.obj, "no_color", False)))
+
+
+def letter_filter(fields: dict[str, Any], letter_ids: Iterable[str] = ()) -> LetterFilter:
+    """The filter that the options of `filter_options` describe."""
+    from celery_dlq.filters import LetterFilter  # noqa: PLC0415 - see the module's docstring
+
+    return LetterFilter(ids=frozenset(letter_ids) or None, **given(fields))
+
+
+def given(fields: dict[str, Any]) -> dict[str, Any]:
+    """The options of `filter_options` that were given."""
+    return {name: fields[name] for name in FILTER_NAMES if fields.get(name) is not None}
+
+
+def print_lines(objects: Iterable[dict[str, Any]]) -> None:
+    """Print one JSON object a line."""
+    for item in objects:
+        click.echo(json.dumps(item, ensure_ascii=False))

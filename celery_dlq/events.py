@@ -1,0 +1,134 @@
+"""What happened, told to whoever wants to know: frozen events and the bus that carries them.
+
+Metrics, error trackers and signals are observers; none of them can fail a task, stop a
+letter or change what happens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from celery_dlq.record import DeadLetter, check_aware, from_micros, iso, to_micros
+
+logger = logging.getLogger("celery_dlq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        at: When, aware UTC.
+    """
+
+    at: datetime
+
+    def __post_init__(self) -> None:
+        check_aware("at", self.at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettered(Event):
+    """A letter was stored; not told again when the same letter is stored twice.
+
+    Attributes:
+        letter: The letter.
+    """
+
+    letter: DeadLetter
+
+
+class Action(str, Enum):
+    """What was changed on purpose: a closed list, the same in events, metrics and ``dlq audit``."""
+
+    REDRIVEN = "redriven"
+    EDITED = "edited"
+    DISCARDED = "discarded"
+    RESTORED = "restored"
+    PURGED = "purged"
+    TRIMMED = "trimmed"
+    ADOPTED = "adopted"
+    POLICY_SET = "policy_set"
+    POLICY_UNSET = "policy_unset"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Event):
+    """Somebody, or a rule that somebody made, changed letters or policies. Kept for ``dlq audit``.
+
+    Attributes:
+        action: What was done.
+        actor: Who: ``user@host``, or the node name of a worker that followed a rule.
+        target: The dead-letter queue, or the queue whose policy was changed.
+        letters: How many letters it was done to.
+        detail: How they were chosen and with which options; JSON-ready.
+    """
+
+    action: Action
+    actor: str
+    target: str
+    letters: int = 0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return {
+            "at": iso(self.at),
+            "action": self.action.value,
+            "actor": self.actor,
+            "target": self.target,
+            "letters": self.letters,
+            "detail": dict(self.detail),
+        }
+
+    def to_stored(self) -> dict[str, Any]:
+        """As `to_json`, with the time in microseconds since 1970."""
+        return {**self.to_json(), "at": to_micros(self.at)}
+
+    @classmethod
+    def from_stored(cls, value: Mapping[str, Any]) -> Change:
+        """Read what `to_stored` wrote; keys of later versions are passed over."""
+        return cls(
+            at=from_micros(int(value["at"])),
+            action=Action(value["action"]),
+            actor=str(value["actor"]),
+            target=str(value["target"]),
+            letters=int(value.get("letters", 0)),
+            detail=dict(value.get("detail", {})),
+        )
+
+
+Observer = Callable[[Event], None]
+
+
+class Events:
+    """Carries events to observers, in the order in which they subscribed."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def subscribe(self, observer: Observer) -> None:
+        """Tell an observer of every event from now on; once, however often it is given."""
+        if observer not in self._observers:
+            self._observers.append(observer)
+
+    def unsubscribe(self, observer: Observer) -> None:
+        """Tell it no more."""
+        if observer in self._observers:
+            self._observers.remove(observer)
+
+    def emit(self, event: Event) -> None:
+        """Tell all observers; what one raises is logged, and the others are told all the same."""
+        for observer in tuple(self._observers):
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("An observer failed at %s", type(event).__name__)

@@ -17,7 +17,8 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.jsontext import safe_repr
-from celery_dlq.policy import Policy, PolicyBook, check_targets, seconds, suggestion, text
+from celery_dlq.policy import Policy, positive_seconds, seconds, suggestion, text
+from celery_dlq.policybook import PolicyBook
 
 PREFIX = "dlq_"
 _STORES = ("redis", "memory")
@@ -39,12 +40,10 @@ def _queues(where: str, value: object) -> Mapping[str, Policy]:
     if not isinstance(value, Mapping):
         message = f"expected {where} to be a mapping of queue name to policy, got {value!r}"
         raise SettingsError(message)
-    queues = {
+    return {
         text(f"a queue name in {where}", name): _policy(f"{where}[{name!r}]", policy)
         for name, policy in value.items()
     }
-    check_targets(queues)
-    return queues
 
 
 def _policy(where: str, value: object) -> Policy:
@@ -86,14 +85,6 @@ def _key_prefix(where: str, value: object) -> str:
     return prefix
 
 
-def _positive_seconds(where: str, value: object) -> float:
-    duration = seconds(where, value)
-    if duration <= 0:
-        message = f"expected {where} to be a duration of more than 0 seconds, got {value!r}"
-        raise SettingsError(message)
-    return duration
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The checked settings of one app; see each field's ``doc``."""
@@ -130,7 +121,7 @@ class Settings:
     )
     count_ttl: float = _setting(
         72 * 3600.0,
-        _positive_seconds,
+        positive_seconds,
         "How long counts and history of a message are kept after its last delivery. "
         "Unit: seconds or timedelta. Defaults to 72 hours, sliding.",
     )
@@ -142,7 +133,7 @@ class Settings:
     )
     store_timeout: float = _setting(
         2.0,
-        _positive_seconds,
+        positive_seconds,
         "Longest wait for one answer of the store, and for a connection to it. "
         "Unit: seconds or timedelta. Defaults to 2.",
     )
@@ -183,6 +174,7 @@ class Settings:
             if value is not None:
                 values[name] = f.metadata["check"](PREFIX + name, value)
         settings = cls(**values)
+        settings.policies.check()
         settings.check_delays()
         return settings
 

@@ -13,3 +13,6 @@ LETTER_HEADER = "dlq_letter"
 
 DELAY_HEADER = "dlq_default_delay"
 """Seconds of the queue's default delay, if the message got one."""
+
+DELAY_SOURCE_HEADER = "dlq_default_delay_source"
+"""Where that delay was said, e.g. ``dlq_queues['orders']``."""

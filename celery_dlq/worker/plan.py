@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_dlq.decorators import policy_of
-from celery_dlq.policy import Policy, PolicyBook
-from celery_dlq.worker.origin import QueueNames
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.queuenames import QueueNames
 
 _MOST_PLANS = 4096
 

@@ -22,6 +22,9 @@ from celery_dlq.policybook import PolicyBook
 
 PREFIX = "dlq_"
 _STORES = ("redis", "memory")
+# Seconds, where broker_transport_options do not say otherwise.
+# Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
+_VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+socket://")
 
 
@@ -197,6 +200,40 @@ class Settings:
                 raise SettingsError(
                     f"expected {place}['default_delay'] to be at most dlq_max_delay "
                     f"({self.max_delay:g} s), got {delay:g} s"
+                )
+
+    def check_visibility(
+        self, book: PolicyBook, transport: str, options: Mapping[str, Any]
+    ) -> None:
+        """Refuse default delays that outlast the broker's visibility timeout.
+
+        A delayed message waits unacknowledged in a worker. After the visibility timeout the
+        broker takes the worker for dead and gives the message to another one, again and again.
+
+        Args:
+            book: All policies of the app.
+            transport: The broker's transport, as kombu names it.
+            options: ``broker_transport_options``.
+
+        Raises:
+            SettingsError: A delay is too long.
+
+        Source: https://docs.celeryq.dev/en/stable/getting-started/backends-and-brokers/redis.html
+        """
+        default = _VISIBILITY_TIMEOUTS.get(transport)
+        if default is None:
+            return
+        timeout = float((options or {}).get("visibility_timeout", default))
+        named = {f"dlq_queues[{name!r}]": policy for name, policy in book.queues.items()}
+        named |= {f"dead_letter_policy of {name}": p for name, p in book.tasks.items()}
+        for place, policy in named.items():
+            delay = policy.default_delay
+            if delay is not None and delay >= timeout:
+                raise SettingsError(
+                    f"expected {place}['default_delay'] to be shorter than the broker's "
+                    f"visibility timeout ({timeout:g} s), got {delay:g} s: the message would be "
+                    f"delivered again and again while it waits. Raise visibility_timeout in "
+                    f"broker_transport_options well above the delay, or shorten the delay"
                 )
 
     def redis_url(self, broker_url: object) -> str:

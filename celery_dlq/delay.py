@@ -97,15 +97,20 @@ class DefaultDelays:
         self._parameters = list(parameters)[5:]
         # By name: Celery 5.6 and later give the message its task's own options.
         self._merges_options = parameters["expires"].default is not None
-        self._queues_have: bool | None = None
+        self._seen: Settings | None = None
+        self._queues_have = False
         self._remembered: dict[tuple[Any, ...], Rule] = {}
         self._rules: dict[tuple[str, str], Rule] = {}
 
     @property
     def exist(self) -> bool:
         """Whether any queue or task has something to say about delays."""
-        if self._queues_have is None:
-            self._queues_have = any(p.says_delay for p in self._settings().queues.values())
+        settings = self._settings()
+        if settings is not self._seen:
+            self._seen = settings
+            self._queues_have = any(p.says_delay for p in settings.queues.values())
+            self._remembered.clear()
+            self._rules.clear()
         return self._queues_have or decorators.any_says_delay()
 
     def named(self, rest: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

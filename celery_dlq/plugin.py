@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq import delay
+from celery_dlq import __version__, delay
+from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
-from celery_dlq.decorators import policy_of
-from celery_dlq.errors import NotFound, StoreUnavailable
+from celery_dlq.errors import NotFound
 from celery_dlq.events import Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import Redriver, RedriveReport
-from celery_dlq.parts import make_board, make_counter, make_store, shown_place
+from celery_dlq.parts import WorkerParts, make_board, make_store
 from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, QueueSummary
 from celery_dlq.record import DeadLetter
 
@@ -90,10 +89,17 @@ class DeadLetters:
         Raises:
             SettingsError: Something is wrong; the message says what and where.
         """
-        for task in self.app.tasks.values():
-            policy = policy_of(task)
-            if policy is not None:
-                self.settings.check_delays(policy, f"dead_letter_policy of {task.name}")
+        from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
+
+        book = book_of(self.app, self.settings)
+        book.check()
+        for name, policy in book.tasks.items():
+            self.settings.check_delays(policy, f"dead_letter_policy of {name}")
+        self.settings.check_visibility(
+            book,
+            self.app.connection_for_write().transport_cls,
+            self.app.conf.broker_transport_options,
+        )
         if self.settings.store == "redis":
             self.settings.redis_url(self.app.conf.broker_url)
 
@@ -278,38 +284,16 @@ class DeadLetters:
         delay.install(self.app, lambda: self.settings)
 
     def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
-        from celery_dlq.worker.burial import Burial  # noqa: PLC0415 - publishers need none of it
-        from celery_dlq.worker.guard import Guard  # noqa: PLC0415
-        from celery_dlq.worker.plan import Plans  # noqa: PLC0415
-        from celery_dlq.worker.spool import Spool  # noqa: PLC0415
+        from celery_dlq.wiring import make_guard  # noqa: PLC0415 - publishers need none of it
 
         self.validate()
-        settings, broker_url = self.settings, self.app.conf.broker_url
-        store = self.store if settings.store == "memory" else self._make_store()
-        self._wait_for(store)
-        place = shown_place(settings, broker_url)  # without the password: that may change
-        return Guard(
-            Plans(settings.policies, self.app.amqp.queues),
-            Burial(store, Spool(settings.spool_dir, f"{place} {settings.key_prefix}")),
-            make_counter(settings, broker_url, store),
-            self._clock,
-            hostname=hostname,
-            pid=pid,
-            flags_redelivery=flags_redelivery,
-            release=settings.release,
-        )
-
-    def _wait_for(self, store: DeadLetterStore) -> None:
-        """Wait for the store as long as ``dlq_start_timeout`` says."""
-        deadline = time.monotonic() + self.settings.start_timeout
-        while True:
-            try:
-                return store.check()
-            except StoreUnavailable as exc:
-                if time.monotonic() >= deadline:
-                    raise
-                logger.warning("Waiting for the dead-letter store: %s", exc)
-                time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+        memory = None
+        if isinstance(self.store, MemoryStore):
+            memory = WorkerParts(self.store, self.board, self.store.counter)
+        return make_guard(
+            self.app, self.settings, self._clock, self.events, memory=memory,
+            hostname=hostname, pid=pid, flags_redelivery=flags_redelivery, version=__version__,
+        )  # fmt: skip
 
     def _make_store(self) -> DeadLetterStore:
         return make_store(self.settings, self.app.conf.broker_url)

@@ -8,13 +8,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from itertools import islice
 
 from celery_dlq.events import Change
 from celery_dlq.ports import (
     ClaimState,
     Count,
     Group,
+    Heading,
     MessageKey,
     Override,
     QueueSummary,
@@ -23,7 +24,7 @@ from celery_dlq.ports import (
     StoredLetter,
     WorkerCard,
 )
-from celery_dlq.record import DeadLetter, Delivery
+from celery_dlq.record import DeadLetter, Delivery, end_of
 
 _MOST_ASIDE = 20
 _MOST_DEAD = 10_000
@@ -182,6 +183,22 @@ class MemoryStore:
         last = self._lasts.get(dead_letter_queue)
         return None if last is None else _position(last)
 
+    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+        """The oldest letters."""
+        stored = self.letters(dead_letter_queue, newest_first=False)
+        later = (s for s in stored if after is None or s.position > after)
+        return [_heading(s) for s in islice(later, most)]
+
+    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
+        """Letters whose messages would have expired by now."""
+        stored = self.letters(dead_letter_queue, newest_first=False)
+        over = (s for s in stored if (end := end_of(s.letter)) is not None and end <= now)
+        return [_heading(s) for s in islice(over, most)]
+
+    def length(self, dead_letter_queue: str) -> int:
+        """How many letters are there."""
+        return len(self._queues.get(dead_letter_queue, {}))
+
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
         """Note how far the queue is exported."""
         with self._lock:
@@ -311,13 +328,10 @@ class MemoryBoard:
         """Take a card down."""
         self._cards.pop(hostname, None)
 
-    def workers(self) -> list[WorkerCard]:
+    def workers(self, *, with_tasks: bool = True) -> list[WorkerCard]:
         """All cards."""
-        return [card for _, card in sorted(self._cards.items())]
-
-    def policies(self) -> dict[str, Mapping[str, Mapping[str, Any]]]:
-        """The policies of all cards."""
-        return {card.hostname: card.policies for card in self.workers()}
+        cards = [card for _, card in sorted(self._cards.items())]
+        return cards if with_tasks else [replace(card, tasks=()) for card in cards]
 
     def record(self, change: Change) -> None:
         """Keep a change."""
@@ -351,6 +365,14 @@ class MemoryBoard:
 
 def _run(key: MessageKey) -> tuple[str, str, int]:
     return (key.dead_letter_queue, key.task_id, key.redrives)
+
+
+def _heading(stored: StoredLetter) -> Heading:
+    return Heading(
+        position=stored.position,
+        letter_id=stored.letter.id,
+        dead_lettered_at=stored.letter.dead_lettered_at,
+    )
 
 
 def _position(number: int) -> str:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 from celery_dlq.errors import StoreUnavailable
@@ -98,6 +98,16 @@ class Missed:
             self._counts.pop(key, None)
 
 
+class Chore(Protocol):
+    """Something that a worker does in the background, once a second."""
+
+    def tick(self) -> None:
+        """Do the next bit; short, because the worker's event loop waits."""
+
+    def close(self) -> None:
+        """The worker stops; never raises."""
+
+
 class Guard:
     """Guards the messages of one worker.
 
@@ -135,9 +145,11 @@ class Guard:
         self._release = release
         self._missed = Missed()
         self._lane: ref[Any] | None = None
+        self.chores: list[Chore] = []
+        self.guards_all = plans.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:
-        """Whether any message of this task could be guarded."""
+        """Whether any message of this task could be guarded; ``None``: of every task."""
         return self._plans.may_guard(task)
 
     def begin(self, request: Any) -> Begin:
@@ -266,10 +278,20 @@ class Guard:
         self._counter.alive(self._plans.dead_letter_queues())
         self._counter.flush()
         self._burial.tick()
+        for chore in self.chores:
+            try:
+                chore.tick()
+            except StoreUnavailable as exc:
+                logger.debug("%s is put off: %s", type(chore).__name__, exc)
+            except Exception:
+                logger.exception("%s failed", type(chore).__name__)
 
     def close(self) -> None:
         """A last tick, then let go of connections."""
         self.tick()
+        for chore in self.chores:
+            chore.close()
+        self.chores.clear()
         self._counter.close()
 
     def _track(self, request: Any, plan: Plan) -> Tracked:

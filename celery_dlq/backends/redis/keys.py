@@ -33,9 +33,9 @@ class Keys:
         """HASH: worker to its card, as JSON."""
         return f"{self.prefix}:{{board}}:cards"
 
-    def policies(self) -> str:
-        """HASH: worker to its policies, as JSON."""
-        return f"{self.prefix}:{{board}}:policies"
+    def tasks(self) -> str:
+        """HASH: worker to the names of its tasks, as JSON; apart, because there may be many."""
+        return f"{self.prefix}:{{board}}:tasks"
 
     def overrides(self) -> str:
         """HASH: ``[queue, key]`` as JSON to an override of a policy, as JSON; and ``revision``."""
@@ -56,6 +56,10 @@ class Keys:
     def tally(self, dead_letter_queue: str) -> str:
         """HASH: letters by reason, and count, first, last and example of each group."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:tally"
+
+    def ends(self, dead_letter_queue: str) -> str:
+        """ZSET: letter id by the end of its message's life; only letters that have one."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:ends"
 
     def claims(self, dead_letter_queue: str) -> str:
         """HASH: letter id to ``state|owner|lease end`` of a redrive."""

@@ -139,6 +139,11 @@ class DefaultDelays:
         self._warn_of_expiry(name, countdown, eta, options)
         return countdown, eta, options
 
+    def queue_of(self, task: Any) -> str:
+        """The queue to which a task is published when its publisher names none."""
+        place = self._place({}, task)
+        return RoutedOnce(self._app.amqp.router).queue(place, task.name, (), {}, task)
+
     def _rule(
         self, name: str, args: Any, kwargs: Any, options: dict[str, Any]
     ) -> tuple[Rule, dict[str, Any]]:

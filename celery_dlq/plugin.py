@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,14 @@ from celery_dlq import __version__, delay
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
 from celery_dlq.errors import NotFound
-from celery_dlq.events import Events
+from celery_dlq.events import Change, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import Redriver, RedriveReport
 from celery_dlq.parts import WorkerParts, make_board, make_store
-from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, QueueSummary
+from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, Override, QueueSummary
 from celery_dlq.record import DeadLetter
+from celery_dlq.retention import Retention
+from celery_dlq.rules import Rulebook, Rules, whoami
 
 if TYPE_CHECKING:
     from celery_dlq.export.parquet import ExportReport
@@ -272,6 +274,100 @@ class DeadLetters:
             self._check_queue(name)
         chosen = names if names is not None else self.store.names()
         return ParquetExport(self.store, Path(destination)).run(chosen, progress=progress)
+
+    # -- policies -----------------------------------------------------------------
+
+    def policies(self, queue: str | None = None) -> Rules:
+        """Every queue's and task's policy in force, with the source of each value.
+
+        Args:
+            queue: Only this queue; ``None`` for all that the app or a live worker knows.
+
+        Returns:
+            The policies, and warnings: policies for unknown queues, live workers that differ.
+
+        Raises:
+            NotFound: Nothing rules that queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        from celery_dlq.wiring import known_queues, queue_of_tasks  # noqa: PLC0415 - as above
+
+        rulebook = self._rulebook()
+        extra = {queue} if queue is not None else set()
+        rules = rulebook.rules(known_queues(self.app) | extra, queue_of_tasks(self.app))
+        if queue is None:
+            return rules
+        views = tuple(view for view in rules.views if view.queue == queue)
+        if not views:
+            message = f"expected a queue with a policy, got {queue!r}, which nothing rules"
+            raise NotFound(message)
+        return Rules(views=views, warnings=rules.warnings)
+
+    def override_policy(self, queue: str, span: timedelta, **values: Any) -> list[Override]:
+        """Override policy keys of a queue for a while, without a deploy.
+
+        Workers notice within seconds; when the time is over, the configured values come
+        back. An override beats task decorators too. Only keys that workers obey can be
+        overridden, see `celery_dlq.overrides.KEYS`.
+
+        Args:
+            queue: The queue, by its exact name.
+            span: How long; at most 30 days.
+            **values: Policy keys, e.g. ``max_deliveries=3``.
+
+        Raises:
+            SettingsError: A key or a value is not usable; nothing is changed then.
+            StoreUnavailable: Redis does not answer.
+        """
+        return self._rulebook().override(queue, span, values)
+
+    def lift_policy(self, queue: str, *keys: str) -> list[str]:
+        """Take overrides back before their time.
+
+        Args:
+            queue: The queue.
+            *keys: Which policy keys; none for all that are overridden.
+
+        Returns:
+            The keys that have their configured values again.
+
+        Raises:
+            NotFound: There is no such override.
+            StoreUnavailable: Redis does not answer.
+        """
+        return self._rulebook().lift(queue, keys)
+
+    def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
+        """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
+
+        Workers do it by themselves; this is for queues that no worker looks after.
+
+        Args:
+            *dead_letter_queues: Which queues; none for all.
+            dry_run: Say what the next pass would trim, at most some hundred letters a
+                queue and cause, and change nothing.
+
+        Returns:
+            What was trimmed: one change per queue and cause.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        for name in dead_letter_queues:
+            self._check_queue(name)
+        book = self._rulebook().in_force()
+        retention = Retention(self.store, self.board, self.events, self._clock, whoami())
+        names = dead_letter_queues or self.store.names()
+        policies = {name: book.of_dead_letter_queue(name) for name in names}
+        if dry_run:
+            return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
+        return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
+
+    def _rulebook(self) -> Rulebook:
+        from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
+
+        return Rulebook(book_of(self.app, self.settings), self.board, self.events, self._clock)
 
     # -- wiring -------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -77,6 +78,20 @@ class Retention:
             if change is not None:
                 changes.append(change)
         return changes
+
+    def trim_all(self, dead_letter_queue: str, policy: Policy | None) -> list[Change]:
+        """Pass after pass until nothing is left to trim; bounded by what is there now."""
+        most = self._store.length(dead_letter_queue) // MOST_A_PASS + 1
+        totals: dict[str, Change] = {}
+        for _ in range(most):
+            changes = self.trim(dead_letter_queue, policy)
+            for change in changes:
+                before = totals.get(change.detail["cause"])
+                letters = change.letters + (before.letters if before else 0)
+                totals[change.detail["cause"]] = replace(change, letters=letters)
+            if not changes:
+                break
+        return list(totals.values())
 
     def _too_old(self, name: str, policy: Policy) -> Iterator[Heading]:
         if policy.dead_letter_ttl is None:

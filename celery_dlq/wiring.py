@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
+from celery_dlq.delay import DefaultDelays
 from celery_dlq.drift import TASK_PREFIX
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
@@ -126,6 +127,12 @@ def known_queues(app: Any) -> set[str]:
     }
     names = {str(getattr(queue, "name", queue)) for queue in named if queue is not None}
     return {*names, *app.amqp.queues, app.conf.task_default_queue}
+
+
+def queue_of_tasks(app: Any) -> dict[str, str]:
+    """The queue to which each task with a policy of its own is published."""
+    delays = DefaultDelays(app, Settings, app.send_task)
+    return {name: delays.queue_of(app.tasks[name]) for name in task_policies(app)}
 
 
 def wait_for(store: DeadLetterStore, timeout_seconds: float) -> None:

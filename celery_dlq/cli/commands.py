@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli import changing, data, reading
+from celery_dlq.cli import changing, data, policies, reading
 from celery_dlq.errors import DLQError
 
 
@@ -38,5 +38,7 @@ for _command in (
     changing.redrive,
     data.export,
     data.triage,
+    policies.policies,
+    policies.trim,
 ):
     dlq.add_command(_command)

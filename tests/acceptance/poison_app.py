@@ -44,6 +44,9 @@ CONF: dict[str, Any] = {
     **json.loads(os.environ.get("POISON_CONF", "{}")),
 }
 
+if CONF["broker_transport_options"].get("visibility_timeout", 3600) < 2:
+    CONF["dlq_queues"].pop("slow", None)  # its delay would outlast that, which is refused
+
 app = Celery("poison", broker=BROKER, backend=f"{URL}/1")
 app.conf.update(CONF)
 if QUEUE_TYPE == "quorum":

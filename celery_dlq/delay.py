@@ -54,7 +54,7 @@ def install(app: Any, settings: Callable[[], Settings]) -> None:
         *rest: Any,
         **options: Any,
     ) -> Any:
-        if delays.exist:
+        if delays.exist and (rest or delays.concern(name, options)):
             countdown, eta, options = delays.apply(
                 name, args, kwargs, countdown, eta, delays.named(rest, options)
             )
@@ -113,6 +113,11 @@ class DefaultDelays:
             self._rules.clear()
         return self._queues_have or decorators.any_says_delay()
 
+    def concern(self, name: str, options: dict[str, Any]) -> bool:
+        """Whether this message has to be looked at; quick for one like an earlier one."""
+        known = self._remembered.get(_kind(name, options))
+        return known is not _NOTHING or options.get("expires") is not None
+
     def named(self, rest: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
         """The options of ``send_task``, those given by position too."""
         return {**dict(zip(self._parameters, rest, strict=False)), **options} if rest else options
@@ -147,14 +152,14 @@ class DefaultDelays:
     def _rule(
         self, name: str, args: Any, kwargs: Any, options: dict[str, Any]
     ) -> tuple[Rule, dict[str, Any]]:
+        key = _kind(name, options)
+        known = self._remembered.get(key)
+        if known is not None:
+            return known, options
         task = options.get("task_type") or self._app.tasks.get(name)
         router = options.get("router") or self._app.amqp.router
         routed_as = options.get("route_name") or name
         place = self._place(options, task)
-        key = (routed_as, name, router, *(getattr(part, "name", part) for part in place.values()))
-        known = self._remembered.get(key)
-        if known is not None:
-            return known, options
         once = RoutedOnce(router)
         queue = once.queue(place, routed_as, args, kwargs, task)
         rule = self._rule_of(queue, task)
@@ -182,7 +187,9 @@ class DefaultDelays:
             book = PolicyBook(self._settings().queues, {name: policy} if policy else {})
             explained = book.explain(queue, name)
             delay, ignores = explained["default_delay"], explained["ignore_message_delay"]
-            rule = Rule(delay.value or 0.0, delay.source, bool(ignores.value))
+            rule = _NOTHING
+            if delay.value or ignores.value:
+                rule = Rule(delay.value or 0.0, delay.source, bool(ignores.value))
             _remember(self._rules, (queue, name), rule)
         return rule
 
@@ -243,6 +250,24 @@ class RoutedOnce:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._router, name)
+
+
+_NOTHING = Rule()
+
+
+def _kind(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
+    """What routing looks at, as long as no route is a function."""
+    get = options.get
+    queue, exchange = get("queue"), get("exchange")
+    return (
+        name,
+        queue if queue is None else getattr(queue, "name", queue),
+        exchange if exchange is None else getattr(exchange, "name", exchange),
+        get("routing_key"),
+        get("route_name"),
+        get("router"),
+        "task_type" in options,
+    )
 
 
 def _remember(memory: dict[Any, Rule], key: Any, rule: Rule) -> None:

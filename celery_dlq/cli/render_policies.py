@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +22,7 @@ def show_policies(console: Console, rules: Rules) -> None:
         console.print(_title(view))
         console.print(_values(view))
         unset = [name for name, sourced in view.fields.items() if sourced.value is None]
-        console.print(Text(f"  not set: {', '.join(unset)}", "dim"))
+        console.print(Padding(Text(f"not set: {', '.join(unset)}", "dim"), (0, 0, 0, 2)))
         console.print()
     for warning in rules.warnings:
         console.print(Text(f"! {warning}", "yellow"))
@@ -47,10 +48,18 @@ def _values(view: PolicyView) -> Table:
     return table
 
 
+def duration(seconds: float) -> str:
+    """Seconds in the largest unit that says them whole."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:,g} s"
+
+
 def shown(name: str, value: Any) -> str:
     """A policy value as people write it."""
     if name in _SECONDS:
-        return f"{value:g} s"
+        return duration(value)
     if isinstance(value, (frozenset, tuple)):
         return ", ".join(sorted(str(item) for item in value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -41,8 +41,8 @@ def test_every_value_is_shown_with_its_source(dlq: Callable[..., Any]) -> None:
     shown = dlq("policies", conf=conf)
     assert shown.returncode == 0, shown.stderr
     assert "queue orders → orders-DLQ" in shown.stdout
-    assert "max_deliveries   3       dlq_queues['orders']" in shown.stdout
-    assert "dead_letter_ttl  3600 s  dlq_queues['*']" in shown.stdout
+    assert "max_deliveries   3    dlq_queues['orders']" in shown.stdout
+    assert "dead_letter_ttl  1 h  dlq_queues['*']" in shown.stdout
     assert "task poison_app.once from queue orders" in shown.stdout
     assert "dead_letter_policy of poison_app.once" in shown.stdout
     assert "did you mean 'orders'?" in " ".join(shown.stdout.split())

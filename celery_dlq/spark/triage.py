@@ -13,7 +13,7 @@ as ``unknown``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
@@ -206,7 +206,13 @@ def check_folder(path: Path | str) -> None:
 
 def schema_ddl() -> str:
     """The columns of a letter as Spark SQL writes them: ``id STRING, deliveries BIGINT, …``."""
-    return ", ".join(f"{name} {_TYPES[kind]}" for name, kind in field_kinds().items())
+    return column_ddl(field_kinds())
+
+
+def column_ddl(names: Iterable[str]) -> str:
+    """Some columns of a letter as Spark SQL writes them, in the order given."""
+    kinds = field_kinds()
+    return ", ".join(f"{name} {_TYPES[kinds[name]]}" for name in names)
 
 
 def overview(df: DataFrame) -> DataFrame:

@@ -78,7 +78,9 @@ class DecisionWriter(DataSourceWriter):
         action = row["action"].lower() if isinstance(row["action"], str) else row["action"]
         if action not in ACTIONS:
             hint = suggestion(action, ACTIONS) if isinstance(action, str) else "it is empty"
-            message = f"expected the column 'action' to be redrive or discard, got {action!r}; {hint}"
+            message = (
+                f"expected the column 'action' to be redrive or discard, got {action!r}; {hint}"
+            )
             raise DLQError(message)
         queue = self._options.queue or row["dead_letter_queue"]
         if not queue or not row["id"]:

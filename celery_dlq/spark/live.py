@@ -91,7 +91,7 @@ class LiveLetters:
         self._keys = Keys(options.keyprefix)
         self._client = _connected(options)
 
-    def __enter__(self) -> LiveLetters:
+    def __enter__(self) -> LiveLetters:  # noqa: PYI034 - Self came with Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -75,9 +75,9 @@ class ReadOptions:
         try:
             parts = urlsplit(self.url)
             port = f":{parts.port}" if parts.port else ""
-            return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
         except ValueError:
             return f"{self.url.partition('://')[0]}://…"
+        return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
 
     def __repr__(self) -> str:
         """Without the password."""

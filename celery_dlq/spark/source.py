@@ -2,7 +2,9 @@
 
 >>> from celery_dlq.spark.source import register  # doctest: +SKIP
 >>> register(spark)  # doctest: +SKIP
->>> df = spark.read.format("celery_dlq").option("url", "redis://localhost/0").load()  # doctest: +SKIP
+>>> df = (
+...     spark.read.format("celery_dlq").option("url", "redis://localhost/0").load()
+... )  # doctest: +SKIP
 
 Executors need redis-py and pyarrow, and neither Celery nor kombu. The options are in
 `celery_dlq.spark.options`.
@@ -154,7 +156,7 @@ class FilteringReader(LetterReader):
         column, kind = getattr(condition, "attribute", ()), type(condition).__name__
         value = getattr(condition, "value", None)
         if column == ("dead_letter_queue",) and kind in {"EqualTo", "EqualNullSafe", "In"}:
-            names = frozenset(value if kind == "In" else [value])
+            names = frozenset(value if isinstance(value, tuple) else [value])
             self._queues = names if self._queues is None else self._queues & names
         if column == ("dead_lettered_at",) and isinstance(value, datetime):
             moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
@@ -186,7 +188,7 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Before the first letter, or after the last one that is there."""
         return self._ends() if self._options.startingoffset == "latest" else {}
 
-    def latestOffset(  # type: ignore[override]  # noqa: N802 - before 4.2 it had no arguments
+    def latestOffset(  # noqa: N802 - before 4.2 it had no arguments
         self, start: dict[str, str] | None = None, limit: Any = None
     ) -> dict[str, str]:
         """How far the next batch reads."""
@@ -235,9 +237,7 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with LiveLetters(self._options) as live:
             return {queue: live.end(queue) for queue in live.queues()}
 
-    def _limited(
-        self, start: dict[str, str], ends: dict[str, str], letters: int
-    ) -> dict[str, str]:
+    def _limited(self, start: dict[str, str], ends: dict[str, str], letters: int) -> dict[str, str]:
         reached, left = dict(start), letters
         with LiveLetters(self._options) as live:
             for queue, end in sorted(ends.items()):

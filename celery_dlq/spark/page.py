@@ -41,7 +41,7 @@ padding:18px 20px;margin-top:16px}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:12px;
 margin-top:18px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 16px}
-.card b{display:block;font-size:23px;line-height:1.25;overflow-wrap:anywhere}
+.card b{display:block;font-size:20px;line-height:1.25;overflow-wrap:anywhere}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:16px}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:14px}
@@ -138,7 +138,7 @@ def _cards(triage: Triage) -> str:
         (f"{triage.letters:,}", "dead letters"),
         (f"{len(triage.groups):,}", "causes"),
         (share, "have the largest cause"),
-        (_moment(triage.last_seen_at), "last death, UTC"),
+        (_moment(triage.last_seen_at)[:16], "last death, UTC"),
     ]
     inside = "".join(
         f'<div class="card"><b>{_text(value)}</b><span class=soft>{_text(what)}</span></div>'

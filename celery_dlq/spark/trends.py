@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _MICROSECOND = timedelta(microseconds=1)
+_HISTORY = 6
 
 _NEW = """
     SELECT fingerprint,
@@ -44,8 +45,9 @@ _SPIKES = """
     SELECT fingerprint, task_name,
            timestamp_micros(bucket * {width}) AS bucket_start,
            letters, expected,
-           (letters - expected) / sqrt(expected + 1) AS score
+           (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) AS score
     FROM (SELECT fingerprint, task_name, bucket, letters,
+                 least({window}, bucket - first_bucket) AS before,
                  coalesce(sum(letters) OVER (PARTITION BY fingerprint ORDER BY bucket
                      RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING), 0)
                  / least({window}, greatest(1, bucket - first_bucket)) AS expected
@@ -58,7 +60,8 @@ _SPIKES = """
                 GROUP BY 1, 3)
           CROSS JOIN (SELECT floor(min(unix_micros(dead_lettered_at)) / {width}) AS first_bucket
                       FROM {letters}))
-    WHERE letters >= {least} AND (letters - expected) / sqrt(expected + 1) >= {score}
+    WHERE before >= {history} AND letters >= greatest({least}, {factor} * expected)
+      AND (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) >= {score}
     ORDER BY score DESC, bucket_start, fingerprint
 """
 _DISTINCT = """
@@ -125,12 +128,14 @@ def spikes(
     window: int = 24,
     least_letters: int = 5,
     least_score: float = 4.0,
+    least_factor: float = 2.0,
 ) -> DataFrame:
     """Times at which a cause had far more letters than it had before.
 
     A bucket is compared with the mean of the ``window`` buckets before it, those without
-    letters included: ``score = (letters - mean) / sqrt(mean + 1)``, which is about the
-    number of standard deviations of letters that arrive independently.
+    letters included: ``score = (letters - mean) / sqrt(mean + mean / buckets + 1)``, which is
+    about the number of standard deviations of letters that arrive independently. The
+    first buckets of all letters have too little before them and are never spikes.
 
     Args:
         df: Letters, with ``fingerprint``, ``task_name`` and ``dead_lettered_at`` at least.
@@ -138,6 +143,7 @@ def spikes(
         window: With how many buckets before one is compared.
         least_letters: Buckets with fewer letters are no spikes.
         least_score: From which score on a bucket is a spike.
+        least_factor: How many times the mean a spike is at least.
 
     Returns:
         ``fingerprint``, ``task_name`` string, ``bucket_start`` timestamp, ``letters`` bigint,
@@ -151,9 +157,13 @@ def spikes(
             message = f"expected {name} to be 1 or more, got {number}"
             raise DLQError(message)
     width = bucket_width(bucket) // _MICROSECOND
-    return _sql(
-        _SPIKES, df, width=width, window=window, least=least_letters, score=float(least_score)
-    )
+    limits: dict[str, Any] = {
+        "history": min(_HISTORY, window),
+        "least": least_letters,
+        "score": float(least_score),
+        "factor": float(least_factor),
+    }
+    return _sql(_SPIKES, df, width=width, window=window, **limits)
 
 
 def similar(df: DataFrame, threshold: float = 0.6, *, most: int = 2_000) -> DataFrame:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -15,7 +19,7 @@ from celery_dlq import delay
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import NotFound, StoreUnavailable
-from celery_dlq.events import Events
+from celery_dlq.events import Action, Change, DeadLettered, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import Redriver, RedriveReport
 from celery_dlq.parts import make_board, make_counter, make_store, shown_place
@@ -24,12 +28,21 @@ from celery_dlq.record import DeadLetter
 
 if TYPE_CHECKING:
     from celery_dlq.export.parquet import ExportReport
+    from celery_dlq.worker.adopter import Adopter, AdoptReport
 
 logger = logging.getLogger("celery_dlq")
 
 _ATTRIBUTE = "_celery_dlq"
 _ID_LENGTH = 36
 _SHORTEST_PREFIX = 6
+
+
+def _operator() -> str:
+    """Who runs this process, for the audit."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):  # a user id without a name, as containers have
+        return f"{os.getuid()}@{socket.gethostname()}"
 
 
 def utc_now() -> datetime:
@@ -267,14 +280,60 @@ class DeadLetters:
         chosen = names if names is not None else self.store.names()
         return ParquetExport(self.store, Path(destination)).run(chosen, progress=progress)
 
+    def adopt(
+        self,
+        queue: str,
+        dead_letter_queue: str | None = None,
+        *,
+        follow: bool = False,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> AdoptReport:
+        """Make letters of the messages that the broker itself dead-lettered.
+
+        A letter is stored before its message is acknowledged, once, however often the
+        message comes back.
+
+        Args:
+            queue: Where the broker puts them; on Redis a list.
+            dead_letter_queue: Where all letters go; ``None`` for that of each message's
+                own queue.
+            follow: Go on until ``KeyboardInterrupt``; what fails is logged and tried again.
+            limit: Most messages; ``None`` for all. Not with ``follow``.
+            progress: Called with the number of letters that were stored.
+
+        Raises:
+            SettingsError: The queue is one whose tasks are guarded.
+            NotFound: The broker has no such queue.
+            BrokerUnavailable: The broker does not answer.
+            StoreUnavailable: The store does not answer.
+        """
+        self.settings.check_adoption(queue, dead_letter_queue, "dlq import")
+        adopter = self._adopter(
+            queue, dead_letter_queue, self.store, progress, hostname=socket.gethostname()
+        )
+        try:
+            self._adopt_all(adopter, limit, follow=follow)
+        finally:
+            adopter.close()
+            for name, letters in sorted(adopter.report.by_queue.items()):
+                self.board.record(Change(
+                    at=self._clock(), action=Action.ADOPTED, actor=_operator(), target=name,
+                    letters=letters, detail={"queue": queue},
+                ))  # fmt: skip
+        return adopter.report
+
     # -- wiring -------------------------------------------------------------------
 
     def _install(self) -> None:
+        from celery_dlq.worker.adopting import AdoptStep  # noqa: PLC0415 - publishers need none of it
         from celery_dlq.worker.step import GuardStep, TickStep  # noqa: PLC0415 - publishers need none of it
 
         step = type("DeadLetterGuard", (GuardStep,), {"make_guard": staticmethod(self._make_guard)})
         self.app.steps["worker"].add(step)
         self.app.steps["consumer"].add(TickStep)
+        adopting = {"make_adopters": staticmethod(self._make_adopters)}
+        self.app.steps["worker"].add(type("DeadLetterAdopter", (AdoptStep,), adopting))
         delay.install(self.app, lambda: self.settings)
 
     def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
@@ -298,6 +357,49 @@ class DeadLetters:
             flags_redelivery=flags_redelivery,
             release=settings.release,
         )
+
+    def _make_adopters(self, *, hostname: str, pid: int) -> list[Adopter]:
+        if not self.settings.adopt:
+            return []
+        store = self.store if self.settings.store == "memory" else self._make_store()
+        return [
+            self._adopter(queue, target, store, hostname=hostname, pid=pid)
+            for queue, target in self.settings.adopt.items()
+        ]
+
+    def _adopter(
+        self,
+        queue: str,
+        target: str | None,
+        store: DeadLetterStore,
+        progress: Callable[[int], None] | None = None,
+        *,
+        hostname: str,
+        pid: int | None = None,
+    ) -> Adopter:
+        from celery_dlq.worker.adopter import Adopter  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.worker.adoption import Adoption  # noqa: PLC0415
+        from celery_dlq.worker.source import source_of  # noqa: PLC0415
+
+        def adopted(letter: DeadLetter) -> None:
+            self.events.emit(DeadLettered(at=self._clock(), letter=letter))
+            if progress is not None:
+                progress(1)
+
+        settings = self.settings
+        adoption = Adoption(
+            self.app, settings.policies, queue, target,
+            hostname=hostname, pid=pid or os.getpid(), release=settings.release,
+        )  # fmt: skip
+        return Adopter(queue, source_of(self.app, queue), adoption, store, self._clock, adopted)
+
+    def _adopt_all(self, adopter: Adopter, limit: int | None, *, follow: bool) -> None:
+        from celery_dlq.worker.adopter import follow as follow_queues  # noqa: PLC0415
+
+        adopter.drain(1 if follow else limit)  # also tells whether there is such a queue
+        if follow:
+            with suppress(KeyboardInterrupt):
+                follow_queues([adopter], threading.Event())
 
     def _wait_for(self, store: DeadLetterStore) -> None:
         """Wait for the store as long as ``dlq_start_timeout`` says."""

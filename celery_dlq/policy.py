@@ -221,7 +221,12 @@ def text(where: str, value: object) -> str:
     return value
 
 
-def _queue_name(where: str, value: object) -> str:
+def queue_name(where: str, value: object) -> str:
+    """A check for the name of a dead-letter queue.
+
+    Raises:
+        SettingsError: It is something else.
+    """
     name = text(where, value)
     if "{" in name or "}" in name:
         # Braces mark the hash slot in Redis keys.
@@ -282,7 +287,7 @@ _MOST_RESOLVED = 4096
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),
     "max_retries": integer(0),
-    "dead_letter_queue": _queue_name,
+    "dead_letter_queue": queue_name,
     "default_delay": seconds,
     "reasons": _reasons,
     "ignore": _exception_names,

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq import delay
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
-from celery_dlq.errors import NotFound, StoreUnavailable
+from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, DeadLettered, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import Redriver, RedriveReport
-from celery_dlq.parts import make_board, make_counter, make_store, shown_place
-from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, QueueSummary
+from celery_dlq.parts import make_board, make_counter, make_outbox, make_store, shown_place
+from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, Keeper, QueueSummary
 from celery_dlq.record import DeadLetter
 
 if TYPE_CHECKING:
+    from celery_dlq.courier import Courier
     from celery_dlq.export.parquet import ExportReport
     from celery_dlq.worker.adopter import Adopter, AdoptReport
 
@@ -73,6 +74,7 @@ class DeadLetters:
         self._settings: Settings | None = None
         self._store: DeadLetterStore | None = None
         self._board: Board | None = None
+        self._courier: Courier | None = None
         self.events = Events()
         if getattr(app, _ATTRIBUTE, None) is None:
             setattr(app, _ATTRIBUTE, self)
@@ -316,6 +318,7 @@ class DeadLetters:
             self._adopt_all(adopter, limit, follow=follow)
         finally:
             adopter.close()
+            self._announce(adopter.report.by_queue)
             for name, letters in sorted(adopter.report.by_queue.items()):
                 self.board.record(Change(
                     at=self._clock(), action=Action.ADOPTED, actor=_operator(), target=name,
@@ -327,6 +330,7 @@ class DeadLetters:
 
     def _install(self) -> None:
         from celery_dlq.worker.adopting import AdoptStep  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.worker.announcing import AnnounceStep  # noqa: PLC0415
         from celery_dlq.worker.step import GuardStep, TickStep  # noqa: PLC0415 - publishers need none of it
 
         step = type("DeadLetterGuard", (GuardStep,), {"make_guard": staticmethod(self._make_guard)})
@@ -334,6 +338,8 @@ class DeadLetters:
         self.app.steps["consumer"].add(TickStep)
         adopting = {"make_adopters": staticmethod(self._make_adopters)}
         self.app.steps["worker"].add(type("DeadLetterAdopter", (AdoptStep,), adopting))
+        announcing = {"courier": staticmethod(lambda: self._courier)}
+        self.app.steps["worker"].add(type("DeadLetterCourier", (AnnounceStep,), announcing))
         delay.install(self.app, lambda: self.settings)
 
     def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
@@ -346,10 +352,13 @@ class DeadLetters:
         settings, broker_url = self.settings, self.app.conf.broker_url
         store = self.store if settings.store == "memory" else self._make_store()
         self._wait_for(store)
+        self._check_exchanges()
         place = shown_place(settings, broker_url)  # without the password: that may change
         return Guard(
             Plans(settings.policies, self.app.amqp.queues),
-            Burial(store, Spool(settings.spool_dir, f"{place} {settings.key_prefix}")),
+            Burial(
+                self._announced(store), Spool(settings.spool_dir, f"{place} {settings.key_prefix}")
+            ),
             make_counter(settings, broker_url, store),
             self._clock,
             hostname=hostname,
@@ -357,6 +366,41 @@ class DeadLetters:
             flags_redelivery=flags_redelivery,
             release=settings.release,
         )
+
+    def _post_office(self) -> Courier | None:
+        """What publishes letters to dead-letter exchanges; ``None`` if no policy names one."""
+        from celery_dlq.courier import Courier, Targets  # noqa: PLC0415 - needs kombu
+
+        targets = Targets(self.app, self.settings.policies)
+        with self._lock:
+            if self._courier is None and targets.exchanges():
+                store = self.store if self.settings.store == "memory" else self._make_store()
+                outbox = make_outbox(self.settings, self.app.conf.broker_url)
+                self._courier = Courier(self.app, store, outbox, targets)
+            return self._courier
+
+    def _announced(self, store: DeadLetterStore) -> Keeper:
+        courier = self._post_office()
+        return store if courier is None else courier.before(store)
+
+    def _announce(self, dead_letter_queues: Iterable[str]) -> None:
+        """Publish now what a command stored; if that fails, a worker does it later."""
+        courier = self._post_office()
+        if courier is not None:
+            try:
+                courier.deliver(dead_letter_queues)
+            except DLQError as exc:
+                logger.warning("A worker publishes the letters later: %s", exc)
+            courier.close()
+
+    def _check_exchanges(self) -> None:
+        """Refuse exchanges and queues that are not as the policies say."""
+        courier = self._post_office()
+        try:
+            if courier is not None:
+                courier.check()
+        except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
+            logger.warning("The dead-letter exchanges are not checked: %s", exc)
 
     def _make_adopters(self, *, hostname: str, pid: int) -> list[Adopter]:
         if not self.settings.adopt:
@@ -391,7 +435,8 @@ class DeadLetters:
             self.app, settings.policies, queue, target,
             hostname=hostname, pid=pid or os.getpid(), release=settings.release,
         )  # fmt: skip
-        return Adopter(queue, source_of(self.app, queue), adoption, store, self._clock, adopted)
+        keeper = self._announced(store)
+        return Adopter(queue, source_of(self.app, queue), adoption, keeper, self._clock, adopted)
 
     def _adopt_all(self, adopter: Adopter, limit: int | None, *, follow: bool) -> None:
         from celery_dlq.worker.adopter import follow as follow_queues  # noqa: PLC0415

@@ -18,6 +18,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.exchange import (
+    DeadLetterExchange,
+    dead_letter_exchange,
+    dead_letter_routing_key,
+)
 from celery_dlq.jsontext import safe_repr
 from celery_dlq.record import Reason
 
@@ -36,6 +41,11 @@ class Policy:
             to this retry number; the next one is dead-lettered. 0 or more. Unset:
             only the task's own ``max_retries`` counts.
         dead_letter_queue: Name of the dead-letter queue. Unset: ``<queue>-DLQ``.
+        dead_letter_exchange: Exchange to which each letter is published too, for other
+            services: its name, or a mapping of ``name`` and ``type`` (direct, fanout,
+            topic). Unset: none.
+        dead_letter_routing_key: Routing key of what is published there. Unset: the name
+            of the queue that the message came from.
         default_delay: Seconds (or timedelta) that a message published without its own
             countdown or eta waits before it may run. 0 to ``dlq_max_delay``. Unset: 0.
         reasons: Which deaths are kept, as reason names. Unset: all.
@@ -46,6 +56,8 @@ class Policy:
     max_deliveries: int | None = None
     max_retries: int | None = None
     dead_letter_queue: str | None = None
+    dead_letter_exchange: DeadLetterExchange | None = None
+    dead_letter_routing_key: str | None = None
     default_delay: float | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
@@ -288,6 +300,8 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),
     "max_retries": integer(0),
     "dead_letter_queue": queue_name,
+    "dead_letter_exchange": dead_letter_exchange,
+    "dead_letter_routing_key": dead_letter_routing_key,
     "default_delay": seconds,
     "reasons": _reasons,
     "ignore": _exception_names,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.ports import Clock, DeadLetterStore, Stored
+from celery_dlq.ports import Clock, Keeper, Stored
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.adoption import Adoption, Identity
 from celery_dlq.worker.source import Found, Source
@@ -70,7 +70,7 @@ class Adopter:
         queue: str,
         source: Source,
         adoption: Adoption,
-        store: DeadLetterStore,
+        store: Keeper,
         clock: Clock,
         adopted: Callable[[DeadLetter], None],
     ) -> None:

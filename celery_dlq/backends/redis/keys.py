@@ -61,6 +61,10 @@ class Keys:
         """HASH: letter id to ``state|owner|lease end`` of a redrive."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:claims"
 
+    def outbox(self, dead_letter_queue: str) -> str:
+        """ZSET: notices for a dead-letter exchange, as JSON, by when they may be tried again."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:outbox"
+
     def workers(self, dead_letter_queue: str) -> str:
         """ZSET: workers that guard messages of this queue, by their last sign of life."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:workers"

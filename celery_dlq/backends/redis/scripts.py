@@ -88,6 +88,7 @@ class Scripts:
     mark_published: Script
     release: Script
     node: Script
+    due: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

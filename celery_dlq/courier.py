@@ -29,7 +29,7 @@ from celery_dlq.record import DeadLetter, iso
 
 logger = logging.getLogger("celery_dlq.courier")
 
-LEASE_SECONDS = 15.0
+LEASE_SECONDS = 10.0
 """How long a notice that was tried is left to who tried it."""
 
 _A_ROUND = 100
@@ -183,13 +183,15 @@ class Courier:
         exchanges, queues = self._targets.exchanges(), self._targets.queues_by_name()
         if not exchanges:
             return
-        with self._errors():
-            self._connection.ensure_connection(**_CONNECT)
-            for exchange in exchanges.values():
-                self._declare(exchange)
-            for where, queue in queues if self._returns else ():
-                self._look_for(queue, where)
-        self.close()  # nothing that a pool child would inherit
+        try:
+            with self._errors():
+                self._connection.ensure_connection(**_CONNECT)
+                for exchange in exchanges.values():
+                    self._declare(exchange)
+                for where, queue in queues if self._returns else ():
+                    self._look_for(queue, where)
+        finally:
+            self.close()  # nothing that a pool child would inherit
 
     def before(self, keeper: Keeper) -> Announced:
         """A store, with a notice of each letter kept before the letter is stored."""
@@ -325,8 +327,12 @@ class Courier:
     def _declare(self, exchange: DeadLetterExchange) -> None:
         if not exchange.name:
             return
+        channel = self._connection.channel()
         try:
-            _entity(exchange)(self._connection.channel()).declare()  # type: ignore[no-untyped-call]
+            if exchange.name.startswith("amq."):  # the broker's own; kombu never declares them
+                channel.exchange_declare(exchange.name, exchange.type, passive=True)
+            else:
+                _entity(exchange)(channel).declare()  # type: ignore[no-untyped-call]
         except self._connection.channel_errors as exc:
             raise SettingsError(
                 f"expected the broker {self._connection.as_uri()} to have, or to make, the "

@@ -101,8 +101,8 @@ class RabbitServer:
         message = f"rabbitmq-server did not come up: {output}"
         raise RuntimeError(message)
 
-    def stop(self) -> None:
-        """End the node; its data stay, so that it can be started again."""
+    def close(self) -> None:
+        """End the node, its port mapper, and remove its folder."""
         if self._process is not None:
             try:
                 os.killpg(self._process.pid, signal.SIGTERM)
@@ -111,11 +111,6 @@ class RabbitServer:
                 pass
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process = None
-
-    def close(self) -> None:
-        """End the node, its port mapper, and remove its folder."""
-        self.stop()
         epmd = shutil.which("epmd")
         if epmd:
             subprocess.run([epmd, "-port", self._env["ERL_EPMD_PORT"], "-kill"], env=self._env,

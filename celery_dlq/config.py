@@ -17,7 +17,7 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.jsontext import safe_repr
-from celery_dlq.policy import Policy, positive_seconds, seconds, suggestion, text
+from celery_dlq.policy import Policy, positive_seconds, queue_name, seconds, suggestion, text
 from celery_dlq.policybook import PolicyBook
 
 PREFIX = "dlq_"
@@ -88,6 +88,17 @@ def _key_prefix(where: str, value: object) -> str:
     return prefix
 
 
+def _adopt(where: str, value: object) -> Mapping[str, str | None]:
+    if not isinstance(value, Mapping):
+        message = f"expected {where} to be a mapping of queue to dead-letter queue, got {value!r}"
+        raise SettingsError(message)
+    adopted = {}
+    for queue, target in value.items():
+        name = text(f"a queue name in {where}", queue)
+        adopted[name] = None if target is None else queue_name(f"{where}[{name!r}]", target)
+    return adopted
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The checked settings of one app; see each field's ``doc``."""
@@ -115,6 +126,14 @@ class Settings:
         _store,
         "Where letters are kept: redis, or memory (tests; gone with the process). "
         "Defaults to redis.",
+    )
+    adopt: Mapping[str, str | None] = _setting(
+        dict,
+        _adopt,
+        "Queues into which the broker itself puts dead messages, by name, with the "
+        "dead-letter queue that their letters go to; every worker empties them. "
+        "Special value: None as the dead-letter queue takes that of each message's own queue. "
+        "Defaults to {}.",
     )
     max_delay: float = _setting(
         900.0,
@@ -179,7 +198,31 @@ class Settings:
         settings = cls(**values)
         settings.policies.check()
         settings.check_delays()
+        for queue, target in settings.adopt.items():
+            settings.check_adoption(queue, target, "dlq_adopt")
         return settings
+
+    def check_adoption(self, queue: str, target: str | None, where: str) -> None:
+        """Refuse to adopt from a queue whose tasks are alive, and into one that is guarded.
+
+        Args:
+            queue: The queue that would be emptied.
+            target: The dead-letter queue; ``None`` for that of each message's own queue.
+            where: What to call the order in the error.
+
+        Raises:
+            SettingsError: One of them has a policy.
+        """
+        if queue in self.queues:
+            raise SettingsError(
+                f"expected {where} to name a queue of messages that are dead, got {queue!r}, whose "
+                f"tasks are guarded by dlq_queues[{queue!r}]; all of them would become letters"
+            )
+        if target is not None and target in self.queues:
+            raise SettingsError(
+                f"expected {where} to put the letters of {queue!r} into a dead-letter queue, "
+                f"got {target!r}, which has a policy in dlq_queues"
+            )
 
     def check_delays(self, policy: Policy | None = None, where: str = "") -> None:
         """Refuse default delays above ``dlq_max_delay``.

@@ -8,6 +8,7 @@
     │   ├── StoreUnavailable    it does not answer, or refuses to write
     │   └── CorruptLetter       an entry there is not a letter
     ├── NotFound                no such letter or dead-letter queue
+    ├── BrokerUnavailable       the broker does not answer, or refuses
     ├── RedriveError            a letter could not be published again
     ├── ExportError             letters could not be written to, or read from, files
     ├── MissingExtra            an optional dependency is not installed
@@ -43,6 +44,10 @@ class CorruptLetter(StoreError):  # noqa: N818 - names the thing found
 
 class NotFound(DLQError):  # noqa: N818 - reads as the answer it is
     """The letter or the dead-letter queue that was named does not exist."""
+
+
+class BrokerUnavailable(DLQError):  # noqa: N818 - a state of the broker, as `StoreUnavailable`
+    """The broker does not answer, or does not do what it is asked."""
 
 
 class RedriveError(DLQError):

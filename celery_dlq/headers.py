@@ -16,3 +16,24 @@ DELAY_HEADER = "dlq_default_delay"
 
 DELAY_SOURCE_HEADER = "dlq_default_delay_source"
 """Where that delay was said, e.g. ``dlq_queues['orders']``."""
+
+# Of the message that a dead-letter exchange gets for each letter, beside LETTER_HEADER and
+# the original message's own headers; docs/dead-letter-exchange.md is the contract.
+
+REASON_HEADER = "dlq_reason"
+"""Why the message died: a value of `Reason`."""
+
+DEAD_LETTERED_AT_HEADER = "dlq_dead_lettered_at"
+"""When: ISO 8601 in UTC with microseconds."""
+
+SOURCE_QUEUE_HEADER = "dlq_source_queue"
+"""The queue the message came from."""
+
+DEAD_LETTER_QUEUE_HEADER = "dlq_dead_letter_queue"
+"""Where its letter is."""
+
+DELIVERIES_HEADER = "dlq_deliveries"
+"""How often it was delivered; a whole number."""
+
+RETRIES_HEADER = "dlq_retries"
+"""Its retry number; a whole number."""

@@ -190,6 +190,12 @@ def publish(
     Raises:
         RedriveError: The broker did not take the message.
     """
+    if not letter.source_queue:
+        message = (
+            f"expected letter {letter.id} to name the queue it came from, got none: whoever put "
+            f"its message into the queue it was adopted from did not say; the letter stays"
+        )
+        raise RedriveError(message)
     headers = redriven_headers(letter, redrive_id=redrive_id, now=now)
     properties = {
         name: value

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from celery_dlq.backends.memory import MemoryBoard, MemoryCounter, MemoryStore
+from celery_dlq.backends.memory import MemoryBoard, MemoryCounter, MemoryOutbox, MemoryStore
 from celery_dlq.config import Settings
-from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter
+from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, Outbox
 
 
 def make_store(settings: Settings, broker_url: object) -> DeadLetterStore:
@@ -41,6 +41,18 @@ def make_board(settings: Settings, broker_url: object) -> Board:
 
     url = settings.redis_url(broker_url)
     return RedisBoard(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
+
+
+def make_outbox(settings: Settings, broker_url: object) -> Outbox:
+    """The outbox of dead-letter exchanges; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryOutbox()
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415 - see the tests of imports
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.outbox import RedisOutbox  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    return RedisOutbox(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
 @dataclass(frozen=True, slots=True)

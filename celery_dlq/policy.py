@@ -15,6 +15,11 @@ from datetime import timedelta
 from typing import Any
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.exchange import (
+    DeadLetterExchange,
+    dead_letter_exchange,
+    dead_letter_routing_key,
+)
 from celery_dlq.jsontext import safe_repr
 from celery_dlq.record import Reason
 
@@ -33,6 +38,11 @@ class Policy:
             to this retry number; the next one is dead-lettered. 0 or more. Unset:
             only the task's own ``max_retries`` counts.
         dead_letter_queue: Name of the dead-letter queue. Unset: ``<queue>-DLQ``.
+        dead_letter_exchange: Exchange to which each letter is published too, for other
+            services: its name, or a mapping of ``name`` and ``type`` (direct, fanout,
+            topic). Unset: none.
+        dead_letter_routing_key: Routing key of what is published there. Unset: the name
+            of the queue that the message came from.
         default_delay: Seconds (or timedelta) that a message published without its own
             countdown or eta waits before it may run. 0 to ``dlq_max_delay``. Unset: 0.
         ignore_message_delay: Whether a message's own countdown or eta is dropped when it is
@@ -52,6 +62,8 @@ class Policy:
     max_deliveries: int | None = None
     max_retries: int | None = None
     dead_letter_queue: str | None = None
+    dead_letter_exchange: DeadLetterExchange | None = None
+    dead_letter_routing_key: str | None = None
     default_delay: float | None = None
     ignore_message_delay: bool | None = None
     dead_letter_ttl: float | None = None
@@ -183,7 +195,12 @@ def text(where: str, value: object) -> str:
     return value
 
 
-def _queue_name(where: str, value: object) -> str:
+def queue_name(where: str, value: object) -> str:
+    """A check for the name of a dead-letter queue.
+
+    Raises:
+        SettingsError: It is something else.
+    """
     name = text(where, value)
     if "{" in name or "}" in name:
         # Braces mark the hash slot in Redis keys.
@@ -242,7 +259,9 @@ _LONGEST_SECONDS = 1000 * 366 * 86400.0
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),
     "max_retries": integer(0),
-    "dead_letter_queue": _queue_name,
+    "dead_letter_queue": queue_name,
+    "dead_letter_exchange": dead_letter_exchange,
+    "dead_letter_routing_key": dead_letter_routing_key,
     "default_delay": seconds,
     "ignore_message_delay": flag,
     "dead_letter_ttl": positive_seconds,

@@ -267,6 +267,47 @@ class DeadLetterStore(Protocol):
         """Let go of connections; never raises."""
 
 
+class Keeper(Protocol):
+    """Takes letters: a store, or what stands before one."""
+
+    def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
+        """Store a letter; see `DeadLetterStore.dead_letter`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A letter that a dead-letter exchange must still get.
+
+    Attributes:
+        letter_id: The letter.
+        exchange: The name of the exchange.
+        routing_key: For the exchange.
+    """
+
+    letter_id: str
+    exchange: str
+    routing_key: str
+
+
+class Outbox(Protocol):
+    """Keeps notices until they are published. Every method may raise `StoreUnavailable`."""
+
+    def add(self, dead_letter_queue: str, notice: Notice) -> None:
+        """Keep a notice, due at once; the same one twice is one."""
+
+    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[Notice]:
+        """Notices that nobody tried to publish in the last ``lease_seconds``; tried now."""
+
+    def done(self, dead_letter_queue: str, notices: Sequence[Notice]) -> None:
+        """Forget notices: they are published."""
+
+    def waiting(self, dead_letter_queue: str) -> int:
+        """How many notices are kept."""
+
+    def close(self) -> None:
+        """Let go of connections; never raises."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCard:
     """What a worker says of itself to all processes of its app.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -168,8 +169,8 @@ def whoami() -> str:
     """``user@host``, for the audit."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
-        user = "unknown"
+    except (OSError, KeyError):  # a user id without a name, as containers have
+        user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
 

@@ -16,7 +16,7 @@ from celery_dlq.events import Events
 from celery_dlq.parts import WorkerParts, make_worker_parts, shown_place
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import Clock, DeadLetterStore, WorkerCard
+from celery_dlq.ports import Clock, DeadLetterStore, Keeper, WorkerCard
 from celery_dlq.record import EPOCH
 from celery_dlq.retention import Retention, RetentionRound
 from celery_dlq.worker.burial import Burial
@@ -26,7 +26,7 @@ from celery_dlq.worker.presence import Presence
 from celery_dlq.worker.spool import Spool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 logger = logging.getLogger("celery_dlq")
 
@@ -40,6 +40,7 @@ def make_guard(
     events: Events,
     *,
     memory: WorkerParts | None,
+    keeper: Callable[[DeadLetterStore], Keeper],
     hostname: str,
     pid: int,
     flags_redelivery: bool,
@@ -53,6 +54,7 @@ def make_guard(
         clock: The present, aware UTC.
         events: Told of what happens.
         memory: The parts to use if letters are kept in memory.
+        keeper: What stands before the store and takes its letters; asked once the store answers.
         hostname: Node name of the worker.
         pid: Its main process.
         flags_redelivery: Whether the broker marks redelivered messages.
@@ -70,7 +72,7 @@ def make_guard(
     place = shown_place(settings, broker_url)  # without the password: that may change
     guard = Guard(
         plans,
-        Burial(parts.store, Spool(settings.spool_dir, f"{place} {settings.key_prefix}")),
+        Burial(keeper(parts.store), Spool(settings.spool_dir, f"{place} {settings.key_prefix}")),
         parts.counter,
         clock,
         hostname=hostname,

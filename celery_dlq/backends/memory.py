@@ -17,6 +17,7 @@ from celery_dlq.ports import (
     Group,
     Heading,
     MessageKey,
+    Notice,
     Override,
     QueueSummary,
     Standing,
@@ -304,6 +305,40 @@ class MemoryStore:
         kept = what if state is ClaimState.PUBLISHED else "claimed"
         self._claims[place] = (kept, owner, now + lease_seconds)
         return state
+
+
+class MemoryOutbox:
+    """The `Outbox` in memory."""
+
+    def __init__(self) -> None:
+        self._notices: dict[str, dict[Notice, float]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, dead_letter_queue: str, notice: Notice) -> None:
+        """Keep a notice."""
+        with self._lock:
+            self._notices.setdefault(dead_letter_queue, {})[notice] = 0.0
+
+    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[Notice]:
+        """Notices that nobody tried lately."""
+        with self._lock:
+            kept, now = self._notices.get(dead_letter_queue, {}), time.monotonic()
+            found = [notice for notice, at in kept.items() if at <= now][:most]
+            kept.update(dict.fromkeys(found, now + lease_seconds))
+            return found
+
+    def done(self, dead_letter_queue: str, notices: Sequence[Notice]) -> None:
+        """Forget notices."""
+        with self._lock:
+            for notice in notices:
+                self._notices.get(dead_letter_queue, {}).pop(notice, None)
+
+    def waiting(self, dead_letter_queue: str) -> int:
+        """How many are kept."""
+        return len(self._notices.get(dead_letter_queue, {}))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 class MemoryBoard:

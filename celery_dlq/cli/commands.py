@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli import changing, data, policies, reading
+from celery_dlq.cli import adopting, changing, data, policies, reading
 from celery_dlq.errors import DLQError
 
 
@@ -36,6 +36,7 @@ for _command in (
     reading.show,
     reading.groups,
     changing.redrive,
+    adopting.import_,
     data.export,
     data.triage,
     policies.policies,

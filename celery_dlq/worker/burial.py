@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.ports import DeadLetterStore, MessageKey, Stored
+from celery_dlq.ports import Keeper, MessageKey, Stored
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.spool import Spool
 
@@ -47,7 +47,7 @@ class Burial:
         spool: Where letters of acknowledged messages wait.
     """
 
-    def __init__(self, store: DeadLetterStore, spool: Spool) -> None:
+    def __init__(self, store: Keeper, spool: Spool) -> None:
         self._store = store
         self._spool = spool
         self._waiting: deque[Grave] = deque()

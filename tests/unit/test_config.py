@@ -60,6 +60,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_store_timeout=0.5,
         dlq_spool_dir="/var/spool/dlq",
         dlq_release="1.2.3",
+        dlq_adopt={"orders.dead": "orders-DLQ", "other.dead": None},
     ).conf
     settings = Settings.from_conf(conf)
     assert settings == Settings(
@@ -73,6 +74,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         store_timeout=0.5,
         spool_dir="/var/spool/dlq",
         release="1.2.3",
+        adopt={"orders.dead": "orders-DLQ", "other.dead": None},
     )
     assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)
 
@@ -135,8 +137,8 @@ def test_settings_of_others_do_not_matter() -> None:
     [
         ("dlq_queue", "did you mean 'dlq_queues'?"),
         ("dlq_maxdelay", "did you mean 'dlq_max_delay'?"),
-        ("dlq_zzz", "expected one of dlq_count_ttl, dlq_key_prefix"),
-        ("dlq_", "expected one of dlq_count_ttl, dlq_key_prefix"),
+        ("dlq_zzz", "expected one of dlq_adopt, dlq_count_ttl"),
+        ("dlq_", "expected one of dlq_adopt, dlq_count_ttl"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None:

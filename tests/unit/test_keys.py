@@ -17,6 +17,7 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.tally(queue),
         keys.claims(queue),
         keys.exported(queue),
+        keys.outbox(queue),
         keys.run(a_key(dead_letter_queue=queue, task_id="a")),
         keys.run(a_key(dead_letter_queue=queue, task_id="{b}", redrives=2)),
     ]

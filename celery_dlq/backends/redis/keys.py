@@ -69,6 +69,10 @@ class Keys:
         """STRING: entry id up to which letters were exported to files."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:exported"
 
+    def outbox(self, dead_letter_queue: str) -> str:
+        """ZSET: notices for a dead-letter exchange, as JSON, by when they may be tried again."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:outbox"
+
     def workers(self, dead_letter_queue: str) -> str:
         """ZSET: workers that guard messages of this queue, by their last sign of life."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:workers"

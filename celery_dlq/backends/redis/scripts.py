@@ -97,6 +97,7 @@ class Scripts:
     release: Script
     note_exported: Script
     node: Script
+    due: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

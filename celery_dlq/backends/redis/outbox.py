@@ -1,0 +1,69 @@
+"""The outbox in Redis: one sorted set per dead-letter queue, beside its letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import Scripts
+from celery_dlq.ports import Notice
+
+
+class RedisOutbox:
+    """The `Outbox` of Redis.
+
+    Args:
+        client: A redis-py client that answers bytes.
+        url: For messages; its password is never shown.
+        keys: Key names.
+    """
+
+    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+        self._scripts = Scripts.on(client)
+
+    def add(self, dead_letter_queue: str, notice: Notice) -> None:
+        """Keep a notice, due at once."""
+        with translated(self._url):
+            self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(notice): 0})
+
+    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[Notice]:
+        """Take notices that are due."""
+        with translated(self._url):
+            found = self._scripts.due(
+                keys=[self._keys.outbox(dead_letter_queue)], args=[most, int(lease_seconds * 1000)]
+            )
+        return [_notice(text) for text in found]
+
+    def done(self, dead_letter_queue: str, notices: Sequence[Notice]) -> None:
+        """Forget notices."""
+        if notices:
+            with translated(self._url):
+                texts = [_text(notice) for notice in notices]
+                self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
+
+    def waiting(self, dead_letter_queue: str) -> int:
+        """The size of the set."""
+        with translated(self._url):
+            return int(self._client.zcard(self._keys.outbox(dead_letter_queue)))
+
+    def close(self) -> None:
+        """Disconnect."""
+        with suppress(Exception):
+            self._client.close()
+
+
+def _text(notice: Notice) -> str:
+    """The same text for the same notice."""
+    return json.dumps([notice.letter_id, notice.exchange, notice.routing_key])
+
+
+def _notice(text: bytes) -> Notice:
+    letter_id, exchange, routing_key = json.loads(text)[:3]
+    return Notice(letter_id=letter_id, exchange=exchange, routing_key=routing_key)

@@ -1,0 +1,51 @@
+"""``dlq import``: letters of messages that the broker itself dead-lettered."""
+
+from __future__ import annotations
+
+import click
+
+from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
+from celery_dlq.cli.options import json_option
+
+
+@click.command("import")
+@click.argument("queue")
+@click.option("--to", "target", help="Dead-letter queue of all letters; default: that of each "
+              "message's own queue.")  # fmt: skip
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--limit", type=click.IntRange(min=1), help="Most messages.")
+@json_option
+@click.pass_context
+def import_(
+    ctx: click.Context,
+    /,
+    queue: str,
+    *,
+    target: str | None,
+    follow: bool,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Make letters of the messages in QUEUE, which the broker itself dead-lettered.
+
+    QUEUE is where a dead-letter exchange of RabbitMQ, an SQS redrive policy or anybody
+    else puts dead messages; on Redis it is a list. Each letter is stored before its
+    message is removed.
+    """
+    if follow and limit:
+        message = "expected --follow or --limit, got both of them"
+        raise click.UsageError(message)
+    screen = screen_of(ctx)
+    with screen.counting("adopted", quiet=as_json) as progress:
+        report = dead_letters_of(ctx).adopt(
+            queue, target, follow=follow, limit=limit, progress=progress
+        )
+    if as_json:
+        print_lines([report.to_json()])
+        return
+    for name, letters in sorted(report.by_queue.items()):
+        screen.say(f"Adopted from {queue} into {name}: {letters:,}")
+    if report.known:
+        screen.say(f"{report.known:,} in {queue} had their letter already; removed from it.")
+    if not report.adopted and not report.known:
+        screen.say(f"{queue} is empty: nothing to adopt.")

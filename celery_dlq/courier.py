@@ -1,0 +1,387 @@
+"""Publishes letters to dead-letter exchanges, so that other services hear of them.
+
+A notice goes into the outbox before its letter is stored, and out of it when the broker has
+confirmed the message. So whatever is killed between, some worker's courier finds the notice;
+one whose letter was never stored is dropped in the end. At least once: two copies have the
+same message id.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from uuid import UUID, uuid5
+
+from kombu.entity import Exchange
+from kombu.exceptions import KombuError
+
+from celery_dlq import headers
+from celery_dlq.decorators import policy_of
+from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
+from celery_dlq.exchange import DeadLetterExchange
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.ports import DeadLetterStore, Keeper, MessageKey, Notice, Outbox, Stored
+from celery_dlq.record import DeadLetter, iso
+
+logger = logging.getLogger("celery_dlq.courier")
+
+LEASE_SECONDS = 10.0
+"""How long a notice that was tried is left to who tried it."""
+
+_A_ROUND = 100
+_MISSING_SECONDS = 600.0  # a letter is stored right after its notice
+_MOST_MISSING = 10_000
+_TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
+_CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
+_NOTICES = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
+
+# Set by a broker on an earlier journey; RabbitMQ drops what it takes for a circle.
+_STALE = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "redelivered")
+_KEPT_PROPERTIES = ("correlation_id", "reply_to", "priority", "type", "app_id", "delivery_mode")
+
+
+class Targets:
+    """Tells to which exchange a letter goes.
+
+    Args:
+        app: The Celery app, for the policies of its tasks.
+        policies: Its queue policies.
+    """
+
+    def __init__(self, app: Any, policies: PolicyBook) -> None:
+        self._app = app
+        self._policies = policies
+
+    def notice(self, letter: DeadLetter) -> Notice | None:
+        """The notice of a letter; ``None`` if its policy names no exchange."""
+        task = self._app.tasks.get(letter.task_name)
+        own = None if task is None else policy_of(task)
+        policy = self._policies.resolve(letter.source_queue, own)
+        if policy is None or policy.dead_letter_exchange is None:
+            return None
+        if not policy.dead_letter_exchange.name and policy.dead_letter_routing_key is None:
+            return None  # refused at start-up: it would go back to its queue
+        return Notice(
+            letter_id=letter.id,
+            exchange=policy.dead_letter_exchange.name,
+            routing_key=policy.dead_letter_routing_key or letter.source_queue,
+        )
+
+    def exchanges(self) -> dict[str, DeadLetterExchange]:
+        """All exchanges of all policies, by name.
+
+        Raises:
+            SettingsError: Two policies name one exchange with two types.
+        """
+        found: dict[str, tuple[str, DeadLetterExchange]] = {}
+        for where, policy in self._named():
+            exchange = policy.dead_letter_exchange
+            if exchange is None:
+                continue
+            before, known = found.setdefault(exchange.name, (where, exchange))
+            if known != exchange:
+                raise SettingsError(
+                    f"expected one type for the exchange {exchange.name!r}, got {known.type!r} "
+                    f"from {before} and {exchange.type!r} from {where}"
+                )
+        return {name: exchange for name, (_where, exchange) in found.items()}
+
+    def queues_by_name(self) -> list[tuple[str, str]]:
+        """Queues that the default exchange must reach, with who says so.
+
+        Raises:
+            SettingsError: The queue is not named, or is one whose dead messages are told of.
+        """
+        found = []
+        for where, policy in self._named():
+            if policy.dead_letter_exchange is None or policy.dead_letter_exchange.name:
+                continue
+            key = policy.dead_letter_routing_key
+            if key is None or key in self._policies.queues:
+                got = "none" if key is None else f"{key!r}, whose workers would run the dead tasks"
+                raise SettingsError(
+                    f"expected {where}['dead_letter_routing_key'] to name a queue of your own, "
+                    f"because dead_letter_exchange is the default exchange, got {got}"
+                )
+            found.append((where, key))
+        return found
+
+    def _named(self) -> Iterator[tuple[str, Policy]]:
+        for name in self._policies.queues:
+            yield f"dlq_queues[{name!r}]", self._policies.queues[name]
+        for task in list(self._app.tasks.values()):
+            policy = policy_of(task)
+            if policy is not None:
+                yield f"dead_letter_policy of {task.name}", policy
+
+
+class Announced:
+    """Stands before a store: a letter's notice is kept before the letter is stored.
+
+    Args:
+        keeper: The store.
+        outbox: Keeps the notices.
+        targets: Tells which letters have one.
+        added: Called with the dead-letter queue of each notice once its letter is stored.
+    """
+
+    def __init__(
+        self, keeper: Keeper, outbox: Outbox, targets: Targets, added: Callable[[str], None]
+    ) -> None:
+        self._keeper = keeper
+        self._outbox = outbox
+        self._targets = targets
+        self._added = added
+
+    def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
+        """Keep the notice, then store the letter."""
+        notice = self._targets.notice(letter)
+        if notice is None:
+            return self._keeper.dead_letter(letter, key)
+        self._outbox.add(letter.dead_letter_queue, notice)
+        stored = self._keeper.dead_letter(letter, key)
+        self._added(letter.dead_letter_queue)
+        return stored
+
+
+class Courier:
+    """Publishes what is in the outbox.
+
+    Args:
+        app: The Celery app; its broker has the exchanges.
+        store: Where the letters are.
+        outbox: Where the notices are.
+        targets: Knows the exchanges.
+    """
+
+    def __init__(self, app: Any, store: DeadLetterStore, outbox: Outbox, targets: Targets) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._targets = targets
+        self._exchanges: dict[str, DeadLetterExchange] = {}
+        self._missing: dict[Notice, float] = {}
+        self._connection = app.connection_for_write(transport_options=_TRANSPORT_OPTIONS)
+        self._returns = self._connection.transport.driver_type == "amqp"
+        self._producer: Any = None
+        self._returned: list[str] = []
+        self._new: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
+        self.wake = threading.Event()
+
+    def check(self) -> None:
+        """Declare all exchanges, and look for the queues that must be there.
+
+        Raises:
+            SettingsError: The broker has an exchange of that name with another type, refuses
+                it, or has no such queue.
+            BrokerUnavailable: The broker does not answer.
+        """
+        exchanges, queues = self._targets.exchanges(), self._targets.queues_by_name()
+        if not exchanges:
+            return
+        try:
+            with self._errors():
+                self._connection.ensure_connection(**_CONNECT)
+                for exchange in exchanges.values():
+                    self._declare(exchange)
+                for where, queue in queues if self._returns else ():
+                    self._look_for(queue, where)
+        finally:
+            self.close()  # nothing that a pool child would inherit
+
+    def before(self, keeper: Keeper) -> Announced:
+        """A store, with a notice of each letter kept before the letter is stored."""
+        return Announced(keeper, self._outbox, self._targets, self.added)
+
+    def added(self, dead_letter_queue: str) -> None:
+        """There is something new; may be called from any thread."""
+        self._new.add(dead_letter_queue)
+        self.wake.set()
+
+    def deliver_new(self) -> None:
+        """Publish notices of queues that were named to `added`; see `deliver`."""
+        self.wake.clear()
+        while self._new:
+            self._deliver(self._new.pop())
+
+    def deliver(self, dead_letter_queues: Iterable[str] | None = None) -> None:
+        """Publish all notices that are due.
+
+        Args:
+            dead_letter_queues: Of which queues; ``None`` for all.
+
+        Raises:
+            BrokerUnavailable: The broker does not take one; it and the rest stay.
+            StoreUnavailable: The store does not answer.
+        """
+        names = self._store.names() if dead_letter_queues is None else dead_letter_queues
+        for name in names:
+            self._deliver(name)
+
+    def close(self) -> None:
+        """Disconnect; the next message connects again. Never raises."""
+        self._producer = None
+        with suppress(Exception):
+            self._connection.close()
+
+    def _deliver(self, dead_letter_queue: str) -> None:
+        while True:
+            due = self._outbox.due(dead_letter_queue, most=_A_ROUND, lease_seconds=LEASE_SECONDS)
+            over: list[Notice] = []
+            try:
+                for number, notice in enumerate(due):
+                    with self._put_back(dead_letter_queue, due[number:]):
+                        if self._published(dead_letter_queue, notice):
+                            over.append(notice)
+            finally:
+                self._outbox.done(dead_letter_queue, over)
+            if len(due) < _A_ROUND:
+                return
+
+    @contextmanager
+    def _put_back(self, dead_letter_queue: str, notices: list[Notice]) -> Iterator[None]:
+        """After a failure these are due at once, for any worker."""
+        try:
+            yield
+        except BrokerUnavailable:
+            for notice in notices:
+                self._outbox.add(dead_letter_queue, notice)
+            raise
+
+    def _published(self, dead_letter_queue: str, notice: Notice) -> bool:
+        """Publish a notice's letter; whether the notice is over."""
+        letter = self._store.get(dead_letter_queue, notice.letter_id)
+        if letter is None:
+            return self._is_lost(notice)
+        with self._errors():
+            self._publish(letter, notice)
+        if not self._returned:
+            return True
+        self._returned.clear()
+        return self._unroutable(notice)
+
+    def _publish(self, letter: DeadLetter, notice: Notice) -> None:
+        producer, exchange = self._open(), self._exchanges.get(notice.exchange)
+        properties = letter.decoded("properties") or {}
+        producer.publish(
+            letter.body,
+            exchange=notice.exchange,
+            routing_key=notice.routing_key,
+            declare=[_entity(exchange)] if exchange is not None and exchange.name else None,
+            content_type=letter.content_type or "application/octet-stream",
+            content_encoding=letter.content_encoding or "binary",
+            headers=announced_headers(letter),
+            message_id=str(uuid5(_NOTICES, letter.id)),
+            mandatory=self._returns,
+            retry=False,
+            **{name: properties[name] for name in _KEPT_PROPERTIES if properties.get(name)},
+        )
+
+    def _open(self) -> Any:
+        if self._producer is None:
+            self._exchanges = self._targets.exchanges()
+            self._connection.ensure_connection(**_CONNECT)
+            self._producer = self._connection.Producer(
+                channel=self._connection.channel(),
+                auto_declare=False,
+                on_return=self._on_return if self._returns else None,
+            )
+        return self._producer
+
+    def _on_return(self, exc: Any, exchange: str, routing_key: str, _message: Any) -> None:
+        self._returned.append(f"{exchange} {routing_key} {exc}")
+
+    def _unroutable(self, notice: Notice) -> bool:
+        """The broker took the message and had no queue for it; whether the notice is over."""
+        place = (notice.exchange, notice.routing_key)
+        if place not in self._warned:
+            self._warned.add(place)
+            logger.warning(
+                "Nobody gets the letters of exchange %r with routing key %r: no queue is bound to "
+                "them. The letters are stored; this is said once",
+                *place,
+            )
+        # A named exchange without subscribers is well; a queue that is gone may come back.
+        return bool(notice.exchange)
+
+    def _is_lost(self, notice: Notice) -> bool:
+        """No letter: not stored yet, or removed before it could be published."""
+        now = time.monotonic()
+        if now - self._missing.setdefault(notice, now) < _MISSING_SECONDS:
+            while len(self._missing) > _MOST_MISSING:
+                del self._missing[next(iter(self._missing))]
+            return False
+        del self._missing[notice]
+        logger.warning(
+            "Letter %s is gone, and exchange %r never got it: it was redriven or removed before "
+            "it could be published there",
+            notice.letter_id,
+            notice.exchange,
+        )
+        return True
+
+    def _declare(self, exchange: DeadLetterExchange) -> None:
+        if not exchange.name:
+            return
+        channel = self._connection.channel()
+        try:
+            if exchange.name.startswith("amq."):  # the broker's own; kombu never declares them
+                channel.exchange_declare(exchange.name, exchange.type, passive=True)
+            else:
+                _entity(exchange)(channel).declare()  # type: ignore[no-untyped-call]
+        except self._connection.channel_errors as exc:
+            raise SettingsError(
+                f"expected the broker {self._connection.as_uri()} to have, or to make, the "
+                f"{exchange.type} exchange {exchange.name!r} for dead_letter_exchange, got: {exc}; "
+                f"name its real type (and it must be durable), or another exchange"
+            ) from exc
+
+    def _look_for(self, queue: str, where: str) -> None:
+        try:
+            self._connection.channel().queue_declare(queue, passive=True)
+        except self._connection.channel_errors as exc:
+            raise SettingsError(
+                f"expected the queue {queue!r}, which {where}['dead_letter_routing_key'] names, to "
+                f"be on the broker {self._connection.as_uri()}, got: {exc}; make it first"
+            ) from exc
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        connection = self._connection
+        try:
+            yield
+        except DLQError:
+            raise
+        except (KombuError, OSError, *connection.connection_errors,
+                *connection.channel_errors) as exc:  # fmt: skip
+            self.close()
+            message = (
+                f"expected the broker {connection.as_uri()} to take a letter for its dead-letter "
+                f"exchange, got {type(exc).__name__}: {exc}"
+            )
+            raise BrokerUnavailable(message) from exc
+
+
+def announced_headers(letter: DeadLetter) -> dict[str, Any]:
+    """The original headers, and the death: a contract, see docs/dead-letter-exchange.md."""
+    original = letter.decoded("headers")
+    kept = original.items() if isinstance(original, dict) else ()
+    return {
+        **{name: value for name, value in kept if not str(name).startswith(_STALE)},
+        headers.LETTER_HEADER: letter.id,
+        headers.REASON_HEADER: letter.reason.value,
+        headers.DEAD_LETTERED_AT_HEADER: iso(letter.dead_lettered_at),
+        headers.SOURCE_QUEUE_HEADER: letter.source_queue,
+        headers.DEAD_LETTER_QUEUE_HEADER: letter.dead_letter_queue,
+        headers.DELIVERIES_HEADER: letter.deliveries,
+        headers.RETRIES_HEADER: letter.retries,
+    }
+
+
+def _entity(exchange: DeadLetterExchange) -> Exchange:
+    return Exchange(exchange.name, type=exchange.type)  # type: ignore[no-untyped-call]

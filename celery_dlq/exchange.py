@@ -1,0 +1,74 @@
+"""The dead-letter exchange: where other services hear of each letter, as a policy says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.jsontext import safe_repr
+
+TYPES = ("direct", "fanout", "topic")
+_KEYS = ("name", "type")
+_MOST_BYTES = 255  # of a short string in AMQP
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterExchange:
+    """An exchange, as it is declared on the broker; durable.
+
+    Attributes:
+        name: Its name. Empty: the broker's default exchange, where the routing key is the
+            name of a queue.
+        type: ``direct``, ``fanout`` or ``topic``.
+    """
+
+    name: str
+    type: str = "direct"
+
+    def to_json(self) -> dict[str, str]:
+        """A JSON-ready mapping, as the policy takes it."""
+        return {"name": self.name, "type": self.type}
+
+
+def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
+    """A check for an exchange: its name, or a mapping of ``name`` and ``type``.
+
+    Raises:
+        SettingsError: It is something else.
+    """
+    if isinstance(value, DeadLetterExchange):
+        value = value.to_json()
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping) or "name" not in value or set(value) - set(_KEYS):
+        raise _unexpected(where, "the name of an exchange, or a mapping of name and type", value)
+    name, kind = value["name"], value.get("type", "direct")
+    if not isinstance(name, str) or len(name.encode("utf-8", "replace")) > _MOST_BYTES:
+        raise _unexpected(f"{where}['name']", f"text of at most {_MOST_BYTES} bytes", name)
+    if kind not in TYPES:
+        raise _unexpected(f"{where}['type']", f"one of {', '.join(TYPES)}", kind)
+    if not name and kind != "direct":
+        raise _unexpected(f"{where}['type']", "direct for the broker's default exchange", kind)
+    return DeadLetterExchange(name=name, type=str(kind))
+
+
+def dead_letter_routing_key(where: str, value: object) -> str:
+    """A check for a routing key.
+
+    Raises:
+        SettingsError: It is something else.
+    """
+    if (
+        not isinstance(value, str)
+        or not value
+        or len(value.encode("utf-8", "replace")) > _MOST_BYTES
+    ):
+        raise _unexpected(where, f"text of 1 to {_MOST_BYTES} bytes", value)
+    return value
+
+
+def _unexpected(where: str, what: str, got: object) -> SettingsError:
+    shown = " ".join(safe_repr(got, _SHOWN).split())
+    return SettingsError(f"expected {where} to be {what}, got {shown}")

@@ -1,0 +1,198 @@
+"""From a message that a broker dead-lettered to a letter with the reason ``adopted``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from kombu.message import Message as KombuMessage
+
+from celery_dlq import jsontext
+from celery_dlq.decorators import policy_of
+from celery_dlq.fingerprint import fingerprint
+from celery_dlq.policy import DLQ_SUFFIX, Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.ports import MessageKey
+from celery_dlq.queuenames import QueueNames
+from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.verdict import Die
+from celery_dlq.worker.capture import Message, captured, wire_body
+from celery_dlq.worker.letter import Death, letter_of
+from celery_dlq.worker.native import NativeDeath, native_death
+from celery_dlq.worker.plan import Plan
+
+logger = logging.getLogger("celery_dlq.worker")
+
+_JSON = "application/json"
+_MOST_JSON = 1024 * 1024
+
+# They say how the message travelled, not what it is, and differ from one delivery to the next.
+_TRAVEL_HEADERS = ("redelivered", "x-delivery-count", "x-acquired-count")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells a message from others.
+
+    Attributes:
+        task_id: The task's id, the message's, or a hash of all it holds.
+        certain: Its producer named it. If not, an equal message is told apart by its number only.
+    """
+
+    task_id: str
+    certain: bool
+
+    def numbered(self, number: int) -> Identity:
+        """The identity of the next message that holds the very same; 0 is the first."""
+        return replace(self, task_id=f"{self.task_id}-{number}") if number else self
+
+
+class Adoption:
+    """Makes letters of the messages of one queue.
+
+    Args:
+        app: The Celery app: its queues and tasks are looked up.
+        policies: The app's queue policies.
+        queue: The queue that is emptied, e.g. ``orders.dead``.
+        target: The dead-letter queue of all its letters; ``None`` for that of each
+            message's own source queue.
+        hostname: Who adopts.
+        pid: The process that does.
+        release: Version of the user's code.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        policies: PolicyBook,
+        queue: str,
+        target: str | None,
+        *,
+        hostname: str,
+        pid: int,
+        release: str | None,
+    ) -> None:
+        self._app = app
+        self._policies = policies
+        self._queue_names = QueueNames(app.amqp.queues)
+        self._queue = queue
+        self._target = target
+        self._by = {"hostname": hostname, "pid": pid, "release": release}
+
+    def identity(self, message: Any) -> Identity:
+        """What tells a message from others, the same each time it is delivered."""
+        headers, properties = _mapping(message.headers), _mapping(message.properties)
+        task_id = _request(message, headers).get("id")
+        # Not the correlation id: a producer that is not Celery may give it to many messages.
+        named = task_id or properties.get("message_id") or _tag(message, properties)
+        if named:
+            return Identity(str(named), certain=True)
+        what = [
+            {name: value for name, value in headers.items() if name not in _TRAVEL_HEADERS},
+            {name: properties.get(name) for name in ("correlation_id", "timestamp", "type")},
+            wire_body(message.body, None),
+        ]
+        digest = hashlib.sha256(jsontext.dumps(what).encode("utf-8", "backslashreplace"))
+        return Identity(f"adopted-{digest.hexdigest()[:32]}", certain=False)
+
+    def letter(
+        self, message: Any, identity: Identity, now: datetime
+    ) -> tuple[DeadLetter, MessageKey]:
+        """The letter of a message, whatever the message is.
+
+        Args:
+            message: The kombu message.
+            identity: Its `identity`.
+            now: The present, aware UTC.
+        """
+        try:
+            return self._letter(message, identity, now)
+        except Exception:
+            # What is known must do: the message is worth more than our reading of it.
+            logger.exception("A message of %s is adopted without its headers", self._queue)
+            bare = KombuMessage(body=message.body)  # type: ignore[no-untyped-call]
+            return self._letter(bare, identity, now)
+
+    def _letter(
+        self, message: Any, identity: Identity, now: datetime
+    ) -> tuple[DeadLetter, MessageKey]:
+        headers = _mapping(message.headers)
+        request = {**_request(message, headers), "id": identity.task_id}
+        kept = captured(message, request)
+        native = native_death(headers, _mapping(message.properties))
+        plan = self._plan(kept, native)
+        key = MessageKey(
+            dead_letter_queue=plan.dead_letter_queue,
+            task_id=kept.task_id,
+            retries=kept.retries,
+            redrives=kept.redrives,
+        )
+        death = Death(
+            plan=plan,
+            key=key,
+            message=kept,
+            verdict=Die(Reason.ADOPTED, self._description(plan, native)),
+            failure=None,
+            history=(),
+            deliveries=native.deliveries,
+            now=min(native.at or now, now),
+            **self._by,  # type: ignore[arg-type]
+        )
+        cause = f"{Reason.ADOPTED}: {native.reason}" if native.reason else Reason.ADOPTED.value
+        letter = replace(
+            letter_of(death),
+            native_death=native.history,
+            fingerprint=fingerprint(
+                task_name=kept.task_name, reason=cause, exception_type=None, traceback=None
+            ),
+        )
+        return letter, key
+
+    def _plan(self, kept: Message, native: NativeDeath) -> Plan:
+        queue = native.queue or self._source(kept)
+        task = self._app.tasks.get(kept.task_name)
+        policy = self._policies.resolve(queue, None if task is None else policy_of(task))
+        target = self._target or (policy or Policy()).dead_letter_queue_of(queue or self._queue)
+        return Plan(queue, target, policy, None if policy is None else policy.max_retries)
+
+    def _source(self, kept: Message) -> str:
+        """The queue of a message whose broker does not tell it; empty if nothing does."""
+        if kept.routing_key and kept.routing_key != self._queue:
+            return self._queue_names.of(kept.exchange, kept.routing_key)
+        if self._target and self._target.endswith(DLQ_SUFFIX):
+            return self._target.removesuffix(DLQ_SUFFIX)
+        return ""
+
+    def _description(self, plan: Plan, native: NativeDeath) -> str:
+        unknown = "" if plan.queue else "; its original queue is not known"
+        return f"adopted from {self._queue!r}: {native.words}{unknown}"
+
+
+def _request(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Celery's fields: the headers of protocol 2, or the JSON body of protocol 1; else nothing."""
+    if "task" in headers:
+        return headers
+    if message.content_type != _JSON or len(message.body or b"") > _MOST_JSON:
+        return {}
+    try:
+        body = json.loads(message.body)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, Mapping) and "task" in body else {}
+
+
+def _tag(message: Any, properties: Mapping[str, Any]) -> str | None:
+    """What the broker calls the message for life: Redis's tag, or the message id of SQS."""
+    sqs = _mapping(_mapping(properties.get("delivery_info")).get("sqs_message"))
+    if sqs:  # its tag is a receipt, and each delivery has another one
+        return str(sqs["MessageId"]) if sqs.get("MessageId") else None
+    return message.delivery_tag if isinstance(message.delivery_tag, str) else None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

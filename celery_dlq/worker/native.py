@@ -1,0 +1,152 @@
+"""What a broker itself says about a death: RabbitMQ's ``x-death``, the receive count of SQS.
+
+Headers come from other programs, so nothing in here trusts their shape: what cannot be
+read is kept as it came, and the rest of the message becomes a letter all the same.
+
+Source: https://www.rabbitmq.com/docs/dlx#effects
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from celery_dlq import jsontext
+
+_FIRST_QUEUE, _FIRST_REASON = "x-first-death-queue", "x-first-death-reason"
+_DEATH_HEADERS = (
+    "x-death",
+    _FIRST_QUEUE,
+    _FIRST_REASON,
+    "x-first-death-exchange",
+    "x-last-death-queue",
+    "x-last-death-reason",
+    "x-last-death-exchange",
+)
+_SQS_COUNT = "ApproximateReceiveCount"
+_SQS_SOURCE = "DeadLetterQueueSourceArn"
+
+# Celery's delayed delivery on quorum queues lets messages "die" in these on their way.
+_DELAY_QUEUE = re.compile(r"(?:^|_)celery_delayed_\d+$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeDeath:
+    """A death as the broker tells it.
+
+    Attributes:
+        queue: Where the message died first; not the delay queues of Celery. ``None``: not told.
+        reason: The broker's word for the last death, e.g. ``expired``; ``None``: not told.
+        at: When it died last, aware UTC; ``None``: not told.
+        deliveries: How often it was received, where the broker counts that; else 0.
+        history: All the broker says, as JSON text; ``None`` if it says nothing.
+        readable: Whether the history has the shape that the broker documents.
+    """
+
+    queue: str | None = None
+    reason: str | None = None
+    at: datetime | None = None
+    deliveries: int = 0
+    history: str | None = None
+    readable: bool = True
+
+    @property
+    def words(self) -> str:
+        """One line for people."""
+        if self.history is None:
+            return "the broker tells nothing about its death"
+        if not self.readable:
+            return "the broker's history of its death cannot be read; it is kept in native_death"
+        if self.reason is None:
+            return f"received {self.deliveries} times"
+        return f"{self.reason} in queue {self.queue!r}" if self.queue else self.reason
+
+
+def native_death(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> NativeDeath:
+    """Read what a broker says about a message's death; never raises.
+
+    Args:
+        headers: The message's headers.
+        properties: Its properties.
+    """
+    said = {name: headers[name] for name in _DEATH_HEADERS if name in headers}
+    return _from_rabbitmq(said) if said else _from_sqs(properties)
+
+
+def _from_rabbitmq(said: Mapping[str, Any]) -> NativeDeath:
+    deaths = said.get("x-death", [])
+    readable = isinstance(deaths, list) and all(isinstance(one, Mapping) for one in deaths)
+    deaths = [one for one in deaths if not _is_delay(one.get("queue"))] if readable else []
+    newest, oldest = (deaths[0], deaths[-1]) if deaths else ({}, {})
+    first = said.get(_FIRST_QUEUE)
+    return NativeDeath(
+        queue=_name(None if _is_delay(first) else first) or _name(oldest.get("queue")),
+        reason=_name(newest.get("reason")) or _name(said.get(_FIRST_REASON)),
+        at=_time(newest.get("time")),
+        history=jsontext.dumps(_with_plain_times(said)),
+        readable=readable,
+    )
+
+
+def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
+    attributes = _sqs_attributes(properties)
+    try:
+        deliveries = max(0, int(attributes.get(_SQS_COUNT, 0)))
+    except (TypeError, ValueError):
+        deliveries = 0
+    if _SQS_COUNT not in attributes:
+        return NativeDeath()
+    source = _name(attributes.get(_SQS_SOURCE))
+    return NativeDeath(
+        queue=source.rpartition(":")[2] if source else None,
+        deliveries=deliveries,
+        history=jsontext.dumps(attributes),
+    )
+
+
+def _sqs_attributes(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Kombu keeps the message as SQS gave it in the delivery information."""
+    delivery = properties.get("delivery_info")
+    raw = delivery.get("sqs_message") if isinstance(delivery, Mapping) else None
+    found = raw.get("Attributes") if isinstance(raw, Mapping) else None
+    attributes = dict(found) if isinstance(found, Mapping) else {}
+    if _SQS_COUNT in properties:
+        attributes.setdefault(_SQS_COUNT, properties[_SQS_COUNT])
+    return attributes
+
+
+def _is_delay(queue: object) -> bool:
+    return isinstance(queue, str) and _DELAY_QUEUE.search(queue) is not None
+
+
+def _name(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _time(value: object) -> datetime | None:
+    """py-amqp gives naive times, which are UTC; through JSON they come as text or seconds."""
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            value = datetime.fromtimestamp(value, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None
+    if not isinstance(value, datetime):
+        return None
+    return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value
+
+
+def _with_plain_times(value: Any) -> Any:
+    """Times as text: this history is for people; the headers keep them as they came."""
+    if isinstance(value, datetime):
+        time = _time(value)
+        return None if time is None else time.astimezone(timezone.utc).isoformat()
+    if isinstance(value, Mapping):
+        return {str(name): _with_plain_times(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_plain_times(item) for item in value]
+    return value

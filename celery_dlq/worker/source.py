@@ -1,0 +1,215 @@
+"""The queues that letters are adopted from: read a message, let it go when its letter is stored.
+
+A broker's queue is read and acknowledged through kombu. A Redis list is not: kombu takes a
+message off its list before anything else has it, so a process killed at that moment would lose
+it, and an entry that kombu cannot read would be lost as well. There the list is read where it
+is, and an entry is removed when its letter is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import Empty
+from typing import Any, Protocol
+
+from kombu.exceptions import KombuError
+from kombu.message import Message as KombuMessage
+from kombu.utils.json import loads
+
+from celery_dlq.errors import BrokerUnavailable, NotFound
+
+_PAGE = 100
+_CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A message of a queue.
+
+    Attributes:
+        message: The kombu message.
+        fresh: It was never delivered before, so it has no letter yet.
+        entry: What a Redis list holds of it.
+        key: The key of that list.
+    """
+
+    message: Any
+    fresh: bool = False
+    entry: bytes = b""
+    key: str = ""
+
+
+class Source(Protocol):
+    """A queue to adopt from. Every method may raise `BrokerUnavailable`."""
+
+    def take(self) -> Found | None:
+        """The next message, oldest first; ``None`` if the queue is empty now."""
+
+    def let_go(self, found: Found) -> None:
+        """Remove a message: its letter is stored."""
+
+    def close(self) -> None:
+        """Give back what was taken and not let go; never raises."""
+
+
+def source_of(app: Any, queue: str) -> Source:
+    """The source for a queue of the app's broker; connected with the first `Source.take`."""
+    connection = app.connection_for_read()
+    kind = RedisList if connection.transport.driver_type == "redis" else BrokerQueue
+    return kind(connection, queue)
+
+
+class BrokerQueue:
+    """A queue that kombu reads.
+
+    Args:
+        connection: A connection of our own.
+        queue: Its name.
+    """
+
+    def __init__(self, connection: Any, queue: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._channel: Any = None
+
+    def take(self) -> Found | None:
+        """Get one message, unacknowledged."""
+        with self._errors():
+            channel = self._open()
+            try:
+                raw = channel.basic_get(self._queue, no_ack=False)
+            except Empty:
+                return None
+            if raw is None:
+                return None
+            convert = getattr(channel, "message_to_python", None)
+            message = convert(raw) if convert is not None else raw
+        delivery = message.delivery_info or {}
+        return Found(message, fresh=delivery.get("redelivered") is False)
+
+    def let_go(self, found: Found) -> None:
+        """Acknowledge."""
+        with self._errors():
+            found.message.ack()
+
+    def close(self) -> None:
+        """Close the connection: the broker puts back what was not acknowledged."""
+        self._channel = None
+        with suppress(Exception):
+            self._connection.close()
+
+    def _open(self) -> Any:
+        if self._channel is None:
+            self._connection.ensure_connection(**_CONNECT)
+            channel = self._connection.channel()
+            # Asked, not made: a name with a typo would be a new queue.
+            channel.queue_declare(self._queue, passive=True)
+            self._channel = channel
+        return self._channel
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with translated(self._connection, self._queue):
+            try:
+                yield
+            except Exception:
+                self._channel = None  # RabbitMQ closes a channel that asked for too much
+                raise
+
+
+class RedisList:
+    """A list in Redis, as kombu fills it, or as anybody else does.
+
+    Args:
+        connection: A connection of our own.
+        queue: Its name.
+    """
+
+    def __init__(self, connection: Any, queue: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._channel: Any = None
+        self._page: deque[Found] = deque()
+
+    def take(self) -> Found | None:
+        """The entry that would be popped next; it stays in its list."""
+        if not self._page:
+            with translated(self._connection, self._queue):
+                self._page.extend(self._read())
+        return self._page.popleft() if self._page else None
+
+    def let_go(self, found: Found) -> None:
+        """Remove one entry that is the very same, searched from the end."""
+        with (
+            translated(self._connection, self._queue),
+            self._channel.conn_or_acquire() as client,
+        ):
+            client.execute_command("LREM", found.key, -1, found.entry)
+
+    def close(self) -> None:
+        """Disconnect; nothing was taken that must be given back."""
+        self._page.clear()
+        self._channel = None
+        with suppress(Exception):
+            self._connection.close()
+
+    def _read(self) -> list[Found]:
+        if self._channel is None:
+            self._connection.ensure_connection(**_CONNECT)
+            self._channel = self._connection.default_channel
+        channel = self._channel
+        with channel.conn_or_acquire() as client:
+            for step in channel.priority_steps:
+                # Kombu prefixes only the commands that it uses itself.
+                key = channel.global_keyprefix + channel._q_for_pri(self._queue, step)  # noqa: SLF001 - no other way to its name
+                entries = client.execute_command("LRANGE", key, -_PAGE, -1)
+                if entries:
+                    return [self._found(key, entry) for entry in reversed(entries)]
+        return []
+
+    def _found(self, key: str, entry: bytes | str) -> Found:
+        data = entry.encode("utf-8", "surrogateescape") if isinstance(entry, str) else entry
+        try:
+            payload = loads(data.decode("utf-8"))  # type: ignore[no-untyped-call]
+            message = self._channel.Message(payload, channel=self._channel)
+        except Exception:  # noqa: BLE001 - whatever it is, it is no message of kombu's
+            message = _plain(data)
+        return Found(message, entry=data, key=key)
+
+
+def _plain(entry: bytes) -> KombuMessage:
+    """An entry that kombu did not write: all of it is the body."""
+    try:
+        json.loads(entry)
+    except (ValueError, RecursionError):
+        kind, encoding = "application/octet-stream", "binary"
+    else:
+        kind, encoding = "application/json", "utf-8"
+    return KombuMessage(  # type: ignore[no-untyped-call]
+        body=entry, content_type=kind, content_encoding=encoding
+    )
+
+
+@contextmanager
+def translated(connection: Any, queue: str) -> Iterator[None]:
+    """Turn what a broker's client raises into our errors; shows no password."""
+    transport = connection.transport
+    try:
+        yield
+    except (*transport.channel_errors, *transport.connection_errors, KombuError, OSError) as exc:
+        place = connection.as_uri()
+        if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
+            message = (
+                f"expected a queue named {queue!r} on the broker {place}, found none; "
+                f"check the name and the virtual host"
+            )
+            raise NotFound(message) from exc
+        message = (
+            f"expected the broker {place} to give the messages of {queue!r}, "
+            f"got {type(exc).__name__}: {exc}"
+        )
+        raise BrokerUnavailable(message) from exc

@@ -1,0 +1,135 @@
+"""Workers and operators adopt what RabbitMQ dead-lettered: real processes, real queues."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+from rabbit import RabbitServer
+from waiting import poll
+from workers import HERE, Worker, environment
+
+from celery_dlq import DeadLetter, Reason
+
+Letters = Callable[..., list[DeadLetter]]
+DEAD, EXPIRED = "orders.dead", "orders.brief"
+
+
+@pytest.fixture
+def rabbit(rabbit_server: RabbitServer) -> Iterator[str]:
+    """Give the URL of a broker where what expires in one queue goes to another."""
+    rabbit_server.delete_queues(DEAD, EXPIRED, "orders", "slow", "patient", "unguarded")
+    with Connection(rabbit_server.url) as connection:
+        arguments = {"x-message-ttl": 1, "x-dead-letter-exchange": "",
+                     "x-dead-letter-routing-key": DEAD}  # fmt: skip
+        for queue in (Queue(DEAD), Queue(EXPIRED, queue_arguments=arguments)):
+            queue(connection.default_channel).declare()
+    yield rabbit_server.url
+    rabbit_server.delete_queues(DEAD, EXPIRED)
+
+
+def expire(url: str, *names: str, x_death: object = None) -> None:
+    """Publish tasks into a queue where they expire at once."""
+    with Connection(url) as connection:
+        for name in names:
+            headers = {"task": f"poison_app.{name}", "id": f"id-{name}", "lang": "py"}
+            if x_death is not None:
+                headers["x-death"] = x_death  # type: ignore[assignment]
+            target = EXPIRED if x_death is None else DEAD
+            connection.Producer().publish([[name], {}, {}], routing_key=target, headers=headers)
+
+
+def test_a_worker_adopts_beside_its_tasks(
+    poison: ModuleType, start_worker: Callable[..., Worker], letters: Letters, rabbit: str,
+    ran: Callable[[str], int],
+) -> None:  # fmt: skip
+    """With a queue that is not there, and a history that nobody can read, it goes on."""
+    conf = {"dlq_adopt": {DEAD: "orders-DLQ", "nowhere": None}}
+    worker = start_worker(conf, env={"POISON_BROKER": rabbit})
+    expire(rabbit, "fails", "healthy")
+    expire(rabbit, "drops", x_death="malformed")
+
+    found = {letter.task_id: letter for letter in letters(count=3)}
+
+    assert sorted(found) == ["id-drops", "id-fails", "id-healthy"], worker.output
+    assert {letter.reason for letter in found.values()} == {Reason.ADOPTED}
+    assert found["id-fails"].source_queue == EXPIRED
+    assert found["id-fails"].worker_hostname is not None
+    assert "@" in (found["id-fails"].worker_hostname or "")
+    assert "cannot be read" in found["id-drops"].description
+    poll(lambda: "a queue named 'nowhere'" in worker.output, timeout_seconds=30)
+    assert "Traceback" not in worker.output
+    with Connection(rabbit) as connection:
+        headers = {"task": "poison_app.healthy", "id": "alive", "lang": "py"}
+        connection.Producer().publish([["alive"], {}, {}], routing_key="orders", headers=headers)
+    poll(lambda: ran("alive") == 1, timeout_seconds=30)
+    worker.process.terminate()
+    assert worker.process.wait(30) == 0
+
+
+def run(redis_url: str, rabbit: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``celery -A poison_app dlq import …``."""
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "import", *arguments],
+        env=environment(redis_url, POISON_BROKER=rabbit), cwd=HERE, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_adopts_and_says_what_it_did(
+    poison: ModuleType, redis_url: str, rabbit: str, letters: Letters
+) -> None:
+    """Once, as a table or as JSON; mistakes are one line."""
+    expire(rabbit, "fails", "drops")
+    with Connection(rabbit) as connection:
+        dead = connection.default_channel
+        poll(lambda: dead.queue_declare(DEAD, passive=True).message_count == 2)
+    done = run(redis_url, rabbit, DEAD, "--to", "orders-DLQ", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "queue": DEAD, "adopted": 2, "known": 0, "by_queue": {"orders-DLQ": 2}}  # fmt: skip
+    assert [letter.task_id for letter in letters(count=2)] == ["id-fails", "id-drops"]
+    assert poison.dlq.board.changes(limit=1)[0].letters == 2
+    assert "nothing to adopt" in run(redis_url, rabbit, DEAD).stdout
+    for arguments, code, text in (
+        (("nowhere",), 1, "'nowhere'"),
+        (("orders",), 1, "guarded by dlq_queues['orders']"),
+        ((DEAD, "--limit", "0"), 2, "0"),
+        ((DEAD, "--limit", "1", "--follow"), 2, "got both"),
+    ):
+        failed = run(redis_url, rabbit, *arguments)
+        assert (failed.returncode, text in failed.stderr) == (code, True), failed.stderr
+        assert "Traceback" not in failed.stderr
+        assert "guest:guest" not in failed.stderr
+
+
+def test_following_goes_on_until_ctrl_c(
+    poison: ModuleType, redis_url: str, rabbit: str, letters: Letters
+) -> None:
+    """What dies later is adopted too; the audit has the sum."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "import", DEAD, "--follow",
+         "--json"],
+        env=environment(redis_url, POISON_BROKER=rabbit), cwd=HERE, stdout=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
+        try:
+            for count, name in enumerate(("fails", "drops"), start=1):
+                expire(rabbit, name)
+                letters(f"{EXPIRED}-DLQ", count=count)
+            process.send_signal(signal.SIGINT)
+            output: Any = process.communicate(timeout=30)[0]
+        finally:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == 0
+    assert json.loads(output)["adopted"] == 2
+    assert poison.dlq.board.changes(limit=1)[0].letters == 2

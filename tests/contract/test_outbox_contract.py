@@ -1,0 +1,85 @@
+"""What every `Outbox` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from builders import DLQ
+
+from celery_dlq.backends.memory import MemoryOutbox
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.outbox import RedisOutbox
+from celery_dlq.ports import Notice, Outbox
+
+
+@pytest.fixture(params=["memory", "redis"])
+def outbox(request: pytest.FixtureRequest) -> Iterator[Outbox]:
+    """Give each outbox in turn, empty."""
+    made: Outbox = MemoryOutbox()
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_url")
+        made = RedisOutbox(connect(url, 2.0), url, Keys())
+    yield made
+    made.close()
+
+
+def a_notice(number: int = 1) -> Notice:
+    return Notice(letter_id=f"letter-{number}", exchange="deaths", routing_key="süß")
+
+
+def due(outbox: Outbox, most: int = 10, lease_seconds: float = 60.0) -> list[Notice]:
+    return outbox.due(DLQ, most=most, lease_seconds=lease_seconds)
+
+
+def test_a_notice_is_due_once_it_is_kept(outbox: Outbox) -> None:
+    """Whole, and the same one twice is one."""
+    outbox.add(DLQ, a_notice())
+    outbox.add(DLQ, a_notice())
+    assert outbox.waiting(DLQ) == 1
+    assert due(outbox) == [a_notice()]
+
+
+def test_a_notice_that_is_tried_is_left_alone_for_a_while(outbox: Outbox) -> None:
+    """And is due again when its lease is over, because who tried it may have died."""
+    outbox.add(DLQ, a_notice())
+    assert due(outbox, lease_seconds=0) == [a_notice()]
+    assert due(outbox) == [a_notice()]
+    assert due(outbox) == []
+    assert outbox.waiting(DLQ) == 1
+
+
+def test_a_notice_that_is_put_back_is_due_at_once(outbox: Outbox) -> None:
+    """The broker refused it; nobody is working on it."""
+    outbox.add(DLQ, a_notice())
+    due(outbox)
+    outbox.add(DLQ, a_notice())
+    assert due(outbox) == [a_notice()]
+
+
+def test_rounds_are_bounded_and_reach_all(outbox: Outbox) -> None:
+    """No more than asked for, each once."""
+    notices = [a_notice(number) for number in range(7)]
+    for notice in notices:
+        outbox.add(DLQ, notice)
+    rounds = [due(outbox, most=3) for _ in range(4)]
+    assert [len(found) for found in rounds] == [3, 3, 1, 0]
+    assert {n.letter_id for found in rounds for n in found} == {n.letter_id for n in notices}
+
+
+def test_what_is_done_is_forgotten(outbox: Outbox) -> None:
+    """Only that, and only in its queue."""
+    for number in (1, 2):
+        outbox.add(DLQ, a_notice(number))
+    outbox.add("other-DLQ", a_notice(1))
+    outbox.done(DLQ, [a_notice(1)])
+    outbox.done(DLQ, [])
+    assert (outbox.waiting(DLQ), outbox.waiting("other-DLQ")) == (1, 1)
+    assert due(outbox) == [a_notice(2)]
+
+
+def test_an_unknown_queue_has_nothing(outbox: Outbox) -> None:
+    """Asking makes nothing."""
+    assert outbox.due("nowhere", most=5, lease_seconds=1) == []
+    assert outbox.waiting("nowhere") == 0

@@ -1,0 +1,392 @@
+"""Adopting from real brokers: once, lossless, whoever filled the queue."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Queue
+from rabbit import RabbitServer
+from waiting import poll
+
+from celery_dlq import DeadLetter, DeadLetters, Reason
+from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
+from celery_dlq.events import Action, DeadLettered
+
+QUEUES = ("orders", "orders.dead", "orders-DLQ")
+
+
+@dataclass
+class Broker:
+    """A RabbitMQ, the app on it, and its letters in Redis."""
+
+    app: Celery
+    dlq: DeadLetters
+    queue_type: str
+
+    def declare(self) -> None:
+        """The usual set-up: what dies in ``orders`` goes to ``orders.dead``."""
+        with self.app.connection_for_write() as connection:
+            for queue in queues(self.queue_type):
+                queue(connection.default_channel).declare()
+
+    def kill_tasks(self, count: int = 1, **options: Any) -> list[str]:
+        """Publish tasks and let RabbitMQ dead-letter them."""
+        with self.app.connection_for_write() as connection:
+            ids = [
+                self.app.send_task(
+                    "shop.charge", (number,), queue="orders", connection=connection,
+                    **{"ignore_result": True, **options},
+                ).id
+                for number in range(count)
+            ]  # fmt: skip
+            self.reject(connection, count)
+        poll(lambda: self.ready("orders.dead") >= count)
+        return ids
+
+    def reject(self, connection: Any, count: int) -> None:
+        """Take messages and reject them, so that they die."""
+        channel = connection.default_channel
+        for _ in range(count):
+            message = poll(lambda: channel.basic_get("orders"))
+            channel.basic_reject(message.delivery_tag, requeue=False)
+
+    def publish(self, body: bytes, queue: str = "orders.dead", **options: Any) -> None:
+        """Publish as a program that is not Celery."""
+        with self.app.connection_for_write() as connection:
+            connection.Producer().publish(
+                body, exchange="", routing_key=queue,
+                **{"content_type": "text/plain", "content_encoding": "binary", **options},
+            )  # fmt: skip
+
+    def ready(self, queue: str) -> int:
+        """How many messages a queue would give out now."""
+        with self.app.connection_for_read() as connection:
+            return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+
+    def letters(self, queue: str = "orders-DLQ") -> list[DeadLetter]:
+        return list(self.dlq.letters(queue))
+
+
+def queues(queue_type: str) -> list[Queue]:
+    """A queue, and the one that RabbitMQ puts its dead messages into."""
+    kind: dict[str, Any] = {"x-queue-type": queue_type}
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dead"}
+    more = {"x-delivery-limit": 1} if queue_type == "quorum" else {}
+    return [
+        Queue("orders.dead", queue_arguments=kind),
+        Queue("orders", queue_arguments={**kind, **dead, **more}),
+    ]
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def broker(
+    request: pytest.FixtureRequest, rabbit_server: RabbitServer, redis_url: str
+) -> Iterator[Broker]:
+    """Give each type of queue in turn, empty."""
+    rabbit_server.delete_queues(*QUEUES)
+    app = Celery("adopting", broker=rabbit_server.url, set_as_current=False)
+    app.conf.update(dlq_url=redis_url, task_queues=queues(request.param))
+    made = Broker(app, DeadLetters(app), request.param)
+    made.declare()
+    yield made
+    made.dlq.close()
+    app.close()
+    rabbit_server.delete_queues(*QUEUES)
+
+
+def test_what_rabbitmq_dead_lettered_becomes_letters(broker: Broker) -> None:
+    """With the task, the native history, and an entry in the audit."""
+    ids = broker.kill_tasks(3)
+    told: list[Any] = []
+    broker.dlq.events.subscribe(told.append)
+
+    report = broker.dlq.adopt("orders.dead")
+
+    by_queue = {"orders-DLQ": 3}
+    assert report.to_json() == {
+        "queue": "orders.dead", "adopted": 3, "known": 0, "by_queue": by_queue}  # fmt: skip
+    letters = broker.letters()
+    assert [letter.task_id for letter in letters] == ids
+    for number, letter in enumerate(letters):
+        assert (letter.reason, letter.task_name) == (Reason.ADOPTED, "shop.charge")
+        assert (letter.source_queue, letter.args_json) == ("orders", f"[{number}]")
+        (death,) = letter.decoded("native_death")["x-death"]
+        assert (death["reason"], death["queue"]) == ("rejected", "orders")
+    assert broker.ready("orders.dead") == 0
+    assert [event.letter for event in told if isinstance(event, DeadLettered)] == letters
+    (change,) = broker.dlq.board.changes(limit=5)
+    assert (change.action, change.target, change.letters) == (Action.ADOPTED, "orders-DLQ", 3)
+    assert change.detail == {"queue": "orders.dead"}
+    assert broker.dlq.adopt("orders.dead").adopted == 0
+
+
+def test_a_redriven_letter_runs_without_the_brokers_history(broker: Broker) -> None:
+    """RabbitMQ would take a message with x-death for one that goes in circles."""
+    (task_id,) = broker.kill_tasks()
+    broker.dlq.adopt("orders.dead")
+    assert broker.dlq.redrive("orders-DLQ").published == 1
+    with broker.app.connection_for_read() as connection:
+        message = poll(lambda: connection.default_channel.basic_get("orders"))
+        assert message.headers["id"] == task_id
+        assert [name for name in message.headers if "death" in name] == []
+        assert message.headers["dlq_redrives"] == 1
+        # Dies again: a new message, a new letter.
+        message.channel.basic_reject(message.delivery_tag, requeue=False)
+    poll(lambda: broker.ready("orders.dead"))
+    broker.dlq.adopt("orders.dead")
+    (letter,) = broker.letters()
+    assert (letter.task_id, letter.redrives) == (task_id, 1)
+
+
+def test_each_native_reason_is_kept(broker: Broker) -> None:
+    """Expired everywhere; over the delivery limit on quorum queues only."""
+    expected = {"rejected"}
+    broker.kill_tasks()
+    if broker.queue_type == "classic":
+        broker.publish(b"late", "orders", expiration=0.01)
+        expected.add("expired")
+    else:
+        broker.publish(b"loops", "orders")
+        with broker.app.connection_for_read() as connection:
+            channel = connection.default_channel
+            for _ in range(2):
+                message = poll(lambda: channel.basic_get("orders"))
+                channel.basic_reject(message.delivery_tag, requeue=True)
+        expected.add("delivery_limit")
+    poll(lambda: broker.ready("orders.dead") == 2)
+    broker.dlq.adopt("orders.dead")
+    assert {
+        letter.decoded("native_death")["x-death"][0]["reason"] for letter in broker.letters()
+    } == expected
+
+
+def test_messages_of_other_programs_become_letters_too(broker: Broker) -> None:
+    """Any bytes, malformed headers; equal messages are so many letters."""
+    broker.publish(b"\x80\xff", headers={"x-death": "by accident"}, message_id="m-1")
+    for _ in range(3):
+        broker.publish(b"ping")
+    broker.publish(b'{"task": 1}', content_type="application/json", content_encoding="utf-8")
+    poll(lambda: broker.ready("orders.dead") == 5)
+    report = broker.dlq.adopt("orders.dead", "odd-DLQ")
+    assert (report.adopted, report.known) == (5, 0)
+    letters = broker.letters("odd-DLQ")
+    assert sorted(letter.body for letter in letters) == [
+        b"ping", b"ping", b"ping", b'{"task": 1}', b"\x80\xff"]  # fmt: skip
+    assert len({letter.id for letter in letters}) == 5
+    odd = next(letter for letter in letters if letter.task_id == "m-1")
+    assert odd.decoded("native_death") == {"x-death": "by accident"}
+    assert "cannot be read" in odd.description
+
+
+def test_a_limit_takes_the_oldest_and_leaves_the_rest(broker: Broker) -> None:
+    """In order."""
+    ids = broker.kill_tasks(3)
+    assert broker.dlq.adopt("orders.dead", limit=2).adopted == 2
+    assert [letter.task_id for letter in broker.letters()] == ids[:2]
+    assert broker.ready("orders.dead") == 1
+
+
+def test_a_store_that_is_down_leaves_the_messages_in_their_queue(
+    broker: Broker, rabbit_server: RabbitServer
+) -> None:
+    """The letter first, the acknowledgement second."""
+    broker.kill_tasks()
+    down = Celery("down", broker=rabbit_server.url, set_as_current=False)
+    down.conf.update(dlq_url="redis://127.0.0.1:1/0")
+    with pytest.raises(StoreUnavailable):
+        DeadLetters(down).adopt("orders.dead")
+    poll(lambda: broker.ready("orders.dead") == 1)
+    assert broker.dlq.adopt("orders.dead").adopted == 1
+
+
+DIES = """
+import os, signal, sys
+from celery import Celery
+from celery_dlq import DeadLetters
+from celery_dlq.worker import source
+for kind in (source.BrokerQueue, source.RedisList):
+    kind.let_go = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+app = Celery("dies", broker=sys.argv[1])
+app.conf.dlq_url = sys.argv[2]
+DeadLetters(app).adopt("orders.dead")
+"""
+
+
+def adopt_and_die(broker_url: str, redis_url: str) -> None:
+    """Adopt in a process that is killed between storing and acknowledging."""
+    done = subprocess.run([sys.executable, "-c", DIES, broker_url, redis_url],
+                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["celery", "unnamed"])
+def test_killed_between_storing_and_acknowledging_makes_one_letter(
+    broker: Broker, rabbit_server: RabbitServer, redis_url: str, kind: str
+) -> None:
+    """The message comes back and finds its letter."""
+    if kind == "celery":
+        broker.kill_tasks()
+    else:
+        broker.publish(b"ping")
+    adopt_and_die(rabbit_server.url, redis_url)
+    (before,) = [q for q in broker.dlq.queues() if q.letters]
+    poll(lambda: broker.ready("orders.dead") == 1)
+
+    report = broker.dlq.adopt("orders.dead")
+
+    assert (report.adopted, report.known) == (0, 1)
+    assert [(q.name, q.letters) for q in broker.dlq.queues()] == [(before.name, 1)]
+    assert broker.ready("orders.dead") == 0
+
+
+@pytest.mark.parametrize("broker", ["classic"], indirect=True)
+def test_mistakes_are_told_in_one_line(broker: Broker, redis_url: str) -> None:
+    """What was expected and what came; no password."""
+    with pytest.raises(NotFound, match=r"a queue named 'nowhere' on the broker amqp://guest:\*\*"):
+        broker.dlq.adopt("nowhere")
+    gone = Celery("gone", broker="amqp://guest:hush@127.0.0.1:1//", set_as_current=False)
+    gone.conf.dlq_url = redis_url
+    with pytest.raises(BrokerUnavailable, match="expected the broker") as raised:
+        DeadLetters(gone).adopt("orders.dead")
+    assert "hush" not in str(raised.value)
+    guarded = Celery("guarded", broker=broker.app.conf.broker_url, set_as_current=False)
+    guarded.conf.update(dlq_url=redis_url, dlq_queues={"orders": {"max_deliveries": 3}})
+    for queue, target in (("orders", None), ("orders.dead", "orders")):
+        with pytest.raises(SettingsError, match="'orders'"):
+            DeadLetters(guarded).adopt(queue, target)
+        guarded.conf.dlq_adopt = {queue: target}
+        with pytest.raises(SettingsError, match="dlq_adopt"):
+            _ = DeadLetters(guarded, clock=broker.dlq._clock).settings
+        del guarded.conf["dlq_adopt"]
+
+
+@pytest.mark.parametrize("broker", ["classic"], indirect=True)
+def test_a_letter_of_unknown_origin_is_not_redriven_to_nowhere(broker: Broker) -> None:
+    """It stays, and the report says why."""
+    broker.publish(b"ping")
+    broker.dlq.adopt("orders.dead", "graveyard")
+    report = broker.dlq.redrive("graveyard")
+    assert report.published == 0
+    (error,) = report.failed.values()
+    assert "queue it came from, got none" in error
+    assert len(broker.letters("graveyard")) == 1
+
+
+@pytest.mark.parametrize("broker", ["classic"], indirect=True)
+def test_following_waits_for_queues_stores_and_brokers(
+    broker: Broker, rabbit_server: RabbitServer
+) -> None:
+    """A queue that is not there yet is no reason to end."""
+    from celery_dlq.worker.adopter import follow
+
+    rabbit_server.delete_queues("orders.dead")
+    adopter = broker.dlq._adopter("orders.dead", None, broker.dlq.store, hostname="web-1")
+    stop = threading.Event()
+    thread = threading.Thread(target=follow, args=([adopter], stop))
+    thread.start()
+    try:
+        broker.declare()
+        broker.kill_tasks(2, expires=None)
+        poll(lambda: adopter.report.adopted == 2, timeout_seconds=30)
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()
+    assert len(broker.letters()) == 2
+
+
+# -- Redis ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_redis(redis_url: str) -> Iterator[tuple[DeadLetters, redis.Redis]]:
+    """Give an app whose broker and store is Redis."""
+    app = Celery("adopting", broker=redis_url, set_as_current=False)
+    app.conf.broker_transport_options = {"global_keyprefix": "shop:"}
+    dlq = DeadLetters(app)
+    with redis.Redis.from_url(redis_url) as client:
+        yield dlq, client
+    dlq.close()
+    app.close()
+
+
+def test_a_list_of_redis_is_adopted_with_all_its_priorities(
+    on_redis: tuple[DeadLetters, redis.Redis],
+) -> None:
+    """Messages of kombu, whoever moved them there, in the order in which they would be popped."""
+    dlq, client = on_redis
+    ids = [dlq.app.send_task("shop.charge", (n,), queue="orders").id for n in range(250)]
+    ids.append(dlq.app.send_task("shop.charge", (9,), queue="orders", priority=9).id)
+    client.rename("shop:orders", "shop:orders.dead")
+    client.rename("shop:orders\x06\x169", "shop:orders.dead\x06\x169")
+    report = dlq.adopt("orders.dead")
+    assert (report.adopted, dict(report.by_queue)) == (251, {"orders-DLQ": 251})
+    assert [letter.task_id for letter in dlq.letters("orders-DLQ")] == ids
+    assert client.keys("shop:orders.dead*") == []
+    dlq.redrive("orders-DLQ", limit=1)
+    assert client.llen("shop:orders") == 1
+
+
+def test_entries_that_kombu_cannot_read_become_letters_too(
+    on_redis: tuple[DeadLetters, redis.Redis],
+) -> None:
+    """Kombu itself would take them off the list and lose them."""
+    dlq, client = on_redis
+    entries = [b"\xff\x00", b'{"hello": 1}', b"[]", b'{"properties": 1}', b"7",
+               json.dumps({"body": "?", "properties": {"delivery_tag": "t"}}).encode()]  # fmt: skip
+    for entry in entries:
+        client.lpush("shop:orders.dead", entry)
+    report = dlq.adopt("orders.dead", "orders-DLQ")
+    letters = list(dlq.letters("orders-DLQ"))
+    assert (report.adopted, len(letters)) == (len(entries), len(entries))
+    assert [letter.body for letter in letters][:5] == entries[:5]
+    assert {letter.source_queue for letter in letters} == {"orders"}
+    assert client.llen("shop:orders.dead") == 0
+
+
+def test_the_receive_count_of_sqs_shaped_messages_is_kept(
+    on_redis: tuple[DeadLetters, redis.Redis],
+) -> None:
+    """As a bridge from SQS would put them there."""
+    dlq, client = on_redis
+    dlq.app.send_task("shop.charge", (1,), queue="orders")
+    payload = json.loads(client.rpop("shop:orders") or b"")
+    payload["properties"]["ApproximateReceiveCount"] = "5"
+    client.lpush("shop:orders.dead", json.dumps(payload))
+    dlq.adopt("orders.dead")
+    (letter,) = dlq.letters("orders-DLQ")
+    assert (letter.deliveries, letter.task_name) == (5, "shop.charge")
+    assert letter.decoded("native_death") == {"ApproximateReceiveCount": "5"}
+
+
+def test_killed_before_it_leaves_the_list_an_entry_makes_one_letter(redis_url: str) -> None:
+    """It is still in its list: nothing is taken before it is stored."""
+    app = Celery("adopting", broker=redis_url, set_as_current=False)
+    dlq = DeadLetters(app)
+    app.send_task("shop.charge", (1,), queue="orders.dead")
+    adopt_and_die(redis_url, redis_url)
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.llen("orders.dead") == 1
+    report = dlq.adopt("orders.dead")
+    assert (report.adopted, report.known) == (0, 1)
+    assert [queue.letters for queue in dlq.queues()] == [1]
+    dlq.close()
+    app.close()
+
+
+def test_a_key_of_another_type_is_told(on_redis: tuple[DeadLetters, redis.Redis]) -> None:
+    """Not a list, not a queue."""
+    dlq, client = on_redis
+    client.set("shop:orders.dead", "x")
+    with pytest.raises(DLQError, match=r"'orders\.dead', got .*WRONGTYPE"):
+        dlq.adopt("orders.dead")

@@ -1,0 +1,254 @@
+"""Letters on their way to a dead-letter exchange: a real RabbitMQ, a real Redis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from builders import a_letter, key_of
+from celery import Celery
+from door import Door
+from kombu import Connection, Exchange, Queue
+from rabbit import RabbitServer
+from waiting import poll
+
+from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.errors import BrokerUnavailable, SettingsError
+from celery_dlq.parts import make_outbox
+from celery_dlq.worker.announcing import post
+
+HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
+EXCHANGES = ("deaths", "letters")
+
+
+class Subscriber:
+    """A service that listens to an exchange."""
+
+    def __init__(self, connection: Any, exchange: Exchange, key: str) -> None:
+        channel = connection.channel()
+        self._queue = Queue("", exchange, key, exclusive=True, channel=channel)
+        self._queue.declare()
+
+    def get(self) -> Any:
+        """Wait for a message."""
+        message = poll(lambda: self._queue.get(no_ack=True), timeout_seconds=30)
+        assert message is not None
+        return message
+
+    def is_empty(self) -> bool:
+        return self._queue.get(no_ack=True) is None
+
+
+@pytest.fixture
+def connection(rabbit_server: RabbitServer) -> Iterator[Connection]:
+    """Give a connection; the exchanges of these tests are gone before and after."""
+
+    def clean() -> None:
+        for name in EXCHANGES:
+            made.channel().exchange_delete(name)
+
+    with Connection(rabbit_server.url) as made:
+        clean()
+        yield made
+        clean()
+
+
+def an_app(broker_url: str, redis_url: str, exchange: object, key: str | None = None) -> Celery:
+    app = Celery("shop", broker=broker_url, set_as_current=False)
+    keys = {"dead_letter_exchange": exchange, "dead_letter_routing_key": key}
+    app.conf.update(dlq_url=redis_url, dlq_queues={"orders": keys})
+    return app
+
+
+def stored(dlq: DeadLetters, **changes: Any) -> DeadLetter:
+    """A letter that was stored as a worker does it."""
+    letter = a_letter(headers=HEADERS, **changes)
+    dlq._announced(dlq.store).dead_letter(letter, key_of(letter))
+    return letter
+
+
+def waiting(dlq: DeadLetters) -> int:
+    """How many notices there are."""
+    outbox = make_outbox(dlq.settings, dlq.app.conf.broker_url)
+    try:
+        return outbox.waiting("orders-DLQ")
+    finally:
+        outbox.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "listens_to"),
+    [("direct", None, "orders"), ("direct", "dead", "dead"), ("topic", "dead.orders", "dead.*"),
+     ("fanout", None, "whatever")],
+)  # fmt: skip
+def test_other_services_get_each_letter(
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    kind: str, key: str | None, listens_to: str,
+) -> None:  # fmt: skip
+    """Body and headers as they were, the death in headers, a message id of its own."""
+    app = an_app(rabbit_server.url, redis_url, {"name": "deaths", "type": kind}, key)
+    dlq = DeadLetters(app)
+    dlq._check_exchanges()
+    subscriber = Subscriber(connection, Exchange("deaths", kind), listens_to)
+    properties = '{"correlation_id":"t-1","message_id":"m-1","expiration":"1","priority":3}'
+    letter = stored(dlq, body=b"\x80\xff", content_type="application/x-python-serialize",
+                    content_encoding="binary", properties=properties)  # fmt: skip
+    courier = dlq._post_office()
+    assert courier is not None
+    courier.deliver()
+
+    message = subscriber.get()
+
+    assert bytes(message.body) == b"\x80\xff"
+    assert message.content_type == "application/x-python-serialize"
+    assert message.headers == {
+        **letter.decoded("headers"), "dlq_letter": letter.id, "dlq_reason": "failed",
+        "dlq_dead_lettered_at": "2026-03-04T05:06:07.891011+00:00", "dlq_source_queue": "orders",
+        "dlq_dead_letter_queue": "orders-DLQ", "dlq_deliveries": 1, "dlq_retries": 0,
+    }  # fmt: skip
+    assert message.properties["correlation_id"] == "t-1"
+    assert message.properties["message_id"] not in ("m-1", letter.id)
+    assert message.properties["delivery_mode"] == 2
+    assert "expiration" not in message.properties
+    assert waiting(dlq) == 0
+    courier.deliver()
+    assert subscriber.is_empty()
+    courier.close()
+    dlq.close()
+
+
+def test_a_letter_without_subscribers_is_stored_and_said_once(
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The exchange is there, nobody listens: no error, no retry, one warning."""
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
+    stored(dlq)
+    stored(dlq)
+    courier = dlq._post_office()
+    assert courier is not None
+    courier.deliver()
+    assert caplog.text.count("no queue is bound") == 1
+    assert waiting(dlq) == 0
+    courier.close()
+
+
+def test_while_the_broker_is_down_letters_are_stored_and_published_later(
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str
+) -> None:
+    """The letter does not wait for the broker."""
+    subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
+    with Door(rabbit_server.port) as door:
+        url = rabbit_server.url.replace(str(rabbit_server.port), str(door.port))
+        dlq = DeadLetters(an_app(url, redis_url, {"name": "deaths", "type": "fanout"}))
+        letter = stored(dlq)
+        assert dlq.store.get("orders-DLQ", letter.id) == letter
+        courier, stop = dlq._post_office(), threading.Event()
+        assert courier is not None
+        with pytest.raises(BrokerUnavailable, match="expected the broker amqp://guest:"):
+            courier.deliver()
+        assert waiting(dlq) == 1
+        thread = threading.Thread(target=post, args=(courier, stop))
+        thread.start()
+        try:
+            door.open()
+            assert subscriber.get().headers["dlq_letter"] == letter.id
+            door.shut()  # with a connection in use
+            later = stored(dlq)
+            door.open()
+            assert subscriber.get().headers["dlq_letter"] == later.id
+            poll(lambda: waiting(dlq) == 0, timeout_seconds=30)
+        finally:
+            stop.set()
+            courier.wake.set()
+            thread.join(30)
+        assert not thread.is_alive()
+        dlq.close()
+
+
+def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its letter may be stored this moment; or it was redriven before it could be published."""
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
+    letter = stored(dlq)
+    dlq.store.remove("orders-DLQ", [letter.id])
+    courier = dlq._post_office()
+    assert courier is not None
+    monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 0.0)
+    courier.deliver()
+    assert waiting(dlq) == 1
+    monkeypatch.setattr("celery_dlq.courier._MISSING_SECONDS", 0.0)
+    courier.deliver()
+    assert waiting(dlq) == 0
+    assert f"Letter {letter.id} is gone" in caplog.text
+    courier.close()
+
+
+def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:
+    """What a starting worker says."""
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, *policy))
+    with pytest.raises(SettingsError) as raised:
+        dlq._check_exchanges()
+    assert "guest:guest" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_what_does_not_fit_the_broker_is_refused_at_the_start(
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str
+) -> None:
+    """Another type, a reserved name, a queue that is not there."""
+    Exchange("deaths", "fanout", channel=connection.channel()).declare()
+    text = refusal(rabbit_server, redis_url, {"name": "deaths", "type": "topic"})
+    assert "the topic exchange 'deaths'" in text
+    assert "inequivalent arg 'type'" in text
+    assert "'amq.mine'" in refusal(rabbit_server, redis_url, "amq.mine")
+    assert "'nowhere'" in refusal(rabbit_server, redis_url, "", "nowhere")
+
+
+def test_a_queue_behind_the_default_exchange_is_waited_for(
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str
+) -> None:
+    """It was there at the start, and somebody deleted it."""
+    queue = Queue("alerts", channel=connection.channel())
+    queue.declare()
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))
+    dlq._check_exchanges()
+    queue.delete()
+    letter = stored(dlq)
+    courier = dlq._post_office()
+    assert courier is not None
+    courier.deliver()
+    assert waiting(dlq) == 1
+    queue.declare()
+    dlq._announced(dlq.store).dead_letter(letter, key_of(letter))  # due at once
+    courier.deliver()
+    message = poll(lambda: queue.get(no_ack=True))
+    assert message is not None
+    assert message.headers["dlq_letter"] == letter.id
+    assert waiting(dlq) == 0
+    queue.delete()
+    courier.close()
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+def test_redis_has_exchanges_too(redis_url: str, kind: str) -> None:
+    """As kombu makes them; without confirms, because Redis answers each push."""
+    with Connection(redis_url) as connection:
+        exchange = Exchange("deaths", kind)
+        queue = Queue("alerts", exchange, "orders", channel=connection.channel())
+        queue.declare()
+        dlq = DeadLetters(an_app(redis_url, redis_url, {"name": "deaths", "type": kind}))
+        dlq._check_exchanges()
+        letter = stored(dlq)
+        courier = dlq._post_office()
+        assert courier is not None
+        courier.deliver()
+        message = queue.get(no_ack=True)
+        assert message is not None
+        assert message.headers["dlq_letter"] == letter.id
+        courier.close()
+        dlq.close()

@@ -1,0 +1,139 @@
+"""Letters of messages that a broker dead-lettered."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from builders import NOW, a_message, a_request, an_app
+
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.worker.adoption import Adoption
+
+AT = NOW.replace(microsecond=0)
+X_DEATH = {
+    "x-death": [{"queue": "orders", "reason": "expired", "count": 1, "time": AT}],
+    "x-first-death-queue": "orders",
+}
+PLAIN: dict[str, Any] = {
+    "headers": {},
+    "properties": {},
+    "body": b"\xffnot celery",
+    "delivery_tag": 7,
+    "content_type": "text/plain",
+    "delivery_info": {"routing_key": "orders.dead"},
+}
+
+
+def an_adoption(target: str | None = None, **policies: Policy) -> Adoption:
+    return Adoption(
+        an_app(), PolicyBook(policies), "orders.dead", target,
+        hostname="web-1", pid=4711, release="v1",
+    )  # fmt: skip
+
+
+def letter(adoption: Adoption | None = None, **message: Any) -> DeadLetter:
+    """The letter of a message of `a_message`."""
+    adoption, made = adoption or an_adoption(), a_message(**message)
+    return adoption.letter(made, adoption.identity(made), NOW)[0]
+
+
+def test_a_celery_message_keeps_its_task_and_gets_its_history() -> None:
+    """Bytes and headers as they came; the time is that of the broker."""
+    headers = {**a_request(retries=2, dlq_redrives=1), **X_DEATH}
+    found = letter(an_adoption(orders=Policy(max_deliveries=3)), headers=headers)
+    assert (found.reason, found.task_id, found.task_name) == (Reason.ADOPTED, "t-1", "shop.charge")
+    assert (found.retries, found.redrives, found.max_deliveries) == (2, 1, 3)
+    assert (found.source_queue, found.dead_letter_queue) == ("orders", "orders-DLQ")
+    assert found.dead_lettered_at == AT
+    assert (found.args_json, found.worker_hostname, found.release) == ("[1]", "web-1", "v1")
+    assert found.decoded("headers") == headers
+    assert found.decoded("native_death")["x-death"][0]["reason"] == "expired"
+    assert found.description == "adopted from 'orders.dead': expired in queue 'orders'"
+    assert DeadLetter.from_fields(found.to_fields()) == found
+
+
+def test_a_message_of_protocol_1_says_its_task_in_its_body() -> None:
+    """Read as JSON only."""
+    body = {"task": "shop.charge", "id": "t-9", "args": [1], "kwargs": {}, "retries": 3}
+    found = letter(headers=X_DEATH, body=json.dumps(body).encode(), properties={})
+    assert (found.task_id, found.task_name, found.retries) == ("t-9", "shop.charge", 3)
+
+
+def test_a_letter_goes_where_it_is_told_or_where_its_policy_says() -> None:
+    """The order of the operator beats the policy."""
+    policy = Policy(dead_letter_queue="graveyard")
+    headers = {**a_request(), **X_DEATH}
+    assert letter(an_adoption(orders=policy), headers=headers).dead_letter_queue == "graveyard"
+    told = letter(an_adoption("told-DLQ", orders=policy), headers=headers)
+    assert (told.dead_letter_queue, told.source_queue) == ("told-DLQ", "orders")
+
+
+def test_without_a_word_of_the_broker_the_routing_key_tells() -> None:
+    """A plain list queue in Redis still has kombu's delivery information."""
+    assert letter().source_queue == "orders"
+
+
+def test_a_message_of_nobody_becomes_a_letter_with_what_is_known() -> None:
+    """Not Celery's, no history, no origin."""
+    found = letter(**PLAIN)
+    assert (found.body, found.task_name, found.source_queue) == (b"\xffnot celery", "", "")
+    assert found.dead_letter_queue == "orders.dead-DLQ"
+    assert "original queue is not known" in found.description
+    assert found.task_id.startswith("adopted-")
+
+
+def test_the_name_of_the_target_tells_the_source_if_nothing_else_does() -> None:
+    """``{"orders.dead": "orders-DLQ"}`` is meant that way."""
+    assert letter(an_adoption("orders-DLQ"), **PLAIN).source_queue == "orders"
+
+
+def test_the_message_id_names_a_message_and_the_correlation_id_does_not() -> None:
+    """Programs that are not Celery give one correlation id to many messages."""
+    properties = {"message_id": "m-1", "correlation_id": "c-1"}
+    assert letter(**{**PLAIN, "properties": properties}).task_id == "m-1"
+    assert letter(**{**PLAIN, "properties": {"correlation_id": "c-1"}}).task_id != "c-1"
+
+
+def test_an_unnamed_message_is_known_again_and_told_from_others() -> None:
+    """By its content; what changes from delivery to delivery does not count."""
+    adoption = an_adoption()
+
+    def identity(**changes: Any) -> Any:
+        return adoption.identity(a_message(**{**PLAIN, **changes}))
+
+    first = identity()
+    again = identity(headers={"x-delivery-count": 3, "redelivered": True}, delivery_tag=9)
+    assert (first, first.certain) == (again, False)
+    assert identity(body=b"other") != first
+    assert identity(headers={"a": 1}) != first
+    assert first.numbered(0) == first != first.numbered(1)
+
+
+def test_a_receipt_of_sqs_names_nothing() -> None:
+    """It is another one for each delivery; the message id stays."""
+    raw = {"MessageId": "sqs-1", "Attributes": {"ApproximateReceiveCount": "4"}}
+    found = letter(**{**PLAIN, "delivery_tag": "receipt-2", "properties": {
+        "delivery_tag": "receipt-2", "delivery_info": {"sqs_message": raw}}})  # fmt: skip
+    assert (found.task_id, found.deliveries) == ("sqs-1", 4)
+    assert found.decoded("native_death") == {"ApproximateReceiveCount": "4"}
+
+
+@pytest.mark.parametrize("time", [NOW + timedelta(days=1), "nonsense", None])
+def test_a_death_in_the_future_or_at_no_time_is_now(time: object) -> None:
+    """Clocks of brokers go wrong too."""
+    headers = {"x-death": [{"queue": "orders", "reason": "expired", "time": time}]}
+    assert letter(headers=headers).dead_lettered_at == NOW
+
+
+def test_groups_tell_the_brokers_reasons_apart() -> None:
+    """What expired and what was rejected have two causes."""
+    prints = {
+        letter(headers={"x-death": [{"queue": "orders", "reason": reason}]}).fingerprint
+        for reason in ("expired", "rejected", "maxlen", "delivery_limit")
+    }
+    assert len(prints) == 4

@@ -1,0 +1,107 @@
+"""What brokers say about a death, well-formed or not."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_dlq import jsontext
+from celery_dlq.worker.native import native_death
+
+AT = datetime(2026, 11, 21, 12, 6, 37)  # noqa: DTZ001 - as py-amqp gives it
+
+
+def a_death(**changes: Any) -> dict[str, Any]:
+    """One entry of RabbitMQ's x-death."""
+    return {
+        "count": 1, "reason": "rejected", "queue": "orders", "time": AT, "exchange": "",
+        "routing-keys": ["orders"], **changes,
+    }  # fmt: skip
+
+
+def test_rabbitmq_says_where_when_and_why() -> None:
+    """The newest death comes first; the first queue has a header of its own."""
+    deaths = [a_death(reason="expired", queue="wait"), a_death(time=None)]
+    found = native_death({"x-death": deaths, "x-first-death-queue": "orders"}, {})
+    assert (found.queue, found.reason) == ("orders", "expired")
+    assert found.at == AT.replace(tzinfo=timezone.utc)
+    kept = jsontext.loads(found.history or "")
+    assert kept["x-death"][0]["time"] == "2026-11-21T12:06:37+00:00"
+    assert kept["x-first-death-queue"] == "orders"
+
+
+@pytest.mark.parametrize("prefix", ["", "shop_"])
+def test_celerys_delay_queues_are_no_graves(prefix: str) -> None:
+    """On quorum queues a countdown makes a message expire from queue to queue on its way."""
+    delay = f"{prefix}celery_delayed_0"
+    deaths = [a_death(), a_death(queue=delay, reason="expired")]
+    found = native_death({"x-death": deaths, "x-first-death-queue": delay}, {})
+    assert (found.queue, found.reason) == ("orders", "rejected")
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    ["rejected", 7, None, {}, ["rejected"], [None], [["rejected"]]],
+)
+def test_a_malformed_history_is_kept_as_it_came(deaths: object) -> None:
+    """It stops nothing, and people are told."""
+    found = native_death({"x-death": deaths}, {})
+    assert (found.queue, found.at, found.readable) == (None, None, False)
+    assert "cannot be read" in found.words
+    assert jsontext.loads(found.history or "") == {"x-death": deaths}
+
+
+def test_malformed_entries_cost_only_themselves() -> None:
+    """The first queue is still told by its header."""
+    odd = a_death(time="yesterday", queue=7, reason=None)
+    found = native_death({"x-death": [odd], "x-first-death-queue": "orders"}, {})
+    assert (found.queue, found.reason, found.at, found.readable) == ("orders", None, None, True)
+
+
+@pytest.mark.parametrize("place", ["properties", "delivery_info"])
+def test_sqs_says_how_often_it_was_received(place: str) -> None:
+    """Where kombu puts the attributes of a message, and as a plain property."""
+    attributes = {"ApproximateReceiveCount": "4"}
+    inside = {"delivery_info": {"sqs_message": {"Attributes": attributes}}}
+    found = native_death({}, attributes if place == "properties" else inside)
+    assert (found.deliveries, found.words) == (4, "received 4 times")
+
+
+def test_sqs_may_name_the_source_queue() -> None:
+    """An attribute of messages that a redrive policy moved."""
+    arn = "arn:aws:sqs:eu-west-1:123456789012:orders"
+    attributes = {"ApproximateReceiveCount": 1, "DeadLetterQueueSourceArn": arn}
+    found = native_death({}, {"delivery_info": {"sqs_message": {"Attributes": attributes}}})
+    assert found.queue == "orders"
+
+
+def test_nothing_is_said_without_a_word_of_the_broker() -> None:
+    """Somebody just put the message there."""
+    assert native_death({}, {}).history is None
+    assert native_death({}, {"ApproximateReceiveCount": "many"}).deliveries == 0
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.binary(max_size=5) | st.datetimes()
+)  # fmt: skip
+NAMES = st.sampled_from(["x-death", "x-first-death-queue", "x-first-death-reason"])
+FIELDS = st.sampled_from(["queue", "reason", "time", "count", "Attributes", "sqs_message"])
+ENTRIES = st.dictionaries(FIELDS, SCALARS | st.dictionaries(FIELDS, SCALARS, max_size=2))
+PROPERTIES = st.sampled_from(["ApproximateReceiveCount", "delivery_info"])
+
+
+@settings(max_examples=50)
+@given(
+    headers=st.dictionaries(NAMES, SCALARS | st.lists(ENTRIES, max_size=3)),
+    properties=st.dictionaries(PROPERTIES, SCALARS | ENTRIES),
+)
+def test_nothing_can_make_it_raise(headers: dict[str, Any], properties: dict[str, Any]) -> None:
+    """Headers come from other programs."""
+    found = native_death(headers, properties)
+    assert found.words
+    assert found.at is None or found.at.tzinfo is not None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq import delay
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
-from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
+from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, Change, DeadLettered, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import Redriver, RedriveReport
@@ -44,6 +44,13 @@ def _operator() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):  # a user id without a name, as containers have
         return f"{os.getuid()}@{socket.gethostname()}"
+
+
+def _alive(where: str, queue: str, hostname: str) -> str:
+    return (
+        f"expected {where} to name a queue of messages that are dead, got {queue!r}, which worker "
+        f"{hostname} consumes; all its tasks would become letters"
+    )
 
 
 def utc_now() -> datetime:
@@ -311,6 +318,9 @@ class DeadLetters:
             StoreUnavailable: The store does not answer.
         """
         self.settings.check_adoption(queue, dead_letter_queue, "dlq import")
+        for card in self.board.workers():
+            if queue in card.queues:
+                raise SettingsError(_alive("dlq import", queue, card.hostname))
         adopter = self._adopter(
             queue, dead_letter_queue, self.store, progress, hostname=socket.gethostname()
         )
@@ -402,9 +412,11 @@ class DeadLetters:
         except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
             logger.warning("The dead-letter exchanges are not checked: %s", exc)
 
-    def _make_adopters(self, *, hostname: str, pid: int) -> list[Adopter]:
+    def _make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
         if not self.settings.adopt:
             return []
+        for queue in sorted(set(consumed).intersection(self.settings.adopt)):
+            raise SettingsError(_alive("dlq_adopt", queue, hostname))
         store = self.store if self.settings.store == "memory" else self._make_store()
         return [
             self._adopter(queue, target, store, hostname=hostname, pid=pid)
@@ -441,10 +453,12 @@ class DeadLetters:
     def _adopt_all(self, adopter: Adopter, limit: int | None, *, follow: bool) -> None:
         from celery_dlq.worker.adopter import follow as follow_queues  # noqa: PLC0415
 
-        adopter.drain(1 if follow else limit)  # also tells whether there is such a queue
-        if follow:
-            with suppress(KeyboardInterrupt):
-                follow_queues([adopter], threading.Event())
+        if not follow:
+            adopter.drain(limit)
+            return
+        with suppress(KeyboardInterrupt):
+            adopter.drain(1)  # a queue that is not there is a mistake now, later it is not
+            follow_queues([adopter], threading.Event())
 
     def _wait_for(self, store: DeadLetterStore) -> None:
         """Wait for the store as long as ``dlq_start_timeout`` says."""

@@ -17,6 +17,7 @@ from waiting import poll
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.parts import make_outbox
+from celery_dlq.ports import Notice
 from celery_dlq.worker.announcing import post
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
@@ -136,9 +137,11 @@ def test_a_letter_without_subscribers_is_stored_and_said_once(
 
 
 def test_while_the_broker_is_down_letters_are_stored_and_published_later(
-    connection: Connection, rabbit_server: RabbitServer, redis_url: str
-) -> None:
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The letter does not wait for the broker."""
+    monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 1.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
     with Door(rabbit_server.port) as door:
         url = rabbit_server.url.replace(str(rabbit_server.port), str(door.port))
@@ -186,6 +189,36 @@ def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
     assert waiting(dlq) == 0
     assert f"Letter {letter.id} is gone" in caplog.text
     courier.close()
+
+
+def test_one_that_is_refused_holds_up_no_other(
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """An exchange that another release named and nobody has; headers that AMQP cannot carry."""
+    monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 0.0)
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
+    subscriber = Subscriber(connection, Exchange("deaths"), "orders")
+    gone = stored(dlq)
+    outbox = make_outbox(dlq.settings, dlq.app.conf.broker_url)
+    for name in ("0", "zzz"):  # the first and the last in the outbox
+        outbox.add("orders-DLQ", Notice(letter_id=gone.id, exchange=name, routing_key="x"))
+    odd = a_letter(headers='{"big":99999999999999999999999}', id="00000000")
+    dlq._announced(dlq.store).dead_letter(odd, key_of(odd))
+    fine = [stored(dlq).id for _ in range(3)]
+    courier = dlq._post_office()
+    assert courier is not None
+    courier.deliver()
+    heard = {subscriber.get().headers["dlq_letter"] for _ in range(4)}
+    assert heard == {gone.id, *fine}
+    assert waiting(dlq) == 3
+    courier.deliver()
+    assert caplog.text.count("Letter 00000000 is not published") == 1
+    assert caplog.text.count(f"Letter {gone.id} is not published") == 1
+    assert waiting(dlq) == 3
+    courier.close()
+    outbox.close()
+    dlq.close()
 
 
 def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:

@@ -67,10 +67,16 @@ def test_a_worker_adopts_beside_its_tasks(
     assert "cannot be read" in found["id-drops"].description
     poll(lambda: "a queue named 'nowhere'" in worker.output, timeout_seconds=30)
     assert "Traceback" not in worker.output
+    # New pool processes are forked beside the thread; they must not end its connection.
     with Connection(rabbit) as connection:
-        headers = {"task": "poison_app.healthy", "id": "alive", "lang": "py"}
-        connection.Producer().publish([["alive"], {}, {}], routing_key="orders", headers=headers)
-    poll(lambda: ran("alive") == 1, timeout_seconds=30)
+        for name in ("killed", "healthy"):
+            headers = {"task": f"poison_app.{name}", "id": f"live-{name}", "lang": "py"}
+            connection.Producer().publish([[name], {}, {}], routing_key="orders", headers=headers)
+    letters(count=4)
+    assert (ran("killed"), poll(lambda: ran("healthy"), timeout_seconds=30)) == (3, 1)
+    expire(rabbit, "retries")
+    letters(count=5)
+    assert f"Nothing is adopted from {DEAD}" not in worker.output
     worker.process.terminate()
     assert worker.process.wait(30) == 0
 

@@ -296,7 +296,7 @@ def test_following_waits_for_queues_stores_and_brokers(
     from celery_dlq.worker.adopter import follow
 
     rabbit_server.delete_queues("orders.dead")
-    adopter = broker.dlq._adopter("orders.dead", None, broker.dlq.store, hostname="web-1")
+    adopter = broker.dlq._adoptions.adopter("orders.dead", None, broker.dlq.store, hostname="web-1")
     stop = threading.Event()
     thread = threading.Thread(target=follow, args=([adopter], stop))
     thread.start()

@@ -66,7 +66,7 @@ def an_app(broker_url: str, redis_url: str, exchange: object, key: str | None = 
 def stored(dlq: DeadLetters, **changes: Any) -> DeadLetter:
     """A letter that was stored as a worker does it."""
     letter = a_letter(headers=HEADERS, **changes)
-    dlq._announced(dlq.store).dead_letter(letter, key_of(letter))
+    dlq._post_office.before(dlq.store).dead_letter(letter, key_of(letter))
     return letter
 
 
@@ -91,12 +91,12 @@ def test_other_services_get_each_letter(
     """Body and headers as they were, the death in headers, a message id of its own."""
     app = an_app(rabbit_server.url, redis_url, {"name": "deaths", "type": kind}, key)
     dlq = DeadLetters(app)
-    dlq._check_exchanges()
+    dlq._post_office.check()
     subscriber = Subscriber(connection, Exchange("deaths", kind), listens_to)
     properties = '{"correlation_id":"t-1","message_id":"m-1","expiration":"1","priority":3}'
     letter = stored(dlq, body=b"\x80\xff", content_type="application/x-python-serialize",
                     content_encoding="binary", properties=properties)  # fmt: skip
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     courier.deliver()
 
@@ -128,7 +128,7 @@ def test_a_letter_without_subscribers_is_stored_and_said_once(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     stored(dlq)
     stored(dlq)
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     courier.deliver()
     assert caplog.text.count("no queue is bound") == 1
@@ -148,7 +148,7 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
         dlq = DeadLetters(an_app(url, redis_url, {"name": "deaths", "type": "fanout"}))
         letter = stored(dlq)
         assert dlq.store.get("orders-DLQ", letter.id) == letter
-        courier, stop = dlq._post_office(), threading.Event()
+        courier, stop = dlq._post_office.courier(), threading.Event()
         assert courier is not None
         with pytest.raises(BrokerUnavailable, match="expected the broker amqp://guest:"):
             courier.deliver()
@@ -179,7 +179,7 @@ def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     letter = stored(dlq)
     dlq.store.remove("orders-DLQ", [letter.id])
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 0.0)
     courier.deliver()
@@ -204,9 +204,9 @@ def test_one_that_is_refused_holds_up_no_other(
     for name in ("0", "zzz"):  # the first and the last in the outbox
         outbox.add("orders-DLQ", Notice(letter_id=gone.id, exchange=name, routing_key="x"))
     odd = a_letter(headers='{"big":99999999999999999999999}', id="00000000")
-    dlq._announced(dlq.store).dead_letter(odd, key_of(odd))
+    dlq._post_office.before(dlq.store).dead_letter(odd, key_of(odd))
     fine = [stored(dlq).id for _ in range(3)]
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     courier.deliver()
     heard = {subscriber.get().headers["dlq_letter"] for _ in range(4)}
@@ -225,7 +225,7 @@ def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:
     """What a starting worker says."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, *policy))
     with pytest.raises(SettingsError) as raised:
-        dlq._check_exchanges()
+        dlq._post_office.check()
     assert "guest:guest" not in str(raised.value)
     return str(raised.value)
 
@@ -249,15 +249,15 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     queue = Queue("alerts", channel=connection.channel())
     queue.declare()
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))
-    dlq._check_exchanges()
+    dlq._post_office.check()
     queue.delete()
     letter = stored(dlq)
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     courier.deliver()
     assert waiting(dlq) == 1
     queue.declare()
-    dlq._announced(dlq.store).dead_letter(letter, key_of(letter))  # due at once
+    dlq._post_office.before(dlq.store).dead_letter(letter, key_of(letter))  # due at once
     courier.deliver()
     message = poll(lambda: queue.get(no_ack=True))
     assert message is not None
@@ -275,9 +275,9 @@ def test_redis_has_exchanges_too(redis_url: str, kind: str) -> None:
         queue = Queue("alerts", exchange, "orders", channel=connection.channel())
         queue.declare()
         dlq = DeadLetters(an_app(redis_url, redis_url, {"name": "deaths", "type": kind}))
-        dlq._check_exchanges()
+        dlq._post_office.check()
         letter = stored(dlq)
-        courier = dlq._post_office()
+        courier = dlq._post_office.courier()
         assert courier is not None
         courier.deliver()
         message = queue.get(no_ack=True)

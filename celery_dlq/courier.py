@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import UUID, uuid5
 
+from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 from kombu.entity import Exchange
-from kombu.exceptions import KombuError
+from kombu.exceptions import OperationalError
 
 from celery_dlq import headers
 from celery_dlq.decorators import policy_of
@@ -35,7 +36,7 @@ LEASE_SECONDS = 10.0
 
 _A_ROUND = 100
 _MISSING_SECONDS = 600.0  # a letter is stored right after its notice
-_MOST_MISSING = 10_000
+_MOST_REMEMBERED = 10_000
 _TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
 _CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
 _NOTICES = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
@@ -43,6 +44,10 @@ _NOTICES = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
 # Set by a broker on an earlier journey; RabbitMQ drops what it takes for a circle.
 _STALE = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "redelivered")
 _KEPT_PROPERTIES = ("correlation_id", "reply_to", "priority", "type", "app_id", "delivery_mode")
+
+
+class _Refused(BrokerUnavailable):
+    """The broker, or its client, refuses one message: others may pass."""
 
 
 class Targets:
@@ -170,7 +175,7 @@ class Courier:
         self._producer: Any = None
         self._returned: list[str] = []
         self._new: set[str] = set()
-        self._warned: set[tuple[str, str]] = set()
+        self._said: dict[str, None] = {}
         self.wake = threading.Event()
 
     def check(self) -> None:
@@ -235,7 +240,8 @@ class Courier:
             over: list[Notice] = []
             try:
                 for number, notice in enumerate(due):
-                    with self._put_back(dead_letter_queue, due[number:]):
+                    # Not this one: if it is to blame, the others come first next time.
+                    with self._put_back(dead_letter_queue, due[number + 1 :]):
                         if self._published(dead_letter_queue, notice):
                             over.append(notice)
             finally:
@@ -258,8 +264,12 @@ class Courier:
         letter = self._store.get(dead_letter_queue, notice.letter_id)
         if letter is None:
             return self._is_lost(notice)
-        with self._errors():
-            self._publish(letter, notice)
+        try:
+            with self._errors():
+                self._publish(letter, notice)
+        except _Refused as exc:
+            self._say_once(notice.letter_id, "Letter %s is not published: %s", exc)
+            return False
         if not self._returned:
             return True
         self._returned.clear()
@@ -298,22 +308,27 @@ class Courier:
 
     def _unroutable(self, notice: Notice) -> bool:
         """The broker took the message and had no queue for it; whether the notice is over."""
-        place = (notice.exchange, notice.routing_key)
-        if place not in self._warned:
-            self._warned.add(place)
-            logger.warning(
-                "Nobody gets the letters of exchange %r with routing key %r: no queue is bound to "
-                "them. The letters are stored; this is said once",
-                *place,
-            )
+        self._say_once(
+            f"{notice.exchange!r} with routing key {notice.routing_key!r}",
+            "Nobody gets the letters of exchange %s: %s. The letters are stored; this is said once",
+            "no queue is bound to it",
+        )
         # A named exchange without subscribers is well; a queue that is gone may come back.
         return bool(notice.exchange)
+
+    def _say_once(self, what: str, message: str, why: object) -> None:
+        if what in self._said:
+            return
+        while len(self._said) >= _MOST_REMEMBERED:
+            del self._said[next(iter(self._said))]
+        self._said[what] = None
+        logger.warning(message, what, why)
 
     def _is_lost(self, notice: Notice) -> bool:
         """No letter: not stored yet, or removed before it could be published."""
         now = time.monotonic()
         if now - self._missing.setdefault(notice, now) < _MISSING_SECONDS:
-            while len(self._missing) > _MOST_MISSING:
+            while len(self._missing) > _MOST_REMEMBERED:
                 del self._missing[next(iter(self._missing))]
             return False
         del self._missing[notice]
@@ -357,14 +372,16 @@ class Courier:
             yield
         except DLQError:
             raise
-        except (KombuError, OSError, *connection.connection_errors,
-                *connection.channel_errors) as exc:  # fmt: skip
+        except Exception as exc:
             self.close()
             message = (
                 f"expected the broker {connection.as_uri()} to take a letter for its dead-letter "
                 f"exchange, got {type(exc).__name__}: {exc}"
             )
-            raise BrokerUnavailable(message) from exc
+            lost = (OSError, OperationalError, *connection.connection_errors)
+            if isinstance(exc, lost) and not isinstance(exc, FrameSyntaxError):
+                raise BrokerUnavailable(message) from exc
+            raise _Refused(message) from exc
 
 
 def announced_headers(letter: DeadLetter) -> dict[str, Any]:

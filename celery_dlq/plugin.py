@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import __version__, delay
+from celery_dlq.adopting import Adoptions
+from celery_dlq.announcing import PostOffice
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
-from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound
-from celery_dlq.events import Action, Change, DeadLettered, Events
+from celery_dlq.errors import NotFound
+from celery_dlq.events import Change, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import Redriver, RedriveReport
-from celery_dlq.parts import WorkerParts, make_board, make_outbox, make_store
+from celery_dlq.parts import WorkerParts, make_board, make_store
 from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, Keeper, Override, QueueSummary
 from celery_dlq.record import DeadLetter
 from celery_dlq.retention import Retention
 from celery_dlq.rules import Rulebook, Rules, whoami
 
 if TYPE_CHECKING:
-    from celery_dlq.courier import Courier
     from celery_dlq.export.parquet import ExportReport
     from celery_dlq.worker.adopter import Adopter, AdoptReport
 
@@ -66,8 +64,11 @@ class DeadLetters:
         self._settings: Settings | None = None
         self._store: DeadLetterStore | None = None
         self._board: Board | None = None
-        self._courier: Courier | None = None
         self.events = Events()
+        self._post_office = PostOffice(app, lambda: self.settings, self._own_store)
+        self._adoptions = Adoptions(
+            app, lambda: self.settings, self.events, self._post_office, clock
+        )
         if getattr(app, _ATTRIBUTE, None) is None:
             setattr(app, _ATTRIBUTE, self)
             self._install()
@@ -136,6 +137,7 @@ class DeadLetters:
             if self._store is not None and self.settings.store == "redis":
                 self._store.close()
                 self._store = None
+            self._post_office.close()
 
     # -- reading ------------------------------------------------------------------
 
@@ -304,26 +306,15 @@ class DeadLetters:
             progress: Called with the number of letters that were stored.
 
         Raises:
-            SettingsError: The queue is one whose tasks are guarded.
+            SettingsError: The queue is one whose tasks are guarded, or that a worker consumes.
             NotFound: The broker has no such queue.
             BrokerUnavailable: The broker does not answer.
             StoreUnavailable: The store does not answer.
         """
-        self.settings.check_adoption(queue, dead_letter_queue, "dlq import")
-        adopter = self._adopter(
-            queue, dead_letter_queue, self.store, progress, hostname=socket.gethostname()
-        )
-        try:
-            self._adopt_all(adopter, limit, follow=follow)
-        finally:
-            adopter.close()
-            self._announce(adopter.report.by_queue)
-            for name, letters in sorted(adopter.report.by_queue.items()):
-                self.board.record(Change(
-                    at=self._clock(), action=Action.ADOPTED, actor=whoami(), target=name,
-                    letters=letters, detail={"queue": queue},
-                ))  # fmt: skip
-        return adopter.report
+        return self._adoptions.run(
+            queue, dead_letter_queue, self.store, self.board,
+            follow=follow, limit=limit, progress=progress,
+        )  # fmt: skip
 
     # -- policies -----------------------------------------------------------------
 
@@ -431,7 +422,7 @@ class DeadLetters:
         self.app.steps["consumer"].add(TickStep)
         adopting = {"make_adopters": staticmethod(self._make_adopters)}
         self.app.steps["worker"].add(type("DeadLetterAdopter", (AdoptStep,), adopting))
-        announcing = {"courier": staticmethod(lambda: self._courier)}
+        announcing = {"courier": staticmethod(self._post_office.courier)}
         self.app.steps["worker"].add(type("DeadLetterCourier", (AnnounceStep,), announcing))
         delay.install(self.app, lambda: self.settings)
 
@@ -449,87 +440,15 @@ class DeadLetters:
         )  # fmt: skip
 
     def _keeper(self, store: DeadLetterStore) -> Keeper:
-        self._check_exchanges()
-        return self._announced(store)
+        self._post_office.check()
+        return self._post_office.before(store)
 
-    def _post_office(self) -> Courier | None:
-        """What publishes letters to dead-letter exchanges; ``None`` if no policy names one."""
-        from celery_dlq.courier import Courier, Targets  # noqa: PLC0415 - needs kombu
+    def _own_store(self) -> DeadLetterStore:
+        """A store for one thread alone; memory is shared, or it would be another one."""
+        return self.store if self.settings.store == "memory" else self._make_store()
 
-        targets = Targets(self.app, self.settings.policies)
-        with self._lock:
-            if self._courier is None and targets.exchanges():
-                store = self.store if self.settings.store == "memory" else self._make_store()
-                outbox = make_outbox(self.settings, self.app.conf.broker_url)
-                self._courier = Courier(self.app, store, outbox, targets)
-            return self._courier
-
-    def _announced(self, store: DeadLetterStore) -> Keeper:
-        courier = self._post_office()
-        return store if courier is None else courier.before(store)
-
-    def _announce(self, dead_letter_queues: Iterable[str]) -> None:
-        """Publish now what a command stored; if that fails, a worker does it later."""
-        courier = self._post_office()
-        if courier is not None:
-            try:
-                courier.deliver(dead_letter_queues)
-            except DLQError as exc:
-                logger.warning("A worker publishes the letters later: %s", exc)
-            courier.close()
-
-    def _check_exchanges(self) -> None:
-        """Refuse exchanges and queues that are not as the policies say."""
-        courier = self._post_office()
-        try:
-            if courier is not None:
-                courier.check()
-        except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
-            logger.warning("The dead-letter exchanges are not checked: %s", exc)
-
-    def _make_adopters(self, *, hostname: str, pid: int) -> list[Adopter]:
-        if not self.settings.adopt:
-            return []
-        store = self.store if self.settings.store == "memory" else self._make_store()
-        return [
-            self._adopter(queue, target, store, hostname=hostname, pid=pid)
-            for queue, target in self.settings.adopt.items()
-        ]
-
-    def _adopter(
-        self,
-        queue: str,
-        target: str | None,
-        store: DeadLetterStore,
-        progress: Callable[[int], None] | None = None,
-        *,
-        hostname: str,
-        pid: int | None = None,
-    ) -> Adopter:
-        from celery_dlq.worker.adopter import Adopter  # noqa: PLC0415 - publishers need none of it
-        from celery_dlq.worker.adoption import Adoption  # noqa: PLC0415
-        from celery_dlq.worker.source import source_of  # noqa: PLC0415
-
-        def adopted(letter: DeadLetter) -> None:
-            self.events.emit(DeadLettered(at=self._clock(), letter=letter))
-            if progress is not None:
-                progress(1)
-
-        settings = self.settings
-        adoption = Adoption(
-            self.app, settings.policies, queue, target,
-            hostname=hostname, pid=pid or os.getpid(), release=settings.release,
-        )  # fmt: skip
-        keeper = self._announced(store)
-        return Adopter(queue, source_of(self.app, queue), adoption, keeper, self._clock, adopted)
-
-    def _adopt_all(self, adopter: Adopter, limit: int | None, *, follow: bool) -> None:
-        from celery_dlq.worker.adopter import follow as follow_queues  # noqa: PLC0415
-
-        adopter.drain(1 if follow else limit)  # also tells whether there is such a queue
-        if follow:
-            with suppress(KeyboardInterrupt):
-                follow_queues([adopter], threading.Event())
+    def _make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
+        return self._adoptions.for_worker(self._own_store, consumed, hostname=hostname, pid=pid)
 
     def _make_store(self) -> DeadLetterStore:
         return make_store(self.settings, self.app.conf.broker_url)

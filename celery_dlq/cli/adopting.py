@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+
 import click
 
 from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
 from celery_dlq.cli.options import json_option
+from celery_dlq.errors import DLQError
 
 
 @click.command("import")
 @click.argument("queue")
 @click.option("--to", "target", help="Dead-letter queue of all letters; default: that of each "
               "message's own queue.")  # fmt: skip
-@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C or SIGTERM.")
 @click.option("--limit", type=click.IntRange(min=1), help="Most messages.")
 @json_option
 @click.pass_context
@@ -35,11 +38,17 @@ def import_(
     if follow and limit:
         message = "expected --follow or --limit, got both of them"
         raise click.UsageError(message)
-    screen = screen_of(ctx)
-    with screen.counting("adopted", quiet=as_json) as progress:
-        report = dead_letters_of(ctx).adopt(
-            queue, target, follow=follow, limit=limit, progress=progress
+    dead_letters = dead_letters_of(ctx)
+    if dead_letters.settings.store == "memory":
+        message = (
+            "expected dlq_store to outlive this command, got memory: the letters would be lost"
         )
+        raise DLQError(message)
+    screen = screen_of(ctx)
+    if follow:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: with a report
+    with screen.counting("adopted", quiet=as_json) as progress:
+        report = dead_letters.adopt(queue, target, follow=follow, limit=limit, progress=progress)
     if as_json:
         print_lines([report.to_json()])
         return

@@ -10,7 +10,9 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_dlq.errors import DLQError
 from celery_dlq.worker.adopter import Adopter, follow
+from celery_dlq.worker.step import _refuse
 
 logger = logging.getLogger("celery_dlq.worker")
 
@@ -32,13 +34,18 @@ class AdoptStep(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        self._adopters: Sequence[Adopter] = ()
+        consumed = worker.app.amqp.queues.consume_from
+        try:
+            self._adopters = type(self).make_adopters(
+                consumed, hostname=worker.hostname, pid=os.getpid()
+            )
+        except DLQError as exc:
+            _refuse(exc)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, worker: Any) -> None:
+    def start(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Begin to adopt, if anything is to be adopted."""
-        self._adopters = type(self).make_adopters(hostname=worker.hostname, pid=os.getpid())
         if not self._adopters:
             return
         names = ", ".join(adopter.report.queue for adopter in self._adopters)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from builders import NOW
 from celery import Celery
 from kombu import Queue
 from rabbit import RabbitServer
@@ -21,6 +22,7 @@ from waiting import poll
 from celery_dlq import DeadLetter, DeadLetters, Reason
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
+from celery_dlq.ports import WorkerCard
 
 QUEUES = ("orders", "orders.dead", "orders-DLQ")
 
@@ -268,6 +270,10 @@ def test_mistakes_are_told_in_one_line(broker: Broker, redis_url: str) -> None:
         with pytest.raises(SettingsError, match="dlq_adopt"):
             _ = DeadLetters(guarded, clock=broker.dlq._clock).settings
         del guarded.conf["dlq_adopt"]
+    card = WorkerCard(hostname="w@1", pid=1, version="", started_at=NOW, queues=("orders.dead",))
+    broker.dlq.board.announce(card)
+    with pytest.raises(SettingsError, match="which worker w@1 consumes"):
+        broker.dlq.adopt("orders.dead")
 
 
 @pytest.mark.parametrize("broker", ["classic"], indirect=True)
@@ -290,7 +296,7 @@ def test_following_waits_for_queues_stores_and_brokers(
     from celery_dlq.worker.adopter import follow
 
     rabbit_server.delete_queues("orders.dead")
-    adopter = broker.dlq._adopter("orders.dead", None, broker.dlq.store, hostname="web-1")
+    adopter = broker.dlq._adoptions.adopter("orders.dead", None, broker.dlq.store, hostname="web-1")
     stop = threading.Event()
     thread = threading.Thread(target=follow, args=([adopter], stop))
     thread.start()

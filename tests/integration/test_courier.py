@@ -17,6 +17,7 @@ from waiting import poll
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.parts import make_outbox
+from celery_dlq.ports import Notice
 from celery_dlq.worker.announcing import post
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
@@ -65,7 +66,7 @@ def an_app(broker_url: str, redis_url: str, exchange: object, key: str | None = 
 def stored(dlq: DeadLetters, **changes: Any) -> DeadLetter:
     """A letter that was stored as a worker does it."""
     letter = a_letter(headers=HEADERS, **changes)
-    dlq._announced(dlq.store).dead_letter(letter, key_of(letter))
+    dlq._post_office.before(dlq.store).dead_letter(letter, key_of(letter))
     return letter
 
 
@@ -90,12 +91,12 @@ def test_other_services_get_each_letter(
     """Body and headers as they were, the death in headers, a message id of its own."""
     app = an_app(rabbit_server.url, redis_url, {"name": "deaths", "type": kind}, key)
     dlq = DeadLetters(app)
-    dlq._check_exchanges()
+    dlq._post_office.check()
     subscriber = Subscriber(connection, Exchange("deaths", kind), listens_to)
     properties = '{"correlation_id":"t-1","message_id":"m-1","expiration":"1","priority":3}'
     letter = stored(dlq, body=b"\x80\xff", content_type="application/x-python-serialize",
                     content_encoding="binary", properties=properties)  # fmt: skip
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     courier.deliver()
 
@@ -127,7 +128,7 @@ def test_a_letter_without_subscribers_is_stored_and_said_once(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     stored(dlq)
     stored(dlq)
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     courier.deliver()
     assert caplog.text.count("no queue is bound") == 1
@@ -136,16 +137,18 @@ def test_a_letter_without_subscribers_is_stored_and_said_once(
 
 
 def test_while_the_broker_is_down_letters_are_stored_and_published_later(
-    connection: Connection, rabbit_server: RabbitServer, redis_url: str
-) -> None:
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The letter does not wait for the broker."""
+    monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 1.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
     with Door(rabbit_server.port) as door:
         url = rabbit_server.url.replace(str(rabbit_server.port), str(door.port))
         dlq = DeadLetters(an_app(url, redis_url, {"name": "deaths", "type": "fanout"}))
         letter = stored(dlq)
         assert dlq.store.get("orders-DLQ", letter.id) == letter
-        courier, stop = dlq._post_office(), threading.Event()
+        courier, stop = dlq._post_office.courier(), threading.Event()
         assert courier is not None
         with pytest.raises(BrokerUnavailable, match="expected the broker amqp://guest:"):
             courier.deliver()
@@ -176,7 +179,7 @@ def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     letter = stored(dlq)
     dlq.store.remove("orders-DLQ", [letter.id])
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 0.0)
     courier.deliver()
@@ -188,11 +191,41 @@ def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
     courier.close()
 
 
+def test_one_that_is_refused_holds_up_no_other(
+    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """An exchange that another release named and nobody has; headers that AMQP cannot carry."""
+    monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 0.0)
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
+    subscriber = Subscriber(connection, Exchange("deaths"), "orders")
+    gone = stored(dlq)
+    outbox = make_outbox(dlq.settings, dlq.app.conf.broker_url)
+    for name in ("0", "zzz"):  # the first and the last in the outbox
+        outbox.add("orders-DLQ", Notice(letter_id=gone.id, exchange=name, routing_key="x"))
+    odd = a_letter(headers='{"big":99999999999999999999999}', id="00000000")
+    dlq._post_office.before(dlq.store).dead_letter(odd, key_of(odd))
+    fine = [stored(dlq).id for _ in range(3)]
+    courier = dlq._post_office.courier()
+    assert courier is not None
+    courier.deliver()
+    heard = {subscriber.get().headers["dlq_letter"] for _ in range(4)}
+    assert heard == {gone.id, *fine}
+    assert waiting(dlq) == 3
+    courier.deliver()
+    assert caplog.text.count("Letter 00000000 is not published") == 1
+    assert caplog.text.count(f"Letter {gone.id} is not published") == 1
+    assert waiting(dlq) == 3
+    courier.close()
+    outbox.close()
+    dlq.close()
+
+
 def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:
     """What a starting worker says."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, *policy))
     with pytest.raises(SettingsError) as raised:
-        dlq._check_exchanges()
+        dlq._post_office.check()
     assert "guest:guest" not in str(raised.value)
     return str(raised.value)
 
@@ -216,15 +249,15 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     queue = Queue("alerts", channel=connection.channel())
     queue.declare()
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))
-    dlq._check_exchanges()
+    dlq._post_office.check()
     queue.delete()
     letter = stored(dlq)
-    courier = dlq._post_office()
+    courier = dlq._post_office.courier()
     assert courier is not None
     courier.deliver()
     assert waiting(dlq) == 1
     queue.declare()
-    dlq._announced(dlq.store).dead_letter(letter, key_of(letter))  # due at once
+    dlq._post_office.before(dlq.store).dead_letter(letter, key_of(letter))  # due at once
     courier.deliver()
     message = poll(lambda: queue.get(no_ack=True))
     assert message is not None
@@ -242,9 +275,9 @@ def test_redis_has_exchanges_too(redis_url: str, kind: str) -> None:
         queue = Queue("alerts", exchange, "orders", channel=connection.channel())
         queue.declare()
         dlq = DeadLetters(an_app(redis_url, redis_url, {"name": "deaths", "type": kind}))
-        dlq._check_exchanges()
+        dlq._post_office.check()
         letter = stored(dlq)
-        courier = dlq._post_office()
+        courier = dlq._post_office.courier()
         assert courier is not None
         courier.deliver()
         message = queue.get(no_ack=True)

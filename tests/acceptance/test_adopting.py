@@ -67,19 +67,41 @@ def test_a_worker_adopts_beside_its_tasks(
     assert "cannot be read" in found["id-drops"].description
     poll(lambda: "a queue named 'nowhere'" in worker.output, timeout_seconds=30)
     assert "Traceback" not in worker.output
+    # New pool processes are forked beside the thread; they must not end its connection.
     with Connection(rabbit) as connection:
-        headers = {"task": "poison_app.healthy", "id": "alive", "lang": "py"}
-        connection.Producer().publish([["alive"], {}, {}], routing_key="orders", headers=headers)
-    poll(lambda: ran("alive") == 1, timeout_seconds=30)
+        for name in ("killed", "healthy"):
+            headers = {"task": f"poison_app.{name}", "id": f"live-{name}", "lang": "py"}
+            connection.Producer().publish([[name], {}, {}], routing_key="orders", headers=headers)
+    letters(count=4)
+    assert (ran("killed"), poll(lambda: ran("healthy"), timeout_seconds=30)) == (3, 1)
+    expire(rabbit, "retries")
+    letters(count=5)
+    assert f"Nothing is adopted from {DEAD}" not in worker.output
     worker.process.terminate()
     assert worker.process.wait(30) == 0
 
 
-def run(redis_url: str, rabbit: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def test_a_worker_refuses_to_adopt_what_it_consumes(redis_url: str, rabbit: str) -> None:
+    """Its tasks are alive."""
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "worker", "-Q", DEAD],
+        env=environment(redis_url, {"dlq_adopt": {DEAD: None}}, POISON_BROKER=rabbit), cwd=HERE,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert f"Error: expected dlq_adopt to name a queue of messages that are dead, got '{DEAD}'" in (
+        done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
+def run(
+    redis_url: str, rabbit: str, *arguments: str, conf: dict[str, Any] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run ``celery -A poison_app dlq import …``."""
     return subprocess.run(
         [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "import", *arguments],
-        env=environment(redis_url, POISON_BROKER=rabbit), cwd=HERE, capture_output=True,
+        env=environment(redis_url, conf, POISON_BROKER=rabbit), cwd=HERE, capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -100,19 +122,20 @@ def test_the_command_adopts_and_says_what_it_did(
     assert poison.dlq.board.changes(limit=1)[0].letters == 2
     assert "nothing to adopt" in run(redis_url, rabbit, DEAD).stdout
     for arguments, code, text in (
-        (("nowhere",), 1, "'nowhere'"),
         (("orders",), 1, "guarded by dlq_queues['orders']"),
-        ((DEAD, "--limit", "0"), 2, "0"),
         ((DEAD, "--limit", "1", "--follow"), 2, "got both"),
     ):
         failed = run(redis_url, rabbit, *arguments)
         assert (failed.returncode, text in failed.stderr) == (code, True), failed.stderr
         assert "Traceback" not in failed.stderr
         assert "guest:guest" not in failed.stderr
+    forgetful = run(redis_url, rabbit, DEAD, conf={"dlq_store": "memory"})
+    assert (forgetful.returncode, "got memory" in forgetful.stderr) == (1, True)
 
 
-def test_following_goes_on_until_ctrl_c(
-    poison: ModuleType, redis_url: str, rabbit: str, letters: Letters
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_following_goes_on_until_it_is_told_to_end(
+    poison: ModuleType, redis_url: str, rabbit: str, letters: Letters, end: signal.Signals
 ) -> None:
     """What dies later is adopted too; the audit has the sum."""
     with subprocess.Popen(
@@ -125,7 +148,7 @@ def test_following_goes_on_until_ctrl_c(
             for count, name in enumerate(("fails", "drops"), start=1):
                 expire(rabbit, name)
                 letters(f"{EXPIRED}-DLQ", count=count)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(end)
             output: Any = process.communicate(timeout=30)[0]
         finally:
             if process.poll() is None:

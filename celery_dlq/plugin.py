@@ -11,14 +11,21 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq import delay
+from celery_dlq import delay, signals
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import NotFound, StoreUnavailable
 from celery_dlq.events import Events
 from celery_dlq.filters import LetterFilter
+from celery_dlq.measuring import Measuring
 from celery_dlq.operations import Redriver, RedriveReport
-from celery_dlq.parts import make_board, make_counter, make_store, shown_place
+from celery_dlq.parts import (
+    make_board,
+    make_counter,
+    make_metrics,
+    make_store,
+    shown_place,
+)
 from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, QueueSummary
 from celery_dlq.record import DeadLetter
 
@@ -61,6 +68,9 @@ class DeadLetters:
         self._store: DeadLetterStore | None = None
         self._board: Board | None = None
         self.events = Events()
+        self._measuring = Measuring(lambda: make_metrics(self.settings, self.app.conf.broker_url))
+        self.events.subscribe(self._measuring)
+        self.events.subscribe(signals.relay)
         if getattr(app, _ATTRIBUTE, None) is None:
             setattr(app, _ATTRIBUTE, self)
             self._install()
@@ -236,8 +246,13 @@ class DeadLetters:
         """
         where = where or LetterFilter(**fields)
         self._check_queue(dead_letter_queue)
-        redriver = Redriver(self.app, self.store, self._clock)
-        return redriver.redrive(dead_letter_queue, where, rate=rate, limit=limit, progress=progress)
+        redriver = Redriver(self.app, self.store, self._clock, self.events.emit)
+        try:
+            return redriver.redrive(
+                dead_letter_queue, where, rate=rate, limit=limit, progress=progress
+            )
+        finally:
+            self._measuring.close()
 
     def export(
         self,
@@ -267,6 +282,25 @@ class DeadLetters:
         chosen = names if names is not None else self.store.names()
         return ParquetExport(self.store, Path(destination)).run(chosen, progress=progress)
 
+    def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
+        """Serve the metrics of all workers to Prometheus, in a thread of this process.
+
+        Args:
+            port: Where to listen; 0 for any free one.
+            address: On which address.
+
+        Returns:
+            The HTTP server; ``shutdown()`` ends it.
+
+        Raises:
+            MissingExtra: prometheus-client is not installed.
+            DLQError: The port is taken.
+        """
+        from celery_dlq.contrib.prometheus import Collector, serve  # noqa: PLC0415 - an extra
+
+        store = make_metrics(self.settings, self.app.conf.broker_url)
+        return serve(Collector(self, store, self._clock), port=port, address=address)
+
     # -- wiring -------------------------------------------------------------------
 
     def _install(self) -> None:
@@ -278,7 +312,8 @@ class DeadLetters:
         delay.install(self.app, lambda: self.settings)
 
     def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
-        from celery_dlq.worker.burial import Burial  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.observers import WorkerObservers  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.worker.burial import Burial  # noqa: PLC0415
         from celery_dlq.worker.guard import Guard  # noqa: PLC0415
         from celery_dlq.worker.plan import Plans  # noqa: PLC0415
         from celery_dlq.worker.spool import Spool  # noqa: PLC0415
@@ -288,16 +323,28 @@ class DeadLetters:
         store = self.store if settings.store == "memory" else self._make_store()
         self._wait_for(store)
         place = shown_place(settings, broker_url)  # without the password: that may change
-        return Guard(
+        observers = WorkerObservers(settings, broker_url, self.events, self._measuring)
+        burial = Burial(
+            store,
+            Spool(settings.spool_dir, f"{place} {settings.key_prefix}"),
+            events=self.events,
+            marked=observers.marked,
+            counts=self._measuring.counts,
+        )
+        guard = Guard(
             Plans(settings.policies, self.app.amqp.queues),
-            Burial(store, Spool(settings.spool_dir, f"{place} {settings.key_prefix}")),
+            burial,
             make_counter(settings, broker_url, store),
             self._clock,
             hostname=hostname,
             pid=pid,
             flags_redelivery=flags_redelivery,
             release=settings.release,
+            counts=self._measuring.counts,
+            flush=observers.flush,
         )
+        observers.watch(guard, burial, hostname)
+        return guard
 
     def _wait_for(self, store: DeadLetterStore) -> None:
         """Wait for the store as long as ``dlq_start_timeout`` says."""

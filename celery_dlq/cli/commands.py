@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from celery_dlq.cli import changing, data, reading
+from celery_dlq.cli.exporter import exporter
 from celery_dlq.errors import DLQError
 
 
@@ -38,5 +39,6 @@ for _command in (
     changing.redrive,
     data.export,
     data.triage,
+    exporter,
 ):
     dlq.add_command(_command)

@@ -58,12 +58,22 @@ class NodeReply(IntEnum):
     KNOWN = 1
 
 
+class ReportReply(IntEnum):
+    """First number of the replies of ``report.lua``."""
+
+    NONE = 0
+    NEW = 1
+    CAME_BACK = 2
+    GREW = 3
+
+
 REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
     "claim": ClaimReply,
     "node": NodeReply,
+    "report": ReportReply,
 }
 
 MOST_IDS = 500
@@ -88,6 +98,8 @@ class Scripts:
     mark_published: Script
     release: Script
     node: Script
+    report: Script
+    measure: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

@@ -46,7 +46,7 @@ class Measuring:
         """Add up now; without gauges only if something was counted."""
         with self._lock:
             self._flushed_at = self._clock()
-            if gauges is None and not self.counts:
+            if gauges is None and self.counts.empty:
                 return
             if self._store is None:
                 self._store = self._make_store()

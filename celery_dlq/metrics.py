@@ -169,6 +169,7 @@ class Counts:
         for (name, *labels), number in counts.items():
             self.count(METRICS[name], *labels, by=number)
 
-    def __len__(self) -> int:
-        """How many series wait to be flushed."""
-        return len(self._counts)
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be flushed."""
+        return not self._counts

@@ -95,9 +95,15 @@ class SentryReporter:
         report = self._due.pop(event.letter.id, None)
         found = client()
         if report is not None and found is not None:
-            sys.modules["sentry_sdk"].capture_event(
-                event_of(event.letter, report, with_values=_sends_values(found.options))
-            )
+            _send(event_of(event.letter, report, with_values=_sends_values(found.options)))
+
+
+def _send(event: dict[str, Any]) -> None:
+    """Hand an event over, without the breadcrumbs of a main process that serves all tasks."""
+    sdk = sys.modules["sentry_sdk"]
+    with sdk.isolation_scope() as scope:
+        scope.clear_breadcrumbs()
+        sdk.capture_event(event)
 
 
 class Beside:

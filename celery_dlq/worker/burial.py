@@ -66,7 +66,7 @@ class Burial:
         self._spool = spool
         self._events = events or Events()
         self._marked = marked
-        self._counts = counts or Counts()
+        self._counts = Counts() if counts is None else counts
         self._waiting: deque[Grave] = deque()
 
     def bury(self, grave: Grave) -> bool:

@@ -138,7 +138,7 @@ class Guard:
         self._pid = pid
         self._flags_redelivery = flags_redelivery
         self._release = release
-        self._counts = counts or Counts()
+        self._counts = Counts() if counts is None else counts
         self._flush = flush
         self._missed = Missed()
         self._lane: ref[Any] | None = None

@@ -46,7 +46,7 @@ def trace_to_file(path: str) -> None:
 
     provider = TracerProvider()
     exporter = ConsoleSpanExporter(
-        out=Path(path).open("a", encoding="utf-8"),
+        out=Path(path).open("a", encoding="utf-8"),  # noqa: SIM115 - as long as the process lives
         formatter=lambda span: " ".join(span.to_json().split()) + "\n",
     )
     provider.add_span_processor(SimpleSpanProcessor(exporter))

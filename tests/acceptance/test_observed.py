@@ -1,4 +1,4 @@
-"""Metrics, signals and traces of a real worker, as an exporter, a receiver and a tracer get them."""
+"""Metrics, signals and traces of real workers, as their receivers get them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import RedisServer
 from waiting import poll
 from workers import HERE, Worker, environment
+
+EXPORTER = (sys.executable, "-m", "celery", "-A", "observed_app", "dlq", "exporter")
 
 Samples = dict[tuple[str, ...], float]
 
@@ -48,8 +50,8 @@ class Exporter:
 
     def __init__(self, url: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "observed_app", "dlq", "exporter", *arguments],
-            env=environment(url), cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*EXPORTER, *arguments], env=environment(url), cwd=HERE, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def __enter__(self) -> Exporter:
@@ -65,11 +67,11 @@ class Exporter:
         self.process.communicate()
 
     def scrape(self) -> Samples:
-        """All samples: name and label values to the value."""
+        """All samples: name and values of the labels, by the labels' names, to the value."""
         with urllib.request.urlopen(self.url, timeout=10) as answer:  # noqa: S310 - our own server
             text = answer.read().decode()
         return {
-            (sample.name, *sample.labels.values()): sample.value
+            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }
@@ -82,7 +84,7 @@ def letters_there(app: ModuleType, count: int) -> bool:
 def test_one_exporter_serves_the_metrics_of_all_workers(
     observed: ModuleType, redis_url: str, tmp_path: Path
 ) -> None:
-    """Without Sentry, whose absence costs nothing; signals are sent, a broken receiver hurts none."""
+    """Signals are sent too, a broken receiver hurts nobody, and no Sentry costs nothing."""
     said = tmp_path / "signals"
     worker = Worker(
         redis_url, tmp_path / "worker.log", app="observed_app", env={"OBSERVED_SIGNALS": str(said)}
@@ -98,9 +100,9 @@ def test_one_exporter_serves_the_metrics_of_all_workers(
         found = exporter.scrape()
         assert found["celery_dlq_up",] == 1
         assert found["celery_dlq_workers",] == 1
-        outcomes = {k[2]: v for k, v in found.items() if k[0] == "celery_dlq_deliveries_total"}
+        outcomes = {k[1]: v for k, v in found.items() if k[0] == "celery_dlq_deliveries_total"}
         assert outcomes == {"failed": 1, "rejected": 1, "retried": 2, "succeeded": 1}
-        assert found["celery_dlq_dead_letters_total", "orders", "orders-DLQ", "failed"] == 1
+        assert found["celery_dlq_dead_letters_total", "orders-DLQ", "orders", "failed"] == 1
         assert found["celery_dlq_letters", "orders-DLQ", "rejected"] == 1
         assert found["celery_dlq_queue_length", "orders-DLQ"] == 2
         assert 0 < found["celery_dlq_oldest_letter_age_seconds", "orders-DLQ"] < 600
@@ -112,7 +114,7 @@ def test_one_exporter_serves_the_metrics_of_all_workers(
             poll(lambda: letters_there(observed, 2), timeout_seconds=30)
         found = exporter.scrape()
         assert found["celery_dlq_redriven_total", "orders-DLQ"] == 1
-        assert found["celery_dlq_died_again_total", "orders", "orders-DLQ"] == 1
+        assert found["celery_dlq_died_again_total", "orders-DLQ", "orders"] == 1
 
         exporter.process.send_signal(signal.SIGTERM)
         assert exporter.process.wait(30) == 0
@@ -126,13 +128,12 @@ def test_one_exporter_serves_the_metrics_of_all_workers(
 
 def test_a_store_that_is_down_is_a_metric_and_the_exporter_stays() -> None:
     """``celery_dlq_up`` is 0, and 1 again once Redis is back."""
-    with RedisServer() as server:
-        with Exporter(server.url, "--port", "0") as exporter:
-            assert exporter.scrape()["celery_dlq_up",] == 1
-            server.kill()
-            assert exporter.scrape() == {("celery_dlq_up",): 0}
-            server.start()
-            poll(lambda: exporter.scrape()["celery_dlq_up",] == 1, timeout_seconds=30)
+    with RedisServer() as server, Exporter(server.url, "--port", "0") as exporter:
+        assert exporter.scrape()["celery_dlq_up",] == 1
+        server.kill()
+        assert exporter.scrape() == {("celery_dlq_up",): 0}
+        server.start()
+        poll(lambda: exporter.scrape()["celery_dlq_up",] == 1, timeout_seconds=30)
 
 
 def test_a_port_that_is_taken_is_one_clear_line(redis_url: str) -> None:
@@ -140,9 +141,8 @@ def test_a_port_that_is_taken_is_one_clear_line(redis_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "observed_app", "dlq", "exporter", "--port", port],
-            env=environment(redis_url), cwd=HERE, capture_output=True, text=True, timeout=60,
-            check=False,
+            [*EXPORTER, "--port", port], env=environment(redis_url), cwd=HERE,
+            capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

@@ -60,6 +60,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_store_timeout=0.5,
         dlq_spool_dir="/var/spool/dlq",
         dlq_release="1.2.3",
+        dlq_sentry="beside",
     ).conf
     settings = Settings.from_conf(conf)
     assert settings == Settings(
@@ -73,6 +74,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         store_timeout=0.5,
         spool_dir="/var/spool/dlq",
         release="1.2.3",
+        sentry="beside",
     )
     assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)
 

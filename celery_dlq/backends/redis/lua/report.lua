@@ -7,7 +7,7 @@
 --       5 gap (milliseconds between two returns of a group)
 --       6 burst (most reports at once)
 --       7 refill (milliseconds for one more)
---       8 named (letter ids that a report names)
+--       8 named (most ids that a report names)
 -- Returns: {state, number, letter ids}: 0 = NONE, 1 = NEW, 2 = CAME_BACK, 3 = GREW; number of
 --          the letter in its group; the newest ids with blanks between them
 -- Complexity: O(1)

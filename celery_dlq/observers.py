@@ -14,6 +14,7 @@ from celery_dlq.metrics import WorkerGauges
 from celery_dlq.parts import make_reports
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.failure import failure_of_exc_info
+from celery_dlq.worker.guard import HANDLING
 
 if TYPE_CHECKING:
     from celery_dlq.worker.burial import Burial
@@ -47,7 +48,8 @@ class WorkerObservers:
         self._gauges = partial(_gauges, burial, hostname)
         if self._settings.sentry != sentry.OFF and sentry.client() is not None:
             keeps = partial(_keeps, guard)
-            sentry.Beside(keeps, instead=self._settings.sentry == sentry.GROUPS).install()
+            instead = self._settings.sentry == sentry.GROUPS
+            sentry.Beside(keeps, HANDLING.get, instead=instead).install()
 
     def marked(self, letter: DeadLetter) -> DeadLetter:
         """The letter with the id of the Sentry event that will tell of it, if one will."""

@@ -125,6 +125,7 @@ class DeadLetters:
 
     def close(self) -> None:
         """Let go of connections; the next operation opens them again."""
+        self._measuring.close()
         with self._lock:
             if self._board is not None and self.settings.store == "redis":
                 self._board.close()

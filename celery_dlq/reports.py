@@ -2,7 +2,8 @@
 
 A flood of letters must not become a flood of events. So the processes of an app decide
 together, in the store, once per letter: the first letter of a group, the first after it
-came back, and then those numbered 10, 100, 1,000 and so on. On top of that each
+came back (a redriven message died again, or the group had been emptied), and then those
+numbered 10, 100, 1,000 and so on. On top of that each
 dead-letter queue has an allowance, for floods of groups; what it put off is reported with
 the group's next letter.
 """

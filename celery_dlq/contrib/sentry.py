@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -114,12 +115,16 @@ class Beside:
     Args:
         keeps: Whether a failure, given as task, ``delivery_info`` and ``exc_info``, will be
             a letter.
-        instead: Leave out the integration's event of such a failure.
+        handling: Whether Celery now handles the end of a guarded delivery.
+        instead: Leave out the integration's event of such a failure, and what Sentry's logging
+            integration makes of Celery's log lines about it.
     """
 
-    def __init__(self, keeps: Keeps, *, instead: bool) -> None:
+    def __init__(self, keeps: Keeps, handling: Callable[[], bool], *, instead: bool) -> None:
         self._keeps = keeps
+        self._handling = handling
         self._instead = instead
+        self._seldom = Seldom()
 
     def install(self) -> None:
         """Look at every event of this process and of the pool processes it starts."""
@@ -128,6 +133,8 @@ class Beside:
 
     def processed(self, event: Any, hint: Mapping[str, Any]) -> Any:
         """Sentry's event, or ``None`` if a letter tells of it."""
+        if self._instead and "log_record" in hint:
+            return event if self._may_log(hint["log_record"]) else None
         if _mechanism(event) != "celery" or not current_task:
             return event
         request = current_task.request
@@ -140,6 +147,38 @@ class Beside:
             logger.exception("An event of Sentry's own stays, whether or not there is a letter")
         setattr(request, EVENT_ID, event.get("event_id"))
         return event
+
+    def _may_log(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("celery.worker"):
+            return not self._handling()
+        # A line per lost process, and ours per letter while the store is down.
+        once_a_while = record.name == "multiprocessing" or record.name.startswith("celery_dlq")
+        return not once_a_while or self._seldom.may(record.name, str(record.msg))
+
+
+class Seldom:
+    """Lets each kind of line pass once a minute.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    _PAUSE_SECONDS = 60.0
+    _MOST = 200
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._passed: dict[tuple[str, str], float] = {}
+
+    def may(self, logger_name: str, template: str) -> bool:
+        """Whether a line of this kind may pass now; then it has."""
+        now, name = self._clock(), (logger_name, template)
+        if now - self._passed.get(name, -self._PAUSE_SECONDS) < self._PAUSE_SECONDS:
+            return False
+        if len(self._passed) >= self._MOST:
+            self._passed.clear()
+        self._passed[name] = now
+        return True
 
 
 def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:

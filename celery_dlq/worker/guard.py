@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -34,6 +35,10 @@ HISTORY_IN_LETTER = 50
 
 LANE_SECONDS = 30.0
 """Longest wait of a message that may have killed its worker for another one of that kind."""
+
+
+HANDLING: ContextVar[bool] = ContextVar("dlq_handling", default=False)
+"""Whether Celery now handles the end of a guarded delivery; a letter's history tells of it."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,11 @@ def works_at_last(self: Any, key: str) -> str:
     if self.request.retries < 2:
         raise self.retry(exc=LookupError("not yet"))
     return key
+
+
+@app.task(reject_on_worker_lost=True)
+def killed(key: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task

@@ -25,6 +25,8 @@ from workers import HERE, Worker, environment
 
 EXPORTER = (sys.executable, "-m", "celery", "-A", "observed_app", "dlq", "exporter")
 
+HEALTHY = 200
+
 Samples = dict[tuple[str, ...], float]
 
 
@@ -89,7 +91,11 @@ def test_one_exporter_serves_the_metrics_of_all_workers(
     worker = Worker(
         redis_url, tmp_path / "worker.log", app="observed_app", env={"OBSERVED_SIGNALS": str(said)}
     )
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_resetstat()
     with worker, Exporter(redis_url, "--port", "0") as exporter:
+        for number in range(HEALTHY):
+            observed.healthy.delay(f"h{number}")
         observed.fails.delay("a")
         observed.rejects.delay("b")
         assert observed.works_at_last.delay("c").get(timeout=30) == "c"
@@ -101,7 +107,7 @@ def test_one_exporter_serves_the_metrics_of_all_workers(
         assert found["celery_dlq_up",] == 1
         assert found["celery_dlq_workers",] == 1
         outcomes = {k[1]: v for k, v in found.items() if k[0] == "celery_dlq_deliveries_total"}
-        assert outcomes == {"failed": 1, "rejected": 1, "retried": 2, "succeeded": 1}
+        assert outcomes == {"failed": 1, "rejected": 1, "retried": 2, "succeeded": 1 + HEALTHY}
         assert found["celery_dlq_dead_letters_total", "orders-DLQ", "orders", "failed"] == 1
         assert found["celery_dlq_letters", "orders-DLQ", "rejected"] == 1
         assert found["celery_dlq_queue_length", "orders-DLQ"] == 2
@@ -124,6 +130,8 @@ def test_one_exporter_serves_the_metrics_of_all_workers(
     assert letter.sentry_event_id is None
     with redis.Redis.from_url(redis_url) as client:
         assert client.keys("dlq:*:report:*") == []
+        # One for each start, as without metrics, and one for each series every few seconds.
+        assert client.info("commandstats")["cmdstat_hincrby"]["calls"] < HEALTHY + 100
 
 
 def test_a_store_that_is_down_is_a_metric_and_the_exporter_stays() -> None:

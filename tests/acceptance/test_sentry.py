@@ -166,6 +166,25 @@ def test_what_never_becomes_a_letter_stays_sentrys_own(
     assert mechanism["type"] == "celery"
 
 
+def test_lost_processes_and_unknown_tasks_are_told_of_once(
+    observed: ModuleType, start: Start, ingest: Ingest
+) -> None:
+    """Celery logs a line for each, and Sentry's logging integration makes events of lines."""
+    start(ingest.dsn)
+    observed.killed.delay("a")
+    for number in range(20):
+        observed.app.send_task("observed_app.gone", [number])
+    found = letters(observed, 21)
+    prints = {letter.fingerprint for letter in found}
+    poll(lambda: sum(len(ingest.of(name)) for name in prints) >= 3, timeout_seconds=30)
+
+    assert len(prints) == 2
+    (lost,) = [x for x in ingest.events if x.get("tags", {}).get("task") == "observed_app.killed"]
+    assert lost["tags"]["reason"] == "max_deliveries_exceeded"
+    lines = [event["logger"] for event in ingest.events if event["logger"] != "celery_dlq"]
+    assert lines in ([], ["multiprocessing"])  # three processes were lost
+
+
 def test_beside_leaves_the_integrations_events_and_links_letters_to_them(
     observed: ModuleType, start: Start, ingest: Ingest
 ) -> None:

@@ -97,7 +97,7 @@ local states, groups = {{}}, {{unpack(ARGV, 9)}}
 for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
   local group = groups[number % #groups + 1]
   local reply = ask({{KEYS[1] .. group, KEYS[2], KEYS[3]}},
-    {{'letter-' .. number, group, unpack(ARGV, 3, 8)}})
+    {{'letter-' .. number, group, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], '0'}})
   states[#states + 1] = reply[1]
 end
 return states
@@ -167,6 +167,21 @@ def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
     assert (again.why, again.number) == (Why.CAME_BACK, 1)
     for part in (store, patient, impatient):
         part.close()
+
+
+def test_a_group_came_back_when_a_redriven_message_of_it_dies(redis_url: str) -> None:
+    """It may die before the redrive has removed the letters; each round is told once."""
+    store = RedisStore(connect(redis_url, 2.0), redis_url, Keys())
+    reports = redis_reports(redis_url, gap_seconds=0)
+    whys = []
+    for redrives in (0, 0, 1, 1, 0, 2, 2):
+        letter = a_letter(redrives=redrives)
+        report = reports.of(letter)
+        store.dead_letter(letter, key_of(letter))
+        whys.append(report and report.why)
+    assert whys == [Why.NEW, None, Why.CAME_BACK, None, None, Why.CAME_BACK, None]
+    reports.close()
+    store.close()
 
 
 def test_a_group_known_to_the_store_but_not_here_came_back(redis_url: str) -> None:

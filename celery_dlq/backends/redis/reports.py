@@ -69,7 +69,7 @@ class RedisReports:
         ]
         with translated(self._url):
             state, number, ids = self._report(
-                keys=places, args=[letter.id, fingerprint, *self._options]
+                keys=places, args=[letter.id, fingerprint, *self._options, letter.redrives]
             )
         if state == ReportReply.NONE:
             return None

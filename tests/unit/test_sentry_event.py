@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from builders import a_letter
 
-from celery_dlq.contrib.sentry import SentryReporter, _sends_values, event_id_of, event_of
+from celery_dlq.contrib.sentry import (
+    Seldom,
+    SentryReporter,
+    _sends_values,
+    event_id_of,
+    event_of,
+)
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.reports import Report, Why
@@ -92,3 +98,14 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
     monkeypatch.setattr("celery_dlq.contrib.sentry.client", object)
     letter = a_letter()
     assert SentryReporter(Away()).mark(letter) is letter
+
+
+def test_lines_of_one_kind_pass_once_a_minute() -> None:
+    """The next kind passes at once."""
+    now = [0.0]
+    seldom = Seldom(lambda: now[0])
+    assert seldom.may("multiprocessing", "Process %r exited")
+    assert not seldom.may("multiprocessing", "Process %r exited")
+    assert seldom.may("celery_dlq.worker", "Process %r exited")
+    now[0] = 60.0
+    assert seldom.may("multiprocessing", "Process %r exited")

@@ -25,6 +25,7 @@ _STORES = ("redis", "memory")
 # Seconds, where broker_transport_options do not say otherwise.
 # Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+_SENTRY = ("groups", "beside", "off")
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+socket://")
 
 
@@ -66,6 +67,13 @@ def _shown(value: object) -> str:
 def _store(where: str, value: object) -> str:
     if value not in _STORES:
         message = f"expected {where} to be one of {', '.join(_STORES)}, got {value!r}"
+        raise SettingsError(message)
+    return str(value)
+
+
+def _sentry(where: str, value: object) -> str:
+    if value not in _SENTRY:
+        message = f"expected {where} to be one of {', '.join(_SENTRY)}, got {value!r}"
         raise SettingsError(message)
     return str(value)
 
@@ -170,6 +178,14 @@ class Settings:
         text,
         "Version of your code, kept on each letter. Unit: text. "
         "Defaults to the environment variable SENTRY_RELEASE, if set.",
+    )
+    sentry: str = _setting(
+        "groups",
+        _sentry,
+        "What Sentry is told, if sentry_sdk is initialised in the worker: groups (one event per "
+        "group of letters when it is new, came back or grew tenfold, instead of the "
+        "CeleryIntegration's event per failure), beside (the integration's events stay, and only "
+        "deaths that it does not see are reported), or off. Defaults to groups.",
     )
 
     @cached_property

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from celery_dlq.backends.memory import MemoryBoard, MemoryCounter, MemoryOutbox, MemoryStore
+from celery_dlq.backends.memory import (
+    MemoryBoard,
+    MemoryCounter,
+    MemoryMetrics,
+    MemoryOutbox,
+    MemoryReports,
+    MemoryStore,
+)
 from celery_dlq.config import Settings
+from celery_dlq.metrics import MetricsStore
 from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, Outbox
+from celery_dlq.reports import Reports
 
 
 def make_store(settings: Settings, broker_url: object) -> DeadLetterStore:
@@ -41,6 +50,34 @@ def make_board(settings: Settings, broker_url: object) -> Board:
 
     url = settings.redis_url(broker_url)
     return RedisBoard(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
+
+
+def make_metrics(settings: Settings, broker_url: object) -> MetricsStore:
+    """Where the app's processes add up their counts; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryMetrics()
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    # No second try: counts that were lost on the way must not be added twice.
+    client = connect(url, settings.store_timeout, retries=0)
+    return RedisMetrics(client, url, Keys(settings.key_prefix))
+
+
+def make_reports(settings: Settings, broker_url: object) -> Reports:
+    """Where the app's processes agree on what is reported; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryReports()
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.reports import RedisReports  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    client = connect(url, settings.store_timeout)
+    tallied = settings.store == "redis"
+    return RedisReports(client, url, Keys(settings.key_prefix), tallied=tallied)
 
 
 def make_outbox(settings: Settings, broker_url: object) -> Outbox:

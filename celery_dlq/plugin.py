@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq import __version__, delay
+from celery_dlq import __version__, delay, signals
 from celery_dlq.adopting import Adoptions
 from celery_dlq.announcing import PostOffice
 from celery_dlq.backends.memory import MemoryStore
@@ -18,8 +18,9 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import NotFound
 from celery_dlq.events import Change, Events
 from celery_dlq.filters import LetterFilter
+from celery_dlq.measuring import Measuring
 from celery_dlq.operations import Redriver, RedriveReport
-from celery_dlq.parts import WorkerParts, make_board, make_store
+from celery_dlq.parts import WorkerParts, make_board, make_metrics, make_store
 from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, Keeper, Override, QueueSummary
 from celery_dlq.record import DeadLetter
 from celery_dlq.retention import Retention
@@ -69,6 +70,9 @@ class DeadLetters:
         self._adoptions = Adoptions(
             app, lambda: self.settings, self.events, self._post_office, clock
         )
+        self._measuring = Measuring(lambda: make_metrics(self.settings, self.app.conf.broker_url))
+        self.events.subscribe(self._measuring)
+        self.events.subscribe(signals.relay)
         if getattr(app, _ATTRIBUTE, None) is None:
             setattr(app, _ATTRIBUTE, self)
             self._install()
@@ -130,6 +134,7 @@ class DeadLetters:
 
     def close(self) -> None:
         """Let go of connections; the next operation opens them again."""
+        self._measuring.close()
         with self._lock:
             if self._board is not None and self.settings.store == "redis":
                 self._board.close()
@@ -252,8 +257,13 @@ class DeadLetters:
         """
         where = where or LetterFilter(**fields)
         self._check_queue(dead_letter_queue)
-        redriver = Redriver(self.app, self.store, self._clock)
-        return redriver.redrive(dead_letter_queue, where, rate=rate, limit=limit, progress=progress)
+        redriver = Redriver(self.app, self.store, self._clock, self.events.emit)
+        try:
+            return redriver.redrive(
+                dead_letter_queue, where, rate=rate, limit=limit, progress=progress
+            )
+        finally:
+            self._measuring.close()
 
     def export(
         self,
@@ -282,6 +292,25 @@ class DeadLetters:
             self._check_queue(name)
         chosen = names if names is not None else self.store.names()
         return ParquetExport(self.store, Path(destination)).run(chosen, progress=progress)
+
+    def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
+        """Serve the metrics of all workers to Prometheus, in a thread of this process.
+
+        Args:
+            port: Where to listen; 0 for any free one.
+            address: On which address.
+
+        Returns:
+            The HTTP server; ``shutdown()`` ends it.
+
+        Raises:
+            MissingExtra: prometheus-client is not installed.
+            DLQError: The port is taken.
+        """
+        from celery_dlq.contrib.prometheus import Collector, serve  # noqa: PLC0415 - an extra
+
+        store = make_metrics(self.settings, self.app.conf.broker_url)
+        return serve(Collector(self, store, self._clock), port=port, address=address)
 
     def adopt(
         self,
@@ -434,7 +463,8 @@ class DeadLetters:
         if isinstance(self.store, MemoryStore):
             memory = WorkerParts(self.store, self.board, self.store.counter)
         return make_guard(
-            self.app, self.settings, self._clock, self.events, memory=memory,
+            self.app, self.settings, self._clock, self.events, measuring=self._measuring,
+            memory=memory,
             keeper=self._keeper, hostname=hostname, pid=pid,
             flags_redelivery=flags_redelivery, version=__version__,
         )  # fmt: skip

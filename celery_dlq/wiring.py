@@ -13,6 +13,8 @@ from celery_dlq.delay import DefaultDelays
 from celery_dlq.drift import TASK_PREFIX
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
+from celery_dlq.measuring import Measuring
+from celery_dlq.observers import WorkerObservers
 from celery_dlq.parts import WorkerParts, make_worker_parts, shown_place
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
@@ -39,6 +41,7 @@ def make_guard(
     clock: Clock,
     events: Events,
     *,
+    measuring: Measuring,
     memory: WorkerParts | None,
     keeper: Callable[[DeadLetterStore], Keeper],
     hostname: str,
@@ -53,6 +56,7 @@ def make_guard(
         settings: Its checked settings.
         clock: The present, aware UTC.
         events: Told of what happens.
+        measuring: This process's part in the metrics.
         memory: The parts to use if letters are kept in memory.
         keeper: What stands before the store and takes its letters; asked once the store answers.
         hostname: Node name of the worker.
@@ -70,16 +74,26 @@ def make_guard(
     plans = Plans(book, app.amqp.queues)
     _warn_of_unknown_queues(app, book)
     place = shown_place(settings, broker_url)  # without the password: that may change
+    observers = WorkerObservers(settings, broker_url, events, measuring)
+    burial = Burial(
+        keeper(parts.store),
+        Spool(settings.spool_dir, f"{place} {settings.key_prefix}"),
+        events=events,
+        marked=observers.marked,
+        counts=measuring.counts,
+    )
     guard = Guard(
         plans,
-        Burial(keeper(parts.store), Spool(settings.spool_dir, f"{place} {settings.key_prefix}")),
+        burial,
         parts.counter,
         clock,
         hostname=hostname,
         pid=pid,
         flags_redelivery=flags_redelivery,
         release=settings.release,
+        counts=measuring.counts,
     )
+    observers.watch(guard, burial, hostname)
     retention = Retention(parts.store, parts.board, events, clock, hostname)
     card = replace(
         card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()
@@ -87,6 +101,7 @@ def make_guard(
     guard.chores += [
         Presence(parts.board, card, plans.obey, clock),
         RetentionRound(retention, parts.store, lambda: plans.policies),
+        observers,
     ]
     return guard
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from itertools import islice
 
 from celery_dlq.events import Change
+from celery_dlq.metrics import Measured, Series, WorkerGauges
 from celery_dlq.ports import (
     ClaimState,
     Count,
@@ -26,6 +27,7 @@ from celery_dlq.ports import (
     WorkerCard,
 )
 from celery_dlq.record import DeadLetter, Delivery, end_of
+from celery_dlq.reports import MOST_IDS, Report, Why
 
 _MOST_ASIDE = 20
 _MOST_DEAD = 10_000
@@ -393,6 +395,54 @@ class MemoryBoard:
         for place in [place for place, o in self._overrides.items() if o.until <= now]:
             self.lift(*place)
         return [override for _, override in sorted(self._overrides.items())]
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class MemoryMetrics:
+    """The `MetricsStore` in memory: the processes of one app are one process here."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Series] = Counter()
+        self._workers: dict[str, WorkerGauges] = {}
+
+    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
+        """Add counts."""
+        self._counts.update(counts)
+        if gauges is not None:
+            self._workers[gauges.worker] = gauges
+        return True
+
+    def read(self) -> Measured:
+        """All counts and gauges."""
+        workers = tuple(gauges for _, gauges in sorted(self._workers.items()))
+        return Measured(counts=dict(self._counts), workers=workers)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class MemoryReports:
+    """The `Reports` in memory; without returns and without an allowance."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str], list[str]] = {}
+        self._numbers: Counter[tuple[str, str]] = Counter()
+
+    def of(self, letter: DeadLetter) -> Report | None:
+        """Report a group's first letter, its tenth, its hundredth and so on."""
+        group = (letter.dead_letter_queue, letter.fingerprint)
+        ids = self._ids.setdefault(group, [])
+        if letter.id not in ids:
+            ids.insert(0, letter.id)
+            del ids[MOST_IDS:]
+            self._numbers[group] += 1
+        number = self._numbers[group]
+        if str(number).rstrip("0") != "1" or ids[0] != letter.id:
+            return None
+        why = Why.NEW if number == 1 else Why.GREW
+        return Report(why=why, number=number, letter_ids=tuple(ids))
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from celery_dlq.cli import adopting, changing, data, policies, reading
+from celery_dlq.cli.exporter import exporter
 from celery_dlq.errors import DLQError
 
 
@@ -41,5 +42,6 @@ for _command in (
     data.triage,
     policies.policies,
     policies.trim,
+    exporter,
 ):
     dlq.add_command(_command)

@@ -45,6 +45,22 @@ class Keys:
         """STREAM: changes for the audit, bounded."""
         return f"{self.prefix}:{{board}}:changes"
 
+    def counts(self) -> str:
+        """HASH: metric and its labels as JSON to a count; bounded."""
+        return f"{self.prefix}:{{board}}:counts"
+
+    def gauges(self) -> str:
+        """HASH: worker to ``time|gauges as JSON``; bounded."""
+        return f"{self.prefix}:{{board}}:gauges"
+
+    def report(self, dead_letter_queue: str, fingerprint: str) -> str:
+        """HASH: what an error tracker was told of a group; expires."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:report:{fingerprint}"
+
+    def allowance(self, dead_letter_queue: str) -> str:
+        """HASH: how many reports of this queue are allowed now; expires."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:allowance"
+
     def letters(self, dead_letter_queue: str) -> str:
         """STREAM: one entry per letter, one field per field of the record."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:letters"

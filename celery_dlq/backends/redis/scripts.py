@@ -65,6 +65,15 @@ class NodeReply(IntEnum):
     KNOWN = 1
 
 
+class ReportReply(IntEnum):
+    """First number of the replies of ``report.lua``."""
+
+    NONE = 0
+    NEW = 1
+    CAME_BACK = 2
+    GREW = 3
+
+
 REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
@@ -72,6 +81,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "claim": ClaimReply,
     "note_exported": NoteExportedReply,
     "node": NodeReply,
+    "report": ReportReply,
 }
 
 MOST_IDS = 500
@@ -98,6 +108,8 @@ class Scripts:
     note_exported: Script
     node: Script
     due: Script
+    report: Script
+    measure: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

@@ -127,9 +127,20 @@ class Beside:
         self._seldom = Seldom()
 
     def install(self) -> None:
-        """Look at every event of this process and of the pool processes it starts."""
-        sys.modules["sentry_sdk"].scope.add_global_event_processor(self.processed)
-        celery_signals.task_failure.connect(_carry_event_id, weak=False)
+        """Look at every event of this process and of the pool processes it starts.
+
+        Takes the place of an earlier worker's in this process.
+        """
+        scope = sys.modules["sentry_sdk"].scope
+        others = [
+            processor
+            for processor in scope.global_event_processors
+            if not isinstance(getattr(processor, "__self__", None), Beside)
+        ]
+        scope.global_event_processors[:] = [*others, self.processed]
+        celery_signals.task_failure.connect(
+            _carry_event_id, weak=False, dispatch_uid="celery_dlq.sentry"
+        )
 
     def processed(self, event: Any, hint: Mapping[str, Any]) -> Any:
         """Sentry's event, or ``None`` if a letter tells of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha1
 from typing import Any
 
@@ -71,7 +72,8 @@ class RedisMetrics:
     def close(self) -> None:
         """Read outstanding replies and disconnect."""
         self._wire.close()
-        self._client.close()
+        with suppress(Exception):
+            self._client.close()
 
 
 def _names(series: Series) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """A shop whose letters the notebook looks at: one bug, one bad provider, one killer image.
 
-    celery -A shop worker &
-    python shop.py                       # publishes orders
-    celery -A shop dlq export letters/
+celery -A shop worker &
+python shop.py                       # publishes orders
+celery -A shop dlq export letters/
 """
 
 from __future__ import annotations

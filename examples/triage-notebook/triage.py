@@ -87,8 +87,7 @@ for reason in sorted({row.reason for row in rows}):
     axes.bar([from_micros(first)], [0], color=COLOURS.get(reason, OTHER), label=reason)
 axes.set_ylabel(f"letters per {bucket.removeprefix('1 ')}")
 axes.legend(frameon=False)
-figure.autofmt_xdate();
-
+figure.autofmt_xdate()
 # %% [markdown]
 # ## Of what, and after how many deliveries
 #
@@ -139,8 +138,7 @@ axes.barh([p + 0.2 for p in places], [row.share_of_others for _, row in bars], 0
 axes.set_yticks(list(places), labels)
 axes.set_xlim(0, 1)
 axes.invert_yaxis()
-axes.legend(frameon=False);
-
+axes.legend(frameon=False)
 # %% [markdown]
 # The bug: there is no exchange rate for one currency. The declined cards come from one provider.
 # The other bars follow from these two: both causes have the same task, so what one has, the other

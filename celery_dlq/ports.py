@@ -207,6 +207,19 @@ class DeadLetterStore(Protocol):
     def last_position(self, dead_letter_queue: str) -> str | None:
         """The position of the newest letter ever stored, or ``None``."""
 
+    def note_exported(self, dead_letter_queue: str, position: str) -> None:
+        """Note that all letters up to a position are durably in files; never moves back.
+
+        Only an export that leaves nothing out may say so: no filter chose its letters.
+        """
+
+    def exported_until(self, dead_letter_queue: str) -> str | None:
+        """Up to which position, itself included, letters were exported; ``None`` if never.
+
+        Also ``None`` where the queue ends before the noted position: it was deleted and made
+        anew, or a fail-over took its end, and nothing says what of it was exported.
+        """
+
     def names(self) -> list[str]:
         """The names of all dead-letter queues that ever had a letter, sorted."""
 

@@ -130,6 +130,7 @@ class MemoryStore:
         self._queues: dict[str, dict[str, tuple[int, DeadLetter]]] = {}
         self._claims: dict[tuple[str, str], tuple[str, str, float]] = {}
         self._lasts: dict[str, int] = {}
+        self._exported: dict[str, str] = {}
         self._lock = threading.RLock()
 
     def check(self) -> None:
@@ -180,6 +181,17 @@ class MemoryStore:
         """The newest position ever given."""
         last = self._lasts.get(dead_letter_queue)
         return None if last is None else _position(last)
+
+    def note_exported(self, dead_letter_queue: str, position: str) -> None:
+        """Note how far the queue is exported."""
+        with self._lock:
+            before = self._exported.get(dead_letter_queue, "")
+            self._exported[dead_letter_queue] = max(before, position)
+
+    def exported_until(self, dead_letter_queue: str) -> str | None:
+        """How far the queue is exported."""
+        noted, last = self._exported.get(dead_letter_queue), self.last_position(dead_letter_queue)
+        return None if noted is None or last is None or last < noted else noted
 
     def names(self) -> list[str]:
         """The names of all dead-letter queues."""

@@ -16,6 +16,7 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.ids(queue),
         keys.tally(queue),
         keys.claims(queue),
+        keys.exported(queue),
         keys.run(a_key(dead_letter_queue=queue, task_id="a")),
         keys.run(a_key(dead_letter_queue=queue, task_id="{b}", redrives=2)),
     ]

@@ -61,6 +61,10 @@ class Keys:
         """HASH: letter id to ``state|owner|lease end`` of a redrive."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:claims"
 
+    def exported(self, dead_letter_queue: str) -> str:
+        """STRING: entry id up to which letters were exported to files."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:exported"
+
     def workers(self, dead_letter_queue: str) -> str:
         """ZSET: workers that guard messages of this queue, by their last sign of life."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:workers"

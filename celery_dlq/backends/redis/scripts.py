@@ -51,6 +51,13 @@ class ClaimReply(IntEnum):
     GONE = 5
 
 
+class NoteExportedReply(IntEnum):
+    """Replies of ``note_exported.lua``."""
+
+    KEPT = 0
+    NOTED = 1
+
+
 class NodeReply(IntEnum):
     """First number of the replies of ``node.lua``."""
 
@@ -63,6 +70,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
     "claim": ClaimReply,
+    "note_exported": NoteExportedReply,
     "node": NodeReply,
 }
 
@@ -87,6 +95,7 @@ class Scripts:
     claim: Script
     mark_published: Script
     release: Script
+    note_exported: Script
     node: Script
 
     @classmethod

@@ -128,6 +128,22 @@ class RedisStore:
             info = self._client.xinfo_stream(self._keys.letters(dead_letter_queue))
         return _text(info["last-generated-id"])
 
+    def note_exported(self, dead_letter_queue: str, position: str) -> None:
+        """Note how far the queue is exported; see `DeadLetterStore.note_exported`."""
+        with translated(self._url):
+            self._scripts.note_exported(
+                keys=[self._keys.exported(dead_letter_queue)], args=[position]
+            )
+
+    def exported_until(self, dead_letter_queue: str) -> str | None:
+        """How far the queue is exported; see `DeadLetterStore.exported_until`."""
+        with translated(self._url):
+            noted = self._client.get(self._keys.exported(dead_letter_queue))
+        last = self.last_position(dead_letter_queue) if noted is not None else None
+        if last is None or _order(last) < _order(_text(noted)):
+            return None
+        return _text(noted)
+
     def names(self) -> list[str]:
         """The names of all dead-letter queues."""
         with translated(self._url):
@@ -296,6 +312,10 @@ def _time_of(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Any:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _order(position: str) -> list[int]:
+    return [int(part) for part in position.split("-")]
 
 
 def _literal(text: str) -> str:

@@ -31,8 +31,13 @@ DEMO = [
 ]
 TEST = [
     *DEMO,
+    "duckdb>=1.1",
+    "fsspec>=2024.2",
     "gevent>=24",
     "hypothesis>=6.100",
+    "moto[server]>=5",
+    "pandas>=2.1,<3",
+    "polars>=1",
     "pytest>=8",
     "pytest-celery[redis]>=1.3",
     "pytest-randomly>=3.15",

@@ -300,7 +300,9 @@ class DeadLetters:
         from celery_dlq.export.parquet import ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
         from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only
 
-        rolling = {"rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds}
+        rolling: dict[str, Any] = {
+            "rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds,
+        }  # fmt: skip
         names = None if dead_letter_queues is None else list(dead_letter_queues)
         for name in names or ():
             self._check_queue(name)

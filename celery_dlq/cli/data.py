@@ -19,8 +19,8 @@ from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option
 @filter_options
 @click.option("--redact", multiple=True, metavar="PATHS",
               help="Replace values by tokens, e.g. kwargs.card,headers.auth.")  # fmt: skip
-@click.option("--redact-key-file", type=click.File("rb"),
-              help="File with the secret of the tokens; else the environment's DLQ_REDACT_KEY.")  # fmt: skip
+@click.option("--redact-key-file", type=click.File("rb"), metavar="FILE",
+              help="File with the tokens' secret; else DLQ_REDACT_KEY of the environment.")  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or SIGTERM.")
 @click.option("--roll-rows", type=click.IntRange(min=1), help="Close files after so many letters.")
 @click.option("--roll-bytes", type=click.IntRange(min=1),
@@ -28,7 +28,7 @@ from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option
 @click.option("--roll-seconds", type=click.FloatRange(min=0, min_open=True),
               help="Or, with --follow, after so many seconds.")  # fmt: skip
 @click.option("--then-trim", is_flag=True,
-              help="Remove letters from their queues once they were read back from the files.")  # fmt: skip
+              help="Remove letters once they were read back from the files.")  # fmt: skip
 @json_option
 @click.pass_context
 def export(

@@ -2,8 +2,8 @@
 
 ::
 
-    _celery_dlq/export.json         which letters and redactions the folder is for
-    _celery_dlq/queues/<queue>.json checkpoint and, while files are put in place, the intent
+    _celery_dlq/about               which letters and redactions the folder is for
+    _celery_dlq/<queue>.json        checkpoint and, while files are put in place, the intent
     _celery_dlq/drafts/             unfinished files; removed by the next export
 """
 
@@ -21,7 +21,7 @@ from celery_dlq.export.destination import NOTES, Destination
 from celery_dlq.filters import LetterFilter
 from celery_dlq.record import from_micros, iso, to_micros
 
-_ABOUT = f"{NOTES}/export.json"
+_ABOUT = f"{NOTES}/about"
 _TIMES = ("since", "until")
 
 
@@ -160,7 +160,7 @@ def _told(part: Any) -> str:
 
 
 def _place(queue: str) -> str:
-    return f"{NOTES}/queues/{partition.note_name(queue)}"
+    return f"{NOTES}/{partition.note_name(queue)}"
 
 
 def _load(destination: Destination, name: str) -> Any:

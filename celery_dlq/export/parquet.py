@@ -238,7 +238,8 @@ class _Queue:
         self._read_to = self._checkpoint.position
         self._roll: Roll | None = None
         self._begun_at = 0.0
-        self._page_size = PAGE
+        self._most = min(PAGE, work.rolling.rows)
+        self._page_size = self._most
         self._begin()
 
     @property
@@ -314,7 +315,7 @@ class _Queue:
             for page in self._work.store.fields(self._name, after=after, until=end, page_size=size):
                 yield page
                 after = page[-1][0]
-                self._page_size = _page_size(page, size)
+                self._page_size = _page_size(page, size, self._most)
                 if self._page_size != size:
                     break
             else:
@@ -380,13 +381,13 @@ class _Queue:
                 self._work.trimmed(self._name, count)
 
 
-def _page_size(page: Sequence[Entry], size: int) -> int:
+def _page_size(page: Sequence[Entry], size: int, most: int) -> int:
     """How many letters to read next, so that a page stays near `BYTES_A_PAGE`."""
     read = sum(len(f.get(b"body", b"")) + len(f.get(b"traceback", b"")) for _, f in page)
     if read > BYTES_A_PAGE:
         return max(1, min(size // 2, len(page) * BYTES_A_PAGE // read))
-    if size < PAGE and read * 4 < BYTES_A_PAGE and len(page) == size:
-        return min(PAGE, size * 2)
+    if size < most and read * 4 < BYTES_A_PAGE and len(page) == size:
+        return min(most, size * 2)
     return size
 
 

@@ -58,12 +58,7 @@ class Destination:
         self._uploads = _kind(self._fs) in _UPLOADS
 
     def open(self) -> None:
-        """Make the folder, and remove what a killed export left in it unfinished.
-
-        Raises:
-            ExportError: It has other things in it.
-        """
-        self._check_ours()
+        """Make the folder, and remove what a killed export left in it unfinished."""
         self._fs.create_dir(self._path(_TEMPORARY), recursive=True)
         for info in self._fs.get_file_info(self._selector(_TEMPORARY)):
             if info.is_file:
@@ -76,7 +71,12 @@ class Destination:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One export at a time, on this machine; see `DeadLetterStore.lease` for the others."""
+        """One export at a time: two could write a letter twice. Only on this machine.
+
+        Raises:
+            ExportError: Another export is writing there, or the folder has other things in it.
+        """
+        self._check_ours()
         with self._lock_file().open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

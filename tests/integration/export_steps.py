@@ -4,7 +4,7 @@ For each number of a step: a child exports and is killed there; readers look at 
 second child is killed at another step; a third one comes to its end. Then every letter must be in
 the files once. Prints how many steps there were.
 
-Args: URL of Redis, destination, "trim" or "keep", the first step, every how many steps.
+Args: URL of Redis, destination with {} for the step, "trim" or "keep", the first step, every how many steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STEPS = [
 def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
     step = int(first)
     while step < MOST_STEPS:
-        here = f"{place}/{step}"
+        here = place.format(step)
         child(lambda: store_letters(url))
         killed = child(lambda at=step, to=here: export(url, to, mode, at))
         child(lambda at=step, to=here: (look(to), export(url, to, mode, at * 7 % 23)))

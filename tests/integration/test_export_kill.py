@@ -35,5 +35,5 @@ def test_killed_at_any_step_each_letter_is_in_the_files_once(tmp_path: Path, mod
     """
     first = random.randrange(_STRIDE)  # noqa: S311 - the seed is printed by pytest-randomly
     with RedisServer() as server:
-        steps = run_steps(server, str(tmp_path / "letters"), mode, str(first), str(_STRIDE))
+        steps = run_steps(server, str(tmp_path / "letters-{}"), mode, str(first), str(_STRIDE))
     assert steps > 100

@@ -20,7 +20,7 @@ from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option
 @click.option("--redact", multiple=True, metavar="PATHS",
               help="Replace values by tokens, e.g. kwargs.card,headers.auth.")  # fmt: skip
 @click.option("--redact-key-file", type=click.File("rb"), metavar="FILE",
-              help="File with the tokens' secret; else DLQ_REDACT_KEY of the environment.")  # fmt: skip
+              help="File with the tokens' secret; else $DLQ_REDACT_KEY.")  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or SIGTERM.")
 @click.option("--roll-rows", type=click.IntRange(min=1), help="Close files after so many letters.")
 @click.option("--roll-bytes", type=click.IntRange(min=1),

@@ -4,7 +4,8 @@ For each number of a step: a child exports and is killed there; readers look at 
 second child is killed at another step; a third one comes to its end. Then every letter must be in
 the files once. Prints how many steps there were.
 
-Args: URL of Redis, destination with {} for the step, "trim" or "keep", the first step, every how many steps.
+Args: URL of Redis, destination with {} for the step, "trim" or "keep", the first step, and
+every how many steps.
 """
 
 from __future__ import annotations

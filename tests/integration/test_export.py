@@ -133,7 +133,7 @@ def test_queues_of_any_name_have_a_folder_of_text(store: Any, tmp_path: Path, na
     """Readers that guess types take no queue for a number or a day."""
     put(store, dead_letter_queue=name)
     run(store, tmp_path)
-    found = duckdb.sql(f"select * from read_parquet('{tmp_path}/**/*.parquet')").df()
+    found = duckdb.sql(f"select * from read_parquet('{tmp_path}/**/*.parquet')").df()  # noqa: S608 - our own folder
     assert found["dead_letter_queue"].tolist() == [name]
     assert isinstance(found["dlq"].tolist()[0], str)
     assert ds.dataset(tmp_path, partitioning="hive").to_table().num_rows == 1
@@ -153,7 +153,7 @@ def test_duckdb_pandas_polars_and_arrow_read_versions_together(store: Any, tmp_p
     pq.write_table(newer, folder / "letters-9-9-10-0.parquet")
     everything = f"{tmp_path}/**/*.parquet"
     read = f"read_parquet('{everything}', union_by_name=true, hive_partitioning=true)"
-    counts = duckdb.sql(f"select count(*), count(mood), count(distinct id) from {read}")
+    counts = duckdb.sql(f"select count(*), count(mood), count(distinct id) from {read}")  # noqa: S608
     assert counts.fetchall() == [(4, 1, 4)]
     frame = pl.scan_parquet(
         everything, missing_columns="insert", extra_columns="ignore", hive_partitioning=True
@@ -299,7 +299,7 @@ def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path, place: 
     (tmp_path / "file").write_text("a file")
     store = MemoryStore()
     put(store)
-    with pytest.raises(ExportError, match="expected .* to be"):
+    with pytest.raises(ExportError, match=r"expected .* to be"):
         run(store, place.format(tmp=tmp_path))
 
 

@@ -27,7 +27,7 @@ from celery_dlq.export.notes import Checkpoint
 from celery_dlq.export.redaction import Redaction
 from celery_dlq.export.roll import Roll
 from celery_dlq.filters import LetterFilter
-from celery_dlq.ports import DeadLetterStore
+from celery_dlq.ports import DeadLetterStore, FlatFields
 from celery_dlq.record import DeadLetter, from_micros, to_micros
 
 try:
@@ -383,12 +383,17 @@ class _Queue:
 
 def _page_size(page: Sequence[Entry], size: int, most: int) -> int:
     """How many letters to read next, so that a page stays near `BYTES_A_PAGE`."""
-    read = sum(len(f.get(b"body", b"")) + len(f.get(b"traceback", b"")) for _, f in page)
+    read = sum(_size(fields) for _position, fields in page)
     if read > BYTES_A_PAGE:
         return max(1, min(size // 2, len(page) * BYTES_A_PAGE // read))
     if size < most and read * 4 < BYTES_A_PAGE and len(page) == size:
         return min(most, size * 2)
     return size
+
+
+def _size(fields: Mapping[bytes, bytes]) -> int:
+    # Asking a flat entry for a field by name would make a mapping of each.
+    return sum(map(len, fields.flat if isinstance(fields, FlatFields) else fields.values()))
 
 
 def _integer(value: bytes | None) -> int | None:

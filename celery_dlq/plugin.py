@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import __version__, delay, signals
+from celery_dlq.actor import whoami
 from celery_dlq.adopting import Adoptions
 from celery_dlq.announcing import PostOffice
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
 from celery_dlq.errors import NotFound
-from celery_dlq.events import Change, Events
+from celery_dlq.events import Action, Change, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.measuring import Measuring
 from celery_dlq.operations import Redriver, RedriveReport
@@ -24,7 +25,7 @@ from celery_dlq.parts import WorkerParts, make_board, make_metrics, make_store
 from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, Keeper, Override, QueueSummary
 from celery_dlq.record import DeadLetter
 from celery_dlq.retention import Retention
-from celery_dlq.rules import Rulebook, Rules, whoami
+from celery_dlq.rules import Rulebook, Rules
 
 if TYPE_CHECKING:
     from celery_dlq.export.parquet import ExportReport
@@ -269,29 +270,90 @@ class DeadLetters:
         self,
         destination: str | Path,
         dead_letter_queues: Iterable[str] | None = None,
+        where: LetterFilter | None = None,
         *,
+        redact: Sequence[str] = (),
+        redact_key: bytes | None = None,
+        follow: threading.Event | None = None,
+        roll_rows: int | None = None,
+        roll_bytes: int | None = None,
+        roll_seconds: float | None = None,
+        then_trim: bool = False,
+        filesystem: Any | None = None,
         progress: Callable[[int], None] | None = None,
+        **fields: Any,
     ) -> ExportReport:
         """Write the letters to Parquet files; a second export writes only what is new.
 
+        Each letter is in the files once, however often exports are killed. A folder keeps to
+        the filter and the redaction that it was begun with. Letters that died at or after
+        ``until`` wait, with all behind them, for a later run.
+
         Args:
-            destination: A local folder; made if it is not there.
+            destination: A local folder, made if it is not there; or a URL of a file system
+                that pyarrow or fsspec knows, e.g. ``s3://bucket/letters``.
             dead_letter_queues: Which queues; ``None`` for all.
-            progress: Called with the number of letters of every page that is written.
+            where: Which letters; or give the fields of `LetterFilter` as keywords.
+            redact: Paths of values to replace by tokens, e.g. ``["kwargs.card"]``.
+            redact_key: The secret of the tokens, 16 bytes or more.
+            follow: Go on with what comes until this event is set.
+            roll_rows: Close files after so many letters; ``None`` for 500,000.
+            roll_bytes: Or after so many bytes before compression; ``None`` for 256 MiB.
+            roll_seconds: Or, when following, after so many seconds; ``None`` for 60.
+            then_trim: Remove letters from their queues once they were read back from the files.
+            filesystem: A file system of pyarrow or fsspec that ``destination`` is a path in.
+            progress: Called with the number of letters of every page that was read.
+            **fields: E.g. ``reason="failed"``.
 
         Raises:
             NotFound: A named queue does not exist.
             MissingExtra: pyarrow is not installed.
-            ExportError: The destination cannot be written, or belongs to something else.
+            ExportError: The destination cannot be written, belongs to something else, or an
+                option is not usable.
             StoreUnavailable: Redis does not answer.
         """
-        from celery_dlq.export.parquet import ParquetExport  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export.parquet import ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only
 
+        rolling: dict[str, Any] = {
+            "rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds,
+        }  # fmt: skip
         names = None if dead_letter_queues is None else list(dead_letter_queues)
         for name in names or ():
             self._check_queue(name)
-        chosen = names if names is not None else self.store.names()
-        return ParquetExport(self.store, Path(destination)).run(chosen, progress=progress)
+        export = ParquetExport(
+            self.store,
+            destination,
+            where=where or LetterFilter(**fields),
+            rolling=Rolling(**{name: n for name, n in rolling.items() if n is not None}),
+            redaction=Redaction.parse(redact, redact_key) if redact else None,
+            filesystem=filesystem,
+            trimmed=self._note_trimmed(str(destination)) if then_trim else None,
+        )
+
+        def chosen() -> list[str]:
+            return names if names is not None else self.store.names()
+
+        if follow is not None:
+            return export.follow(chosen, follow, progress=progress)
+        return export.run(chosen(), progress=progress)
+
+    def _note_trimmed(self, destination: str) -> Callable[[str, int], None]:
+        from celery_dlq.export.destination import shown  # noqa: PLC0415 - pyarrow is an extra
+
+        def note(dead_letter_queue: str, letters: int) -> None:
+            change = Change(
+                at=self._clock(),
+                action=Action.TRIMMED,
+                actor=whoami(),
+                target=dead_letter_queue,
+                letters=letters,
+                detail={"exported_to": shown(destination)},
+            )
+            self.board.record(change)
+            self.events.emit(change)
+
+        return note
 
     def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
         """Serve the metrics of all workers to Prometheus, in a thread of this process.

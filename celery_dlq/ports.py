@@ -184,6 +184,34 @@ class Heading:
     dead_lettered_at: datetime | None
 
 
+class FlatFields(Mapping[bytes, bytes]):
+    """The fields of one entry as they came over the wire: names and values in turn.
+
+    The exporter moves whole columns and never asks for a field by name; the mapping is
+    only made for those who do.
+
+    Attributes:
+        flat: Names and values, in turn.
+    """
+
+    __slots__ = ("_named", "flat")
+
+    def __init__(self, flat: Sequence[bytes]) -> None:
+        self.flat = flat
+        self._named: dict[bytes, bytes] | None = None
+
+    def __getitem__(self, name: bytes) -> bytes:
+        if self._named is None:
+            self._named = dict(zip(self.flat[::2], self.flat[1::2], strict=True))
+        return self._named[name]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(dict.fromkeys(self.flat[::2]))
+
+    def __len__(self) -> int:
+        return len(set(self.flat[::2]))
+
+
 class DeadLetterStore(Protocol):
     """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`."""
 

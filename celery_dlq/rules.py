@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
+from celery_dlq.actor import whoami
 from celery_dlq.drift import differences
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events
@@ -163,15 +161,6 @@ class Rulebook:
         )
         self._board.record(change)
         self._events.emit(change)
-
-
-def whoami() -> str:
-    """``user@host``, for the audit."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as containers have
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def _view(book: PolicyBook, queue: str, task: str | None) -> PolicyView:

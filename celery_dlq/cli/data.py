@@ -2,33 +2,90 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
-from celery_dlq.cli.options import json_option
+from celery_dlq.cli.context import dead_letters_of, letter_filter, print_lines, screen_of
+from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option
 
 if TYPE_CHECKING:
     from celery_dlq.spark.report import Triage
 
 
 @click.command()
-@click.argument("destination", type=click.Path(file_okay=False))
+@click.argument("destination")
 @click.option("--queue", "chosen", multiple=True, help="Only this queue; may be given again.")
+@filter_options
+@click.option("--redact", multiple=True, metavar="PATHS",
+              help="Replace values by tokens, e.g. kwargs.card,headers.auth.")  # fmt: skip
+@click.option("--redact-key-file", type=click.File("rb"), metavar="FILE",
+              help="File with the tokens' secret; else $DLQ_REDACT_KEY.")  # fmt: skip
+@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or SIGTERM.")
+@click.option("--roll-rows", type=click.IntRange(min=1), help="Close files after so many letters.")
+@click.option("--roll-bytes", type=click.IntRange(min=1),
+              help="Or after so many bytes before compression.")  # fmt: skip
+@click.option("--roll-seconds", type=click.FloatRange(min=0, min_open=True),
+              help="Or, with --follow, after so many seconds.")  # fmt: skip
+@click.option("--then-trim", is_flag=True,
+              help="Remove letters once they were read back from the files.")  # fmt: skip
 @json_option
 @click.pass_context
-def export(ctx: click.Context, destination: str, *, chosen: tuple[str, ...], as_json: bool) -> None:
-    """Write letters to Parquet files in the folder DESTINATION; again writes only what is new."""
-    screen = screen_of(ctx)
+def export(
+    ctx: click.Context,
+    /,
+    destination: str,
+    *,
+    chosen: tuple[str, ...],
+    redact: tuple[str, ...],
+    redact_key_file: Any,
+    follow: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write letters to Parquet files in DESTINATION; again writes only what is new.
+
+    DESTINATION is a folder, or a URL such as s3://bucket/letters. It keeps to the filter
+    and the redaction that it was begun with.
+    """
+    key = redact_key_file.read() if redact_key_file is not None else None
+    if key is None and "DLQ_REDACT_KEY" in os.environ:
+        key = os.environ["DLQ_REDACT_KEY"].encode()
+    rest = {name: value for name, value in options.items() if name not in FILTER_NAMES}
+    screen, stop = screen_of(ctx), _stop_event() if follow else None
     with screen.counting("exported", quiet=as_json) as progress:
-        report = dead_letters_of(ctx).export(destination, chosen or None, progress=progress)
+        report = dead_letters_of(ctx).export(
+            destination,
+            chosen or None,
+            letter_filter(options),
+            redact=[path for some in redact for path in some.split(",")],
+            redact_key=key,
+            follow=stop,
+            progress=progress,
+            **rest,
+        )
     if as_json:
         print_lines([report.to_json()])
     else:
         screen.exported(report)
+
+
+def _stop_event() -> threading.Event:
+    """An event that Ctrl-C or SIGTERM sets; the second one ends the process at once."""
+    stop = threading.Event()
+
+    def ask(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return stop
 
 
 @click.command()

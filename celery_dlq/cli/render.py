@@ -131,14 +131,23 @@ class Screen:
 
     def exported(self, report: ExportReport) -> None:
         """What an export wrote."""
-        if not report.letters:
+        if report.letters:
+            size = report.bytes / 1024
+            self.say(
+                f"Exported {_letters(report.letters)} ({size:,.0f} KiB in {report.files:,} "
+                f"file{'' if report.files == 1 else 's'}) to {report.destination}"
+            )
+        else:
             self.say(f"Nothing new to export; {report.destination} is up to date.")
-            return
-        size = report.bytes / 1024
-        self.say(
-            f"Exported {_letters(report.letters)} ({size:,.0f} KiB in {report.files:,} "
-            f"file{'' if report.files == 1 else 's'}) to {report.destination}"
-        )
+        if report.trimmed:
+            self.say(f"Trimmed {_letters(report.trimmed)}: read back from the files, then removed.")
+        if report.waiting:
+            self.say(f"Waiting for a later --until: {', '.join(report.waiting)}")
+        if report.unreadable:
+            self.say(f"Left out, not readable: {report.unreadable:,}", style="yellow")
+        if report.foreign:
+            names = ", ".join(report.foreign[:5])
+            self.say(f"Not made by an export, and Spark may fail on it: {names}", style="yellow")
 
     def triage(self, triage: Triage) -> None:
         """What PySpark found."""

@@ -3,47 +3,49 @@
 The folder::
 
     dlq=<queue>/day=<YYYY-MM-DD>/letters-<first>-<last>.parquet
-    _celery_dlq/<queue>.json        checkpoint and, while a batch is written, its intent
-    _celery_dlq/lock                held by the one exporter that writes
+    _celery_dlq/        notes; see `celery_dlq.export.notes`
 
-The commit order of a batch: note the intent (the id range) durably; write each
-file under a hidden temporary name, sync it, rename it; then move the checkpoint.
-Killed anywhere, the next export reads the same id range and writes files of the
-same names, so that nothing is there twice.
+The commit order is told in `celery_dlq.export.roll`.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
+import logging
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-from uuid import uuid4
 
-from celery_dlq.errors import ExportError, MissingExtra
-from celery_dlq.export import arrow
-from celery_dlq.ports import DeadLetterStore
+from celery_dlq.errors import CorruptLetter, ExportError, MissingExtra
+from celery_dlq.export import arrow, notes, partition, trim
+from celery_dlq.export.destination import Destination
+from celery_dlq.export.notes import Checkpoint
+from celery_dlq.export.redaction import Redaction
+from celery_dlq.export.roll import Roll
+from celery_dlq.filters import LetterFilter
+from celery_dlq.ports import DeadLetterStore, FlatFields
+from celery_dlq.record import DeadLetter, from_micros, to_micros
 
 try:
-    import pyarrow.parquet as pq
+    import pyarrow as pa
 except ImportError as exc:
     feature = "the export of letters"
     raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
-ROWS_A_BATCH = 20_000
-BYTES_A_BATCH = 64 * 1024 * 1024
-PAGE = 500
+logger = logging.getLogger("celery_dlq.export")
 
-_STATE = "_celery_dlq"
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+PAGE = 500
+BYTES_A_PAGE = 8 * 1024 * 1024
+
+_POLL_SECONDS = 0.5
+_MOST_WAITING_BYTES = 128 * 1024 * 1024
 
 Entry = tuple[str, Mapping[bytes, bytes]]
+Progress = Callable[[int], None]
 
 
 @dataclass(slots=True)
@@ -51,11 +53,15 @@ class ExportReport:
     """What an export wrote.
 
     Attributes:
-        destination: The folder.
+        destination: The folder, without credentials.
         letters: Letters written by this run.
         files: Files written by this run.
         bytes: Their size.
         by_queue: Letters written, by dead-letter queue.
+        trimmed: Letters removed from their queues after they were found in the files.
+        unreadable: Entries that a filter could not be asked about; they were left out.
+        waiting: Queues that have letters which died at or after ``until``; the next run goes on.
+        foreign: Names in the folder that no export made; some readers stumble over them.
     """
 
     destination: str
@@ -63,10 +69,43 @@ class ExportReport:
     files: int = 0
     bytes: int = 0
     by_queue: dict[str, int] = field(default_factory=dict)
+    trimmed: int = 0
+    unreadable: int = 0
+    waiting: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+    def count(self, queue: str, letters: int, files: int, size: int) -> None:
+        """Add what was committed of one queue."""
+        self.letters += letters
+        self.files += files
+        self.bytes += size
+        if letters:
+            self.by_queue[queue] = self.by_queue.get(queue, 0) + letters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rolling:
+    """When files are closed and put in place, whichever comes first.
+
+    Attributes:
+        rows: Letters of one range.
+        bytes: Their bytes before compression.
+        seconds: Age of a range's first letter; only asked when following.
+    """
+
+    rows: int = 500_000
+    bytes: int = 256 * 1024 * 1024
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                message = f"expected roll {name} to be more than 0, got {getattr(self, name)}"
+                raise ExportError(message)
 
 
 class ParquetExport:
@@ -74,203 +113,304 @@ class ParquetExport:
 
     Args:
         store: Where the letters are.
-        destination: The folder; made if it is not there.
+        destination: A local folder, made if it is not there; or a URL.
+        where: Which letters; ``None`` for all.
+        rolling: When files are closed.
+        redaction: Replaces values; ``None`` for none.
+        filesystem: What the destination is a path in; ``None`` finds it by the URL.
+        trimmed: Called with a queue and a number of letters, after these were found in the
+            files and removed from it; ``None`` removes nothing.
     """
 
-    def __init__(self, store: DeadLetterStore, destination: Path) -> None:
+    def __init__(
+        self,
+        store: DeadLetterStore,
+        destination: str | Path,
+        *,
+        where: LetterFilter | None = None,
+        rolling: Rolling | None = None,
+        redaction: Redaction | None = None,
+        filesystem: Any | None = None,
+        trimmed: Callable[[str, int], None] | None = None,
+    ) -> None:
         self._store = store
-        self._root = destination
+        self._where = where or LetterFilter()
+        self._rolling = rolling or Rolling()
+        self._redaction = redaction
+        self._trimmed = trimmed
+        self._destination = Destination(destination, filesystem)
 
     def run(
-        self, dead_letter_queues: Sequence[str], *, progress: Callable[[int], None] | None = None
+        self,
+        dead_letter_queues: Sequence[str],
+        *,
+        progress: Progress | None = None,
     ) -> ExportReport:
-        """Export the queues; see `DeadLetters.export`."""
-        report = ExportReport(destination=str(self._root))
-        with _readable_errors(self._root), self._locked():
+        """Export what the queues hold now; see `DeadLetters.export`."""
+        with self._opened(progress) as work:
             for name in dead_letter_queues:
-                self._queue(name, report, progress)
-        return report
+                queue = work.queue(name)
+                queue.read()
+                queue.commit()
+        return work.report
 
-    def _queue(
-        self, name: str, report: ExportReport, progress: Callable[[int], None] | None
-    ) -> None:
-        checkpoint = _Checkpoint.read(self._root / _STATE / f"{quote(name, safe='')}.json", name)
-        end = self._store.last_position(name)
-        if checkpoint.position is not None and (end is None or _older(end, checkpoint.position)):
-            message = (
-                f"expected {name!r} to have letters after {checkpoint.position}, its last export; "
-                f"got a queue that ends at {end}: it was deleted and made anew. "
-                f"Export it to a new folder"
-            )
-            raise ExportError(message)
-        if end is None:
-            return
-        if checkpoint.intent is not None:  # the batch that a killed export left unfinished
-            self._batch(checkpoint, list(self._entries(name, checkpoint.position,
-                                                       checkpoint.intent)), report)  # fmt: skip
-        for batch in _batches(self._entries(name, checkpoint.position, end)):
-            checkpoint.intend(batch[-1][0])
-            self._batch(checkpoint, batch, report)
-            if progress is not None:
-                progress(len(batch))
-
-    def _entries(self, name: str, after: str | None, until: str) -> Iterator[Entry]:
-        for page in self._store.fields(name, after=after, until=until, page_size=PAGE):
-            yield from page
-
-    def _batch(self, checkpoint: _Checkpoint, batch: list[Entry], report: ExportReport) -> None:
-        days: dict[str, list[Entry]] = {}
-        for entry in batch:
-            days.setdefault(_day(entry[1]), []).append(entry)
-        first, last = checkpoint.position or "0-0", checkpoint.intent
-        for day, entries in sorted(days.items()):
-            folder = self._root / f"dlq={escaped(checkpoint.queue)}" / f"day={day}"
-            size = _write(folder / f"letters-{first}-{last}.parquet", entries)
-            report.files += 1
-            report.bytes += size
-        report.letters += len(batch)
-        report.by_queue[checkpoint.queue] = report.by_queue.get(checkpoint.queue, 0) + len(batch)
-        checkpoint.commit()
+    def follow(
+        self,
+        dead_letter_queues: Callable[[], Sequence[str]],
+        stop: threading.Event,
+        *,
+        progress: Progress | None = None,
+    ) -> ExportReport:
+        """Export what comes, until told to stop; what was read by then is still written."""
+        with self._opened(progress) as work:
+            while True:
+                last_round = stop.is_set()
+                for name in dead_letter_queues():
+                    queue = work.queue(name)
+                    queue.read()
+                    if last_round or queue.is_old(self._rolling.seconds):
+                        queue.commit()
+                work.relieve(_MOST_WAITING_BYTES)
+                if last_round:
+                    return work.report
+                stop.wait(_POLL_SECONDS)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One exporter a folder: two would write one letter twice."""
-        state = self._root / _STATE
-        state.mkdir(parents=True, exist_ok=True)
-        with (state / "lock").open("a") as lock:
+    def _opened(self, progress: Progress | None) -> Iterator[_Work]:
+        report = ExportReport(destination=self._destination.name)
+        with (
+            _readable_errors(self._destination.name),
+            self._destination.locked(),
+            ThreadPoolExecutor(1, "celery_dlq-export") as pool,
+        ):
+            self._destination.open()
+            about = self._redaction.about() if self._redaction is not None else {}
+            notes.agree(self._destination, self._where, about)
+            report.foreign = self._destination.foreign()
+            work = _Work(
+                self._store, self._destination, self._where, self._rolling, self._redaction,
+                self._trimmed, pool, report, progress or (lambda _count: None),
+            )  # fmt: skip
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                message = (
-                    f"expected {self._root} to be free, got another export that is writing there; "
-                    f"wait for its end or choose another folder"
-                )
-                raise ExportError(message) from None
-            yield
+                yield work
+            finally:
+                work.abandon()
 
 
 @dataclass(slots=True)
-class _Checkpoint:
-    """How far a queue is exported, kept durably beside the files."""
+class _Work:
+    """What the queues of one run share."""
 
-    path: Path
-    queue: str
-    position: str | None = None
-    intent: str | None = None
+    store: DeadLetterStore
+    destination: Destination
+    where: LetterFilter
+    rolling: Rolling
+    redaction: Redaction | None
+    trimmed: Callable[[str, int], None] | None
+    pool: ThreadPoolExecutor
+    report: ExportReport
+    progress: Progress
+    queues: dict[str, _Queue] = field(default_factory=dict)
 
-    @classmethod
-    def read(cls, path: Path, queue: str) -> _Checkpoint:
-        if not path.exists():
-            return cls(path, queue)
-        try:
-            state = json.loads(path.read_text("utf-8"))
-            return cls(path, queue, state["position"], state["intent"])
-        except (ValueError, KeyError, TypeError) as exc:
-            message = (
-                f"expected {path} to be a checkpoint of celery_dlq, got something else ({exc!r}); "
-                f"export to a new folder"
-            )
-            raise ExportError(message) from exc
+    def queue(self, name: str) -> _Queue:
+        if name not in self.queues:
+            self.queues[name] = _Queue(self, name)
+        return self.queues[name]
 
-    def intend(self, last: str) -> None:
-        self.intent = last
-        self._save()
+    def relieve(self, most_bytes: int) -> None:
+        """Many queues may each wait with a little: all together must not wait with much."""
+        waiting = sorted(self.queues.values(), key=lambda queue: -queue.waiting_bytes)
+        while waiting and sum(queue.waiting_bytes for queue in waiting) > most_bytes:
+            waiting.pop(0).commit()
+
+    def abandon(self) -> None:
+        for queue in self.queues.values():
+            queue.abandon()
+
+
+class _Queue:
+    """One dead-letter queue on its way into the folder."""
+
+    def __init__(self, work: _Work, name: str) -> None:
+        self._work = work
+        self._name = name
+        self._checkpoint = Checkpoint.read(work.destination, name)
+        self._read_to = self._checkpoint.position
+        self._roll: Roll | None = None
+        self._begun_at = 0.0
+        self._most = min(PAGE, work.rolling.rows)
+        self._page_size = self._most
+        self._begin()
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._roll.buffered_bytes if self._roll is not None else 0
+
+    def is_old(self, seconds: float) -> bool:
+        return self._roll is not None and time.monotonic() - self._begun_at >= seconds
+
+    def read(self) -> None:
+        """Read all that is there now; commit whenever enough has gathered."""
+        end = self._work.store.last_position(self._name)
+        self._check_end(end)
+        if end is None:
+            return
+        for page in self._pages(end):
+            early = self._before_until(page)
+            if early:
+                self._take(early, self._work.where)
+                if self._enough():
+                    self.commit()
+            if len(early) < len(page):
+                if self._name not in self._work.report.waiting:
+                    self._work.report.waiting.append(self._name)
+                return
 
     def commit(self) -> None:
-        self.position, self.intent = self.intent, None
-        self._save()
+        """Put what was read in place, and move the checkpoint."""
+        roll, self._roll = self._roll, None
+        if roll is not None and self._read_to is not None:
+            try:
+                files, size = roll.commit(self._read_to, self._work.where.since)
+            except BaseException:
+                self._roll = roll  # still to be abandoned
+                raise
+            self._work.report.count(self._name, roll.rows, files, size)
+            self._note()
+        self._trim()
 
-    def _save(self) -> None:
-        state = {"queue": self.queue, "position": self.position, "intent": self.intent}
-        with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps(state), "utf-8")
+    def abandon(self) -> None:
+        if self._roll is not None:
+            self._roll.abandon()
+
+    def _begin(self) -> None:
+        """Finish what a killed export left: its range, or only the note of it in the store."""
+        self._check_end(self._work.store.last_position(self._name))
+        checkpoint = self._checkpoint
+        if checkpoint.intent is None:
+            self._note()
+            return
+        # As the killed export chose them: its files may be in place.
+        since = None if checkpoint.since is None else from_micros(checkpoint.since)
+        where = replace(self._work.where, since=since, until=None)
+        self._roll = self._new_roll()
+        for page in self._pages(checkpoint.intent):
+            self._take(page, where)
+        self._read_to = checkpoint.intent
+        self.commit()
+
+    def _check_end(self, end: str | None) -> None:
+        known = self._checkpoint.intent or self._checkpoint.position
+        if known is not None and (end is None or partition.order(end) < partition.order(known)):
+            raise ExportError(
+                f"expected {self._name!r} to have letters after {known}, its last export; got a "
+                f"queue that ends at {end}: it was deleted and made anew. Export to a new folder"
+            )
+
+    def _pages(self, end: str) -> Iterator[Sequence[Entry]]:
+        """Pages up to a position, smaller where letters are large."""
+        after = self._read_to
+        while after != end:
+            size = self._page_size
+            for page in self._work.store.fields(self._name, after=after, until=end, page_size=size):
+                yield page
+                after = page[-1][0]
+                self._page_size = _page_size(page, size, self._most)
+                if self._page_size != size:
+                    break
+            else:
+                return
+
+    def _before_until(self, page: Sequence[Entry]) -> Sequence[Entry]:
+        """The letters before the first that died at or after ``until``: it ends the run."""
+        until = self._work.where.until
+        if until is None:
+            return page
+        micros = to_micros(until)
+        for number, (_position, fields) in enumerate(page):
+            died_at = _integer(fields.get(b"dead_lettered_at"))
+            if died_at is not None and died_at >= micros:
+                return page[:number]
+        return page
+
+    def _take(self, page: Sequence[Entry], where: LetterFilter) -> None:
+        chosen = self._chosen(page, where)
+        if self._work.redaction is not None:
+            chosen = [self._work.redaction(fields) for fields in chosen]
+        if self._roll is None:
+            self._roll = self._new_roll()
+        if chosen:
+            self._roll.add(arrow.table(chosen))
+        self._read_to = page[-1][0]
+        self._work.progress(len(chosen))
+
+    def _chosen(self, page: Sequence[Entry], where: LetterFilter) -> list[Mapping[bytes, bytes]]:
+        if not where:
+            return [fields for _position, fields in page]
+        chosen = []
+        for position, fields in page:
+            try:
+                named = {name.decode("utf-8", "replace"): text for name, text in fields.items()}
+                if where.matches(DeadLetter.from_fields(named)):
+                    chosen.append(fields)
+            except CorruptLetter as exc:
+                logger.warning("%s, entry %s is left out: %s", self._name, position, exc)
+                self._work.report.unreadable += 1
+        return chosen
+
+    def _new_roll(self) -> Roll:
+        self._begun_at = time.monotonic()
+        return Roll(self._work.destination, self._checkpoint, self._work.pool)
+
+    def _enough(self) -> bool:
+        rolling, roll = self._work.rolling, self._roll
+        return roll is not None and (
+            roll.rows >= rolling.rows or roll.bytes >= rolling.bytes or roll.too_many_days
+        )
+
+    def _note(self) -> None:
+        """Tell the app how far the queue is exported, unless letters were left out."""
+        if self._checkpoint.position is not None and not replace(self._work.where, until=None):
+            self._work.store.note_exported(self._name, self._checkpoint.position)
+
+    def _trim(self) -> None:
+        if self._work.trimmed is not None:
+            count = trim.trim(self._work.store, self._work.destination, self._checkpoint)
+            self._work.report.trimmed += count
+            if count:
+                self._work.trimmed(self._name, count)
+
+
+def _page_size(page: Sequence[Entry], size: int, most: int) -> int:
+    """How many letters to read next, so that a page stays near `BYTES_A_PAGE`."""
+    read = sum(_size(fields) for _position, fields in page)
+    if read > BYTES_A_PAGE:
+        return max(1, min(size // 2, len(page) * BYTES_A_PAGE // read))
+    if size < most and read * 4 < BYTES_A_PAGE and len(page) == size:
+        return min(most, size * 2)
+    return size
+
+
+def _size(fields: Mapping[bytes, bytes]) -> int:
+    # Asking a flat entry for a field by name would make a mapping of each.
+    return sum(map(len, fields.flat if isinstance(fields, FlatFields) else fields.values()))
+
+
+def _integer(value: bytes | None) -> int | None:
+    try:
+        return int(value or b"")
+    except ValueError:
+        return None
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Write a file so that readers see all of it or none, also after a power cut.
-
-    The temporary name is hidden and ends in ``.tmp``: Spark reads ``x.parquet.tmp``, and
-    DuckDB's ``*.parquet`` would match a name that only begins oddly.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-
-
-def escaped(name: str) -> str:
-    """A partition value as Spark writes it: it decodes just these, and non-ASCII stays raw."""
-    unsafe = "\"#%'*/:=?\\\x7f{[]^"
-    return "".join(
-        f"%{ord(character):02X}" if character in unsafe or ord(character) < 0x20 else character  # noqa: PLR2004 - control characters
-        for character in name
-    )
-
-
-def _write(path: Path, entries: Sequence[Entry]) -> int:
-    with replacing(path) as temporary:
-        pq.write_table(
-            arrow.table([fields for _position, fields in entries]),
-            temporary,
-            compression="zstd",
-            compression_level=1,
-            row_group_size=ROWS_A_BATCH,
-        )
-    return path.stat().st_size
-
-
-def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
-    """Batches bounded in rows and in bytes."""
-    batch: list[Entry] = []
-    size = 0
-    for entry in entries:
-        batch.append(entry)
-        size += len(entry[1].get(b"body", b"")) + len(entry[1].get(b"traceback", b""))
-        if len(batch) >= ROWS_A_BATCH or size >= BYTES_A_BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _day(fields: Mapping[bytes, bytes]) -> str:
-    try:
-        return (
-            (_EPOCH + timedelta(microseconds=int(fields[b"dead_lettered_at"]))).date().isoformat()
-        )
-    except (KeyError, ValueError, OverflowError):
-        return "unknown"
-
-
-def _older(position: str, other: str) -> bool:
-    def order(text: str) -> list[int]:
-        return [int(part) for part in text.split("-")]
-
-    return order(position) < order(other)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _readable_errors(root: Path) -> Iterator[None]:
+def _readable_errors(name: str) -> Iterator[None]:
     try:
         yield
-    except OSError as exc:
+    except (OSError, pa.ArrowException) as exc:
+        told = getattr(exc, "strerror", None) or str(exc).strip().partition("\n")[0]
         message = (
-            f"expected {root} to be a folder that can be written, got {type(exc).__name__}: "
-            f"{exc.strerror or exc}; nothing is lost, run the export again once it can"
+            f"expected {name} to be a folder that can be written, got {type(exc).__name__}: "
+            f"{told}; nothing is lost, run the export again once it can"
         )
         raise ExportError(message) from exc

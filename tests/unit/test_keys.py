@@ -17,6 +17,7 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.tally(queue),
         keys.claims(queue),
         keys.exported(queue),
+        keys.ends(queue),
         keys.outbox(queue),
         keys.report(queue, "0123456789abcdef"),
         keys.allowance(queue),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import NOW
 
+from celery_dlq.actor import whoami
 from celery_dlq.backends.memory import MemoryBoard
 from celery_dlq.drift import differences
 from celery_dlq.errors import NotFound, SettingsError
@@ -16,7 +17,7 @@ from celery_dlq.overrides import by_queue
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import Override, WorkerCard
-from celery_dlq.rules import Rulebook, whoami
+from celery_dlq.rules import Rulebook
 
 HOUR = timedelta(hours=1)
 BOOK = PolicyBook(

@@ -15,6 +15,7 @@ from celery_dlq.backends.redis.scripts import MOST_IDS, ClaimReply, DeadLetterRe
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.ports import (
     ClaimState,
+    FlatFields,
     Group,
     Heading,
     MessageKey,
@@ -317,10 +318,7 @@ class RedisStore:
         stream = self._keys.letters(dead_letter_queue)
         order = ("XREVRANGE", stream, high, low) if newest_first else ("XRANGE", stream, low, high)
         reply = self._read(*order, "COUNT", count)
-        return [
-            (entry.decode(), dict(zip(parts[::2], parts[1::2], strict=True)))
-            for entry, parts in reply
-        ]
+        return [(entry.decode(), FlatFields(parts)) for entry, parts in reply]
 
     def _read(self, *command: Any) -> Any:
         """Read on the connection of our own; once more if it turns out to be a stale one."""

@@ -1,0 +1,279 @@
+"""Where an export goes: a folder on this machine, or one of any file system that Arrow reaches.
+
+A file becomes visible whole or not at all, which takes two ways:
+
+- Where there is a rename, a file is written into ``_celery_dlq/drafts``, which no reader looks
+  into, synced, and renamed.
+- Object stores (S3, Google Cloud Storage) have no rename, but show an object only when its
+  upload has ended. A file is written to a local temporary file, then uploaded as a whole.
+
+Either way a second write of the same name replaces the first at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from celery_dlq.errors import ExportError, MissingExtra
+
+try:
+    import pyarrow as pa
+    from pyarrow import fs as pafs
+except ImportError as exc:
+    feature = "the export of letters"
+    raise MissingExtra(feature, "pyarrow", "parquet") from exc
+
+NOTES = "_celery_dlq"
+"""Folder of checkpoints and temporary files: readers pass over names that begin so."""
+
+_TEMPORARY = f"{NOTES}/drafts"
+_UPLOADS = frozenset({"s3", "gcs", "fsspec+s3", "fsspec+s3a", "fsspec+gs", "fsspec+gcs",
+                      "fsspec+memory"})  # fmt: skip
+
+
+class Destination:
+    """A folder that letters are exported to.
+
+    Args:
+        place: A local path, or a URL such as ``s3://bucket/letters``.
+        filesystem: A file system of pyarrow or fsspec; then ``place`` is a path in it.
+
+    Raises:
+        ExportError: The URL cannot be used.
+    """
+
+    def __init__(self, place: str | Path, filesystem: Any | None = None) -> None:
+        self.name = shown(place)
+        self._fs, self._root = _resolved(place, filesystem)
+        self._local = _local_root(self._fs, self._root)
+        self._uploads = _kind(self._fs) in _UPLOADS
+
+    def open(self) -> None:
+        """Make the folder, and remove what a killed export left in it unfinished."""
+        self._fs.create_dir(self._path(_TEMPORARY), recursive=True)
+        for info in self._fs.get_file_info(self._selector(_TEMPORARY)):
+            if info.is_file:
+                self._fs.delete_file(info.path)
+
+    def foreign(self) -> list[str]:
+        """Names in the folder that no export made and that readers would stumble over."""
+        names = (info.base_name for info in self._fs.get_file_info(self._selector("")))
+        return sorted(n for n in names if not n.startswith((".", "_", "dlq=")))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One export at a time: two could write a letter twice. Only on this machine.
+
+        Raises:
+            ExportError: Another export is writing there, or the folder has other things in it.
+        """
+        self._check_ours()
+        with self._lock_file().open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = (
+                    f"expected {self.name} to be free, got another export that is writing there; "
+                    f"wait for its end or choose another folder"
+                )
+                raise ExportError(message) from None
+            yield
+
+    def draft(self) -> Draft:
+        """A file to write, which nobody sees before it is put in its place."""
+        if self._uploads:
+            return Draft(*_local_draft())
+        path = self._path(f"{_TEMPORARY}/{uuid4().hex}.tmp")
+        return Draft(self._fs, path)
+
+    def put(self, draft: Draft, name: str) -> int:
+        """Put a finished draft in its place, durably; returns its bytes."""
+        target = self._path(name)
+        if self._uploads:
+            size = self._upload(Path(draft.path), target)
+        else:
+            size = int(self._fs.get_file_info(draft.path).size)
+            self._fs.create_dir(os.path.dirname(target), recursive=True)  # noqa: PTH120 - may be no local path
+            self._rename(draft.path, target)
+        draft.discard()
+        return size
+
+    def save(self, name: str, text: bytes) -> None:
+        """Write a small file, durably; readers see the old one or the new one."""
+        draft = self.draft()
+        try:
+            with draft.opened() as sink:
+                sink.write(text)
+            self.put(draft, name)
+        finally:
+            draft.discard()
+
+    def load(self, name: str) -> bytes | None:
+        """Read a small file; ``None`` if there is none."""
+        try:
+            with self._fs.open_input_stream(self._path(name)) as source:
+                return bytes(source.read())
+        except FileNotFoundError:
+            return None
+
+    def source(self, name: str) -> Any:
+        """A file, opened for reading anywhere in it."""
+        return self._fs.open_input_file(self._path(name))
+
+    def files(self, folder: str) -> list[str]:
+        """All files below a folder, relative to the destination."""
+        below = self._selector(folder, recursive=True)
+        cut = len(self._root.rstrip("/")) + 1 if self._root else 0
+        return sorted(info.path[cut:] for info in self._fs.get_file_info(below) if info.is_file)
+
+    def _check_ours(self) -> None:
+        found = self._fs.get_file_info(self._root)
+        if found.type == pafs.FileType.File:
+            raise NotADirectoryError(20, "it is a file", self.name)
+        names = sorted(info.base_name for info in self._fs.get_file_info(self._selector("")))
+        if names and NOTES not in names:
+            raise ExportError(
+                f"expected {self.name} to be empty or made by an export, got a folder with "
+                f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''} "  # noqa: PLR2004 - enough to know it
+                f"and no {NOTES}; export to a new folder"
+            )
+
+    def _rename(self, path: str, target: str) -> None:
+        if self._local is not None:
+            self._sync(path)
+            os.replace(path, target)  # noqa: PTH105 - one call that tests can stop at
+            self._sync(os.path.dirname(target))  # noqa: PTH120 - the same
+            return
+        try:
+            self._fs.move(path, target)
+        except OSError:  # e.g. HDFS moves onto no file that is there: from a killed export
+            if not self._fs.get_file_info(target).is_file:
+                raise
+            self._fs.delete_file(target)
+            self._fs.move(path, target)
+
+    def _upload(self, path: Path, target: str) -> int:
+        # One write of the whole file: closing a stream that got only a part would show that part.
+        size = path.stat().st_size
+        with pa.memory_map(str(path)) as source:
+            content = source.read_buffer()
+            with self._fs.open_output_stream(target) as sink:
+                sink.write(content)
+        there = self._fs.get_file_info(target).size
+        if there != size:
+            self._fs.delete_file(target)
+            message = f"expected an object of {size:,} bytes in {self.name}, got {there}; run again"
+            raise ExportError(message)
+        return size
+
+    def _lock_file(self) -> Path:
+        if self._local is not None:
+            notes = self._local / NOTES
+            notes.mkdir(parents=True, exist_ok=True)
+            return notes / "lock"
+        digest = sha256(f"{_kind(self._fs)} {self._root}".encode()).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"celery_dlq-export-{os.getuid()}-{digest}.lock"
+
+    def _selector(self, folder: str, *, recursive: bool = False) -> Any:
+        return pafs.FileSelector(self._path(folder), allow_not_found=True, recursive=recursive)
+
+    def _path(self, name: str) -> str:
+        return "/".join(part for part in (self._root.rstrip("/"), name) if part) or "/"
+
+    @staticmethod
+    def _sync(path: str) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class Draft:
+    """A file that is being written.
+
+    Args:
+        filesystem: Where it is written.
+        path: Its path there.
+    """
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self._fs = filesystem
+        self.path = path
+
+    def opened(self) -> Any:
+        """Open it for writing."""
+        return self._fs.open_output_stream(self.path)
+
+    def discard(self) -> None:
+        """Remove it if it is still there; never raises for a file."""
+        with suppress(OSError):
+            self._fs.delete_file(self.path)
+
+
+def shown(place: str | Path) -> str:
+    """The destination as it may be printed: without what a URL says of credentials."""
+    text = str(place)
+    if "://" not in text:
+        return text
+    return re.sub(r"(?<=://)[^/?]*@", "", text).partition("?")[0]
+
+
+def _resolved(place: str | Path, filesystem: Any | None) -> tuple[Any, str]:
+    if filesystem is not None:
+        handler = filesystem if isinstance(filesystem, pafs.FileSystem) else _adapted(filesystem)
+        return handler, str(place).rstrip("/")
+    if isinstance(place, Path) or not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place):
+        return pafs.LocalFileSystem(), os.path.abspath(place)  # noqa: PTH100 - links stay links
+    try:
+        return _from_url(place)
+    except (pa.ArrowException, OSError, ValueError, ImportError) as exc:
+        told = str(exc).replace(place, shown(place)).splitlines() or [type(exc).__name__]
+        message = (
+            f"expected {shown(place)} to be a place that pyarrow or fsspec reaches, got: {told[0]}"
+        )
+        raise ExportError(message) from None  # the cause could show what the URL hides
+
+
+def _from_url(url: str) -> tuple[Any, str]:
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(url)
+    except pa.ArrowInvalid:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped, unused-ignore] # noqa: PLC0415 - only these URLs need it
+
+        filesystem, path = url_to_fs(url)
+        filesystem = _adapted(filesystem)
+    return filesystem, path.rstrip("/")
+
+
+def _adapted(filesystem: Any) -> Any:
+    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
+
+
+def _kind(filesystem: Any) -> str:
+    if isinstance(filesystem, pafs.SubTreeFileSystem):
+        return _kind(filesystem.base_fs)
+    handler = getattr(filesystem, "handler", None)
+    if isinstance(handler, pafs.FSSpecHandler):
+        protocol = handler.fs.protocol
+        return f"fsspec+{protocol if isinstance(protocol, str) else protocol[0]}"
+    return str(filesystem.type_name)
+
+
+def _local_root(filesystem: Any, root: str) -> Path | None:
+    return Path(root) if isinstance(filesystem, pafs.LocalFileSystem) else None
+
+
+def _local_draft() -> tuple[Any, str]:
+    handle, path = tempfile.mkstemp(prefix="celery_dlq-export-", suffix=".tmp")
+    os.close(handle)
+    return pafs.LocalFileSystem(), path

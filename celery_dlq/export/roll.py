@@ -1,0 +1,195 @@
+"""The Parquet files of one range of letters of one queue: written unseen, put in place together.
+
+The commit order: every file is written as a draft and synced; the range is noted (the intent);
+the drafts are put in place under names made from the range; the checkpoint moves. Killed before
+the intent, nothing was seen. Killed after it, the next export reads the same range and puts files
+of the same names in place, so that nothing is there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from celery_dlq.errors import MissingExtra
+from celery_dlq.export import arrow, partition
+from celery_dlq.export.destination import Destination, Draft
+from celery_dlq.export.notes import Checkpoint
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+except ImportError as exc:
+    feature = "the export of letters"
+    raise MissingExtra(feature, "pyarrow", "parquet") from exc
+
+ROWS_A_GROUP = 20_000
+BYTES_A_GROUP = 48 * 1024 * 1024
+MOST_DAYS = 64
+
+# A dictionary pays where values repeat; elsewhere it is built and thrown away.
+_REPEATING = (
+    "task_name", "source_queue", "dead_letter_queue", "reason", "exception_type", "fingerprint",
+    "exchange", "routing_key", "content_type", "content_encoding", "origin", "worker_hostname",
+    "release", "traceback", "properties", "argsrepr", "args_json", "description",
+    "exception_message",
+)  # fmt: skip
+# Readers pass over row groups by these.
+_CHOSEN_BY = (
+    "id", "task_id", "task_name", "source_queue", "dead_letter_queue", "reason",
+    "dead_lettered_at", "published_at", "first_delivered_at", "deliveries", "retries", "redrives",
+    "exception_type", "fingerprint", "worker_hostname", "release",
+)  # fmt: skip
+
+WRITING: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": list(_REPEATING),
+    "write_statistics": list(_CHOSEN_BY),
+    "write_page_checksum": True,
+}
+"""How files are written: arguments of `pyarrow.parquet.ParquetWriter`."""
+
+
+class Roll:
+    """Collects letters and writes them in the background, one file per day of death.
+
+    Args:
+        destination: Where the files go.
+        checkpoint: How far the queue is; moved by `commit`.
+        background: Runs one thing at a time; Arrow lets go of Python's lock while it writes.
+    """
+
+    def __init__(
+        self, destination: Destination, checkpoint: Checkpoint, background: Executor
+    ) -> None:
+        self._destination = destination
+        self._checkpoint = checkpoint
+        self._background = background
+        self._running: Future[None] | None = None
+        self._days: dict[str, _DayFile] = {}
+        self._buffered_rows = 0
+        self.buffered_bytes = 0
+        self.rows = 0
+        self.bytes = 0
+
+    @property
+    def too_many_days(self) -> bool:
+        """Whether it has as many files as one should."""
+        return len(self._days) >= MOST_DAYS
+
+    def add(self, table: Any) -> None:
+        """Take a page of letters."""
+        size = table.nbytes
+        for day, part in _by_day(table):
+            if day not in self._days:
+                self._days[day] = _DayFile(self._destination.draft())
+            self._days[day].tables.append(part)
+        self.rows += table.num_rows
+        self.bytes += size
+        self._buffered_rows += table.num_rows
+        self.buffered_bytes += size
+        if self._buffered_rows >= ROWS_A_GROUP or self.buffered_bytes >= BYTES_A_GROUP:
+            self._flush()
+
+    def commit(self, last: str, since: datetime | None) -> tuple[int, int]:
+        """Put all files in place, then move the checkpoint; returns files and their bytes.
+
+        Args:
+            last: The position of the last letter that was read for it.
+            since: What of the filter may change until a killed export is finished.
+        """
+        if not self._days and self._checkpoint.intent is None:
+            self._checkpoint.pass_to(last)
+            return 0, 0
+        self._flush()
+        self._wait()
+        for file in self._days.values():
+            file.close()
+        if self._checkpoint.intent is None:
+            self._checkpoint.intend(last, since)
+        name = partition.file_name(self._checkpoint.position, last)
+        size = 0
+        for day, file in sorted(self._days.items()):
+            place = partition.folder(self._checkpoint.queue, day)
+            size += self._destination.put(file.draft, f"{place}/{name}")
+        self._checkpoint.commit()
+        return len(self._days), size
+
+    def abandon(self) -> None:
+        """Let go of what was not committed; never raises."""
+        with suppress(Exception):
+            self._wait()
+        for file in self._days.values():
+            file.abandon()
+
+    def _flush(self) -> None:
+        """Write what is buffered as row groups, while more is read."""
+        self._wait()
+        files = [file for file in self._days.values() if file.tables]
+        jobs = [(file, file.take()) for file in files]
+        self._buffered_rows = self.buffered_bytes = 0
+        self._running = self._background.submit(_write, jobs)
+
+    def _wait(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+
+class _DayFile:
+    """One file that is being written."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.tables: list[Any] = []
+        self._sink: Any = None
+        self._writer: Any = None
+
+    def take(self) -> list[Any]:
+        tables, self.tables = self.tables, []
+        return tables
+
+    def write(self, tables: list[Any]) -> None:
+        if self._writer is None:
+            self._sink = self.draft.opened()
+            self._writer = pq.ParquetWriter(self._sink, arrow.schema(), **WRITING)
+        self._writer.write_table(pa.concat_tables(tables), row_group_size=ROWS_A_GROUP)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._sink.close()
+
+    def abandon(self) -> None:
+        for thing in (self._writer, self._sink):
+            with suppress(Exception):
+                if thing is not None:
+                    thing.close()
+        self.draft.discard()
+
+
+def _write(jobs: list[tuple[_DayFile, list[Any]]]) -> None:
+    for file, tables in jobs:
+        file.write(tables)
+        tables.clear()
+
+
+def _by_day(table: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a page by day of death; nearly always one."""
+    micros = table.column("dead_lettered_at").cast(pa.int64())
+    ends = pc.min_max(micros).as_py()
+    if micros.null_count == 0 and ends["min"] is not None:
+        first, last = (ends[end] // partition.MICROSECONDS_A_DAY for end in ("min", "max"))
+        if first == last:
+            yield partition.day_value(first), table
+            return
+    rows: dict[str, list[int]] = {}
+    for row, value in enumerate(micros.to_pylist()):
+        day = None if value is None else value // partition.MICROSECONDS_A_DAY
+        rows.setdefault(partition.day_value(day), []).append(row)
+    for day_text, some in rows.items():
+        yield day_text, table.take(some)

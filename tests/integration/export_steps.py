@@ -1,0 +1,153 @@
+"""Exports killed at every step, in processes of their own; run by the tests as a script.
+
+For each number of a step: a child exports and is killed there; readers look at what it left; a
+second child is killed at another step; a third one comes to its end. Then every letter must be in
+the files once. Prints how many steps there were.
+
+Args: URL of Redis, destination with {} for the step, "trim" or "keep", the first step, and
+every how many steps.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pyarrow.parquet as pq
+from builders import DLQ, NOW, a_letter, key_of
+
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.export import notes, roll, trim
+from celery_dlq.export.destination import Destination, Draft
+from celery_dlq.export.parquet import ParquetExport, Rolling
+
+LETTERS, ROWS = 24, 10
+MOST_STEPS = 400
+
+STEPS = [
+    (Destination, "open"), (Destination, "draft"), (Destination, "put"), (Destination, "save"),
+    (Destination, "_rename"), (Destination, "_sync"), (Destination, "_upload"), (Draft, "opened"),
+    (Draft, "discard"), (os, "replace"), (os, "fsync"), (notes.Checkpoint, "_save"),
+    (roll._DayFile, "write"), (roll._DayFile, "close"), (RedisStore, "note_exported"),
+    (RedisStore, "remove"), (trim, "_ids"),
+]  # fmt: skip
+
+
+def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
+    step = int(first)
+    while step < MOST_STEPS:
+        here = place.format(step)
+        child(lambda: store_letters(url))
+        killed = child(lambda at=step, to=here: export(url, to, mode, at))
+        child(lambda at=step, to=here: (look(to), export(url, to, mode, at * 7 % 23)))
+        child(lambda to=here: (export(url, to, mode, None), check(url, to, mode)))
+        if killed != -signal.SIGKILL:
+            print(step)
+            return
+        step += int(stride)
+    sys.exit("expected the steps to come to an end")
+
+
+def child(work: Callable[[], object]) -> int:
+    """Do something in a process of its own, which may be killed but may not fail."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code not in (0, -signal.SIGKILL):
+        sys.exit(f"a step failed with {code}")
+    return code
+
+
+def a_store(url: str) -> RedisStore:
+    return RedisStore(connect(url, 10.0), url, Keys())
+
+
+def store_letters(url: str) -> None:
+    store = a_store(url)
+    store._client.flushall()
+    for number in range(LETTERS):
+        letter = a_letter(task_id=f"t{number}", dead_lettered_at=NOW + timedelta(hours=number))
+        store.dead_letter(letter, key_of(letter))
+
+
+def export(url: str, place: str, mode: str, kill_at: int | None) -> None:
+    store = a_store(url)
+    if kill_at is not None:
+        kill_at_step(kill_at)
+    trimmed = (lambda _queue, _count: None) if mode == "trim" else None
+    ParquetExport(store, place, rolling=Rolling(rows=ROWS), trimmed=trimmed).run([DLQ])
+
+
+def kill_at_step(number: int) -> None:
+    """SIGKILL this process before or after one of the calls that leave something behind."""
+    left = [number]
+
+    def step() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for owner, name in STEPS:
+        setattr(owner, name, stepping(owner, name, step))
+
+
+def stepping(owner: Any, name: str, step: Callable[[], None]) -> Any:
+    real = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        step()
+        result = real(*args, **kwargs)
+        step()
+        return result
+
+    return staticmethod(call) if isinstance(vars(owner).get(name), staticmethod) else call
+
+
+def exported(place: str) -> list[str]:
+    """The ids in all files that a reader sees."""
+    destination = Destination(place)
+    ids: list[str] = []
+    for name in destination.files(""):
+        if name.split("/")[0].startswith("_"):
+            continue
+        assert name.endswith(".parquet"), name
+        with destination.source(name) as source:
+            table = pq.ParquetFile(source, page_checksum_verification=True).read()
+        assert table.num_rows > 0, name
+        ids += table.column("id").to_pylist()
+    return ids
+
+
+def look(place: str) -> None:
+    """What a killed export leaves: whole files only, and nothing twice."""
+    twice = [i for i, count in Counter(exported(place)).items() if count > 1]
+    assert not twice, twice
+
+
+def check(url: str, place: str, mode: str) -> None:
+    """Every letter is in the files, once; it is out of the queue only if that was wanted."""
+    store = a_store(url)
+    expected = sorted(a_letter(task_id=f"t{number}").id for number in range(LETTERS))
+    assert sorted(exported(place)) == expected
+    left = [found.letter.id for found in store.letters(DLQ, newest_first=False)]
+    assert sorted(left) == ([] if mode == "trim" else expected)
+    assert store.exported_until(DLQ) == store.last_position(DLQ)
+    assert not [n for n in Destination(place).files("_celery_dlq") if n.endswith(".tmp")]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

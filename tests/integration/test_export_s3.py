@@ -1,0 +1,87 @@
+"""The export to an object store: a real S3 server on loopback, spoken to by pyarrow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow.dataset as ds
+import pytest
+from builders import DLQ, a_letter, key_of
+from pyarrow import fs as pafs
+from servers import RedisServer
+from waiting import poll
+
+from celery_dlq.backends.memory import MemoryStore
+from celery_dlq.export.parquet import ParquetExport, Rolling
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """Give the address of a server; ended by its process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        poll(lambda: answers(f"http://127.0.0.1:{port}/"), timeout_seconds=60)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - our own server
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def url_of(s3: str, path: str) -> str:
+    endpoint = quote(s3, safe="")
+    return (
+        f"s3://test:hush@{path}?region=us-east-1&scheme=http"
+        f"&endpoint_override={endpoint}&allow_bucket_creation=true"
+    )
+
+
+def test_letters_are_once_in_a_bucket_and_the_password_nowhere(s3: str) -> None:
+    """Incremental, trimmed, read back by Arrow."""
+    store = MemoryStore()
+    letters = [a_letter() for _ in range(9)]
+    for letter in letters:
+        store.dead_letter(letter, key_of(letter))
+    url = url_of(s3, "once/letters")
+    first = ParquetExport(store, url, rolling=Rolling(rows=4)).run([DLQ])
+    again = ParquetExport(store, url, trimmed=lambda *_what: None).run([DLQ])
+    assert (first.letters, again.letters, again.trimmed) == (9, 0, 9)
+    assert first.destination == "s3://once/letters"
+    filesystem, path = pafs.FileSystem.from_uri(url)
+    table = ds.dataset(path, filesystem=filesystem, partitioning="hive").to_table()
+    assert sorted(table.column("id").to_pylist()) == sorted(letter.id for letter in letters)
+
+
+def test_killed_exports_to_a_bucket_leave_each_letter_once(s3: str) -> None:
+    """No rename there: an object is seen when its upload has ended, the checkpoint comes last."""
+    with RedisServer() as server:
+        done = subprocess.run(
+            [sys.executable, HERE / "export_steps.py", server.url, url_of(s3, "killed/{}"),
+             "keep", "1", "16"],
+            capture_output=True, text=True, timeout=900, check=False,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent),
+                 "AWS_EC2_METADATA_DISABLED": "true"},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert int(done.stdout.split()[0]) > 50

@@ -194,7 +194,8 @@ def why(
     if successes is not None:
         good = successes.where(successes["task_name"].isin(census.tasks))
         found = found.unionAll(test.compared(inside, good, "successes", good.count()))
-    return found.orderBy((found["support"] * _ln(found["lift"])).desc(), "feature", "value")
+    # The difference of the shares: what most of the group has and hardly any other.
+    return found.orderBy((found["support"] - found["share_of_others"]).desc(), "feature", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +274,3 @@ def _expanded(query: str) -> str:
         number, _, tail = rest.partition(")")
         query = f"{head}({_FACT.format(n=f'({number})')}){tail}"
     return query
-
-
-def _ln(column: Any) -> Any:
-    from pyspark.sql.functions import ln  # noqa: PLC0415 - imported when used
-
-    return ln(column)

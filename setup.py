@@ -33,6 +33,10 @@ TEST = [
     *DEMO,
     "gevent>=24",
     "hypothesis>=6.100",
+    # They run the notebook of examples/.
+    "ipykernel>=6",
+    "jupytext>=1.16",
+    "nbclient>=0.10",
     "pytest>=8",
     "pytest-celery[redis]>=1.3",
     "pytest-randomly>=3.15",

@@ -111,7 +111,8 @@ _TESTS = """
         FROM tested),
     p_values AS (
         SELECT *, least(1D, exp(least(0D, ln_first + ln(tail.total + IF(
-                   least(n, a + c) - a > {terms} AND tail.ratio < 1, tail.term * tail.ratio / (1 - tail.ratio), 0))))) AS p_value
+                   least(n, a + c) - a > {terms} AND tail.ratio < 1,
+                   tail.term * tail.ratio / (1 - tail.ratio), 0))))) AS p_value
         FROM summed),
     ranked AS (
         SELECT *, p_value * count(*) OVER () / row_number() OVER (ORDER BY p_value, feature, value)

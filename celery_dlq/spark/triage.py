@@ -106,7 +106,8 @@ _OVERVIEW = """
 # group is looked up by its time.
 _GROUPS = """
     WITH known AS (
-        SELECT coalesce(fingerprint, 'unknown') AS fingerprint, coalesce(reason, 'unknown') AS reason,
+        SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+               coalesce(reason, 'unknown') AS reason,
                worker_hostname, release, dead_lettered_at, coalesce(id, '') AS id,
                coalesce(task_name, 'unknown') AS task_name, exception_type,
                coalesce(nullif(description, ''), exception_message, '') AS description

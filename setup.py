@@ -44,6 +44,10 @@ TEST = [
     "moto[server]>=5",
     "pandas>=2.1,<3",
     "polars>=1",
+    # They run the notebook of examples/.
+    "ipykernel>=6",
+    "jupytext>=1.16",
+    "nbclient>=0.10",
     "pytest>=8",
     "pytest-celery[redis]>=1.3",
     "pytest-randomly>=3.15",

@@ -104,10 +104,7 @@ def triage(
     """Say what is dying and why, with PySpark, from the exported folder PATH."""
     from celery_dlq.spark.report import triage as run_triage  # noqa: PLC0415 - PySpark is an extra
 
-    if html is None:
-        result = run_triage(path, picture)
-    else:
-        result = _with_page(path, picture, html)
+    result = run_triage(path, picture) if html is None else _with_page(path, picture, html)
     if as_json:
         print_lines([result.to_json()])
     else:

@@ -111,7 +111,8 @@ _TESTS = """
         FROM tested),
     p_values AS (
         SELECT *, least(1D, exp(least(0D, ln_first + ln(tail.total + IF(
-                   least(n, a + c) - a > {terms} AND tail.ratio < 1, tail.term * tail.ratio / (1 - tail.ratio), 0))))) AS p_value
+                   least(n, a + c) - a > {terms} AND tail.ratio < 1,
+                   tail.term * tail.ratio / (1 - tail.ratio), 0))))) AS p_value
         FROM summed),
     ranked AS (
         SELECT *, p_value * count(*) OVER () / row_number() OVER (ORDER BY p_value, feature, value)
@@ -194,7 +195,8 @@ def why(
     if successes is not None:
         good = successes.where(successes["task_name"].isin(census.tasks))
         found = found.unionAll(test.compared(inside, good, "successes", good.count()))
-    return found.orderBy((found["support"] * _ln(found["lift"])).desc(), "feature", "value")
+    # The difference of the shares: what most of the group has and hardly any other.
+    return found.orderBy((found["support"] - found["share_of_others"]).desc(), "feature", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +275,3 @@ def _expanded(query: str) -> str:
         number, _, tail = rest.partition(")")
         query = f"{head}({_FACT.format(n=f'({number})')}){tail}"
     return query
-
-
-def _ln(column: Any) -> Any:
-    from pyspark.sql.functions import ln  # noqa: PLC0415 - imported when used
-
-    return ln(column)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MOST_GROUPS = 3
-"""The largest groups of which `findings` says why; the fewest letters of one are `LEAST_LETTERS`."""
+"""Of so many groups, the largest, `findings` says why, if they have `LEAST_LETTERS`."""
 
 LEAST_LETTERS = 5
 MOST_ROWS = 20

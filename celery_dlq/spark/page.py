@@ -104,8 +104,10 @@ def page(found: Findings, now: datetime) -> str:
         _section("What is dying", _groups(triage)),
         _section("Why: what the largest groups have in common", _causes(found)),
         _section("New and returned", _news(found)),
-        f'<div class="two">{_section("Reasons", _reasons(triage))}'
-        f"{_section('Deliveries before death', _deliveries(triage))}</div>",
+        (
+            f'<div class="two">{_section("Reasons", _reasons(triage))}'
+            f"{_section('Deliveries before death', _deliveries(triage))}</div>"
+        ),
         _section("Floods", _spikes(found)),
         _section("Causes that look alike", _similar(found)),
     ]
@@ -214,15 +216,23 @@ def _key(triage: Triage) -> str:
 def _groups(triage: Triage) -> str:
     rows = [
         (
-            f'<td class="n">{group.letters:,}<div class="track">'
-            f'<i style="width:{100 * group.letters / triage.groups[0].letters:.1f}%"></i></div>',
-            f"<td>{_dot(group.main_reason)}<b>{_text(group.task_name)}</b><br>"
-            f"{_text(_cause(group))}<br><code class=soft>{_text(group.fingerprint)}</code>",
-            f"<td>{_text(group.example_description)}<br>"
-            f"<code class=soft>{_text(group.example_id)}</code>",
+            (
+                f'<td class="n">{group.letters:,}<div class="track">'
+                f'<i style="width:{100 * group.letters / triage.groups[0].letters:.1f}%"></i></div>'
+            ),
+            (
+                f"<td>{_dot(group.main_reason)}<b>{_text(group.task_name)}</b><br>"
+                f"{_text(_cause(group))}<br><code class=soft>{_text(group.fingerprint)}</code>"
+            ),
+            (
+                f"<td>{_text(group.example_description)}<br>"
+                f"<code class=soft>{_text(group.example_id)}</code>"
+            ),
             f'<td class="t">{_moment(group.first_seen_at)}<br>{_moment(group.last_seen_at)}',
-            f"<td>{_counted(group.hosts, 'host')}<br>"
-            f"<span class=soft>{_text(', '.join(group.releases[:6]))}</span>",
+            (
+                f"<td>{_counted(group.hosts, 'host')}<br>"
+                f"<span class=soft>{_text(', '.join(group.releases[:6]))}</span>"
+            ),
         )
         for group in triage.groups[:MOST_GROUPS]
     ]
@@ -288,8 +298,10 @@ def _news(found: Findings) -> str:
         (
             f'<td><span class="tag hot">{_text(row.kind)}</span>',
             f'<td class="n">{row.letters:,}',
-            f"<td><b>{_text(row.task_name)}</b> {_text(_last(row.exception_type or ''))}<br>"
-            f"<code class=soft>{_text(row.fingerprint)}</code>",
+            (
+                f"<td><b>{_text(row.task_name)}</b> {_text(_last(row.exception_type or ''))}<br>"
+                f"<code class=soft>{_text(row.fingerprint)}</code>"
+            ),
             f'<td class="t">{_moment(row.first_seen_at)}',
             f'<td class="t">{_moment(row.gone_since) if row.gone_since else "never"}',
         )
@@ -304,8 +316,10 @@ def _reasons(triage: Triage) -> str:
     rows = [
         (
             f"<td>{_dot(row.reason)}{_text(row.reason)}",
-            f'<td><div class="track"><i style="width:{100 * row.share:.1f}%;'
-            f'background:{picture.COLOURS.get(row.reason, picture.OTHER)}"></i></div>',
+            (
+                f'<td><div class="track"><i style="width:{100 * row.share:.1f}%;'
+                f'background:{picture.COLOURS.get(row.reason, picture.OTHER)}"></i></div>'
+            ),
             f'<td class="n">{row.letters:,}',
             f'<td class="n">{picture.percent(row.letters, triage.letters)}',
         )
@@ -351,10 +365,14 @@ def _similar(found: Findings) -> str:
     rows = [
         (
             f'<td class="n">{row.similarity:.0%}',
-            f"<td><b>{_text(row.task_name)}</b><br>{_text(row.message)}<br>"
-            f"<code class=soft>{_text(row.fingerprint)}</code>",
-            f"<td><b>{_text(row.other_task_name)}</b><br>{_text(row.other_message)}<br>"
-            f"<code class=soft>{_text(row.other_fingerprint)}</code>",
+            (
+                f"<td><b>{_text(row.task_name)}</b><br>{_text(row.message)}<br>"
+                f"<code class=soft>{_text(row.fingerprint)}</code>"
+            ),
+            (
+                f"<td><b>{_text(row.other_task_name)}</b><br>{_text(row.other_message)}<br>"
+                f"<code class=soft>{_text(row.other_fingerprint)}</code>"
+            ),
         )
         for row in found.similar
     ]

@@ -101,22 +101,43 @@ _OVERVIEW = """
            count_if(fingerprint IS NULL AND dead_letter_queue IS NULL) AS strangers
     FROM {letters}
 """
+# Counted by cause, reason, host and release first: sums of numbers by keys are what Spark does
+# fast, while sets and texts of many groups make it sort all letters. The newest letter of each
+# group is looked up by its time.
 _GROUPS = """
-    SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
-           count(*) AS letters,
-           min(dead_lettered_at) AS first_seen_at,
-           max(dead_lettered_at) AS last_seen_at,
-           max_by(coalesce(task_name, 'unknown'), struct(dead_lettered_at, id)) AS task_name,
-           sort_array(collect_set(coalesce(reason, 'unknown'))) AS reasons,
-           mode(coalesce(reason, 'unknown'), true) AS main_reason,
-           max_by(exception_type, struct(dead_lettered_at, id)) AS exception_type,
-           size(collect_set(worker_hostname)) AS hosts,
-           sort_array(collect_set(release)) AS releases,
-           max_by(coalesce(id, ''), struct(dead_lettered_at, id)) AS example_id,
-           max_by(coalesce(nullif(description, ''), exception_message, ''),
-                  struct(dead_lettered_at, id)) AS example_description
-    FROM {letters}
-    GROUP BY coalesce(fingerprint, 'unknown')
+    WITH known AS (
+        SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+               coalesce(reason, 'unknown') AS reason,
+               worker_hostname, release, dead_lettered_at, coalesce(id, '') AS id,
+               coalesce(task_name, 'unknown') AS task_name, exception_type,
+               coalesce(nullif(description, ''), exception_message, '') AS description
+        FROM {letters}),
+    cells AS (
+        SELECT fingerprint, reason, worker_hostname, release, count(*) AS letters,
+               min(dead_lettered_at) AS first_seen_at, max(dead_lettered_at) AS last_seen_at
+        FROM known GROUP BY fingerprint, reason, worker_hostname, release),
+    totals AS (
+        SELECT fingerprint, sum(letters) AS letters,
+               min(first_seen_at) AS first_seen_at, max(last_seen_at) AS last_seen_at,
+               sort_array(collect_set(reason)) AS reasons,
+               size(collect_set(worker_hostname)) AS hosts,
+               sort_array(collect_set(release)) AS releases
+        FROM cells GROUP BY fingerprint),
+    main AS (
+        SELECT fingerprint, min_by(reason, struct(-letters, reason)) AS main_reason
+        FROM (SELECT fingerprint, reason, sum(letters) AS letters
+              FROM cells GROUP BY fingerprint, reason)
+        GROUP BY fingerprint),
+    newest AS (
+        SELECT /*+ BROADCAST(totals) */ known.fingerprint, max_by(
+                   struct(task_name, exception_type, id, description), id) AS letter
+        FROM known JOIN totals ON known.fingerprint = totals.fingerprint
+                              AND known.dead_lettered_at <=> totals.last_seen_at
+        GROUP BY known.fingerprint)
+    SELECT fingerprint, letters, first_seen_at, last_seen_at, letter.task_name AS task_name,
+           reasons, main_reason, letter.exception_type AS exception_type, hosts, releases,
+           letter.id AS example_id, letter.description AS example_description
+    FROM totals JOIN main USING (fingerprint) JOIN newest USING (fingerprint)
     ORDER BY letters DESC, fingerprint
 """
 _REASONS = """

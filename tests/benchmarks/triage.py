@@ -53,7 +53,7 @@ _LETTER = f"""
                'parts', floor(random() * 9)::INT)::VARCHAR AS kwargs_json
     FROM (SELECT range AS id, floor({CAUSES} * pow(random(), 3))::BIGINT AS cause
           FROM range({{first}}, {{first}} + {MILLION}))
-"""
+"""  # noqa: S608 - numbers of our own
 _DUCKDB_GROUPS = """
     SELECT coalesce(fingerprint, 'unknown') AS fingerprint, count(*) AS letters,
            epoch_us(min(dead_lettered_at)), epoch_us(max(dead_lettered_at)),
@@ -132,14 +132,14 @@ def others(df: DataFrame, count: int) -> None:
 
 def write(file: Path, number: int) -> None:
     """A million letters; columns that are not written are null, as in files of older versions."""
-    import duckdb  # noqa: PLC0415 - only this benchmark needs it
+    import duckdb
 
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(".tmp")
     with duckdb.connect(config={"threads": 2}) as connection:
         query = _LETTER.format(first=number * MILLION)
         options = "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 100000"
-        connection.execute(f"COPY ({query}) TO '{temporary}' ({options})")  # noqa: S608
+        connection.execute(f"COPY ({query}) TO '{temporary}' ({options})")
     temporary.rename(file)
 
 
@@ -155,7 +155,7 @@ def linked(folder: Path, count: int) -> Path:
 
 def duckdb_groups(place: Path) -> list[tuple[Any, ...]]:
     """The same question, on as many threads and in as much memory."""
-    import duckdb  # noqa: PLC0415 - only this comparison needs it
+    import duckdb
 
     with duckdb.connect(config={"threads": 2, "memory_limit": "1GB"}) as connection:
         query = _DUCKDB_GROUPS.format(files=f"{place}/**/*.parquet")
@@ -164,7 +164,7 @@ def duckdb_groups(place: Path) -> list[tuple[Any, ...]]:
 
 def java_peak_mb(spark: SparkSession) -> int:
     """The most memory that Spark's Java has taken so far."""
-    process = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]  # noqa: SLF001
+    process = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     tree = [process, *children(process)]
     return max(peak_mb(pid) for pid in tree)
 

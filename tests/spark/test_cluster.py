@@ -35,7 +35,8 @@ spark = SparkSession.builder.getOrCreate()
 from celery_dlq.spark.source import register
 from celery_dlq.spark.triage import groups
 register(spark)
-letters = spark.read.format("celery_dlq").option("url", sys.argv[1]).option("partitions", "4").load()
+reader = spark.read.format("celery_dlq").option("url", sys.argv[1])
+letters = reader.option("partitions", "4").load()
 
 def where(_):
     import celery_dlq, os, socket

@@ -136,7 +136,7 @@ def look_at(file: Path, folder: Path) -> None:
     seen = {
         tuple(round(float(part) * 255) for part in pixel[:3])
         for pixel in image.reshape(-1, image.shape[-1])[::7]
-    }  # noqa: E501
+    }
     for reason in (Reason.MAX_DELIVERIES_EXCEEDED, Reason.FAILED):
         colour = picture.COLOURS[reason.value]
         assert tuple(bytes.fromhex(colour[1:])) in seen

@@ -26,6 +26,7 @@ _DEATH_HEADERS = (
     "x-last-death-reason",
     "x-last-death-exchange",
 )
+_MOST_DELIVERIES = 2**31 - 1  # what every reader of letters can hold
 _SQS_COUNT = "ApproximateReceiveCount"
 _SQS_SOURCE = "DeadLetterQueueSourceArn"
 
@@ -94,8 +95,8 @@ def _from_rabbitmq(said: Mapping[str, Any]) -> NativeDeath:
 def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
     attributes = _sqs_attributes(properties)
     try:
-        deliveries = max(0, int(attributes.get(_SQS_COUNT, 0)))
-    except (TypeError, ValueError):
+        deliveries = min(max(0, int(attributes.get(_SQS_COUNT, 0))), _MOST_DELIVERIES)
+    except (TypeError, ValueError, OverflowError):
         deliveries = 0
     if _SQS_COUNT not in attributes:
         return NativeDeath()

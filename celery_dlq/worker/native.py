@@ -63,7 +63,9 @@ class NativeDeath:
             return "the broker's history of its death cannot be read; it is kept in native_death"
         if self.reason is None:
             return f"received {self.deliveries} times"
-        return f"{self.reason} in queue {self.queue!r}" if self.queue else self.reason
+        where = f" in queue {self.queue!r}" if self.queue else ""
+        when = "" if self.at is None else f" at {self.at.isoformat(timespec='seconds')}"
+        return f"{self.reason}{where}{when}"
 
 
 def native_death(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> NativeDeath:

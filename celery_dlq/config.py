@@ -17,18 +17,15 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.jsontext import safe_repr
-from celery_dlq.policy import (
-    Policy,
-    PolicyBook,
-    check_targets,
-    queue_name,
-    seconds,
-    suggestion,
-    text,
-)
+from celery_dlq.policy import Policy, positive_seconds, queue_name, seconds, suggestion, text
+from celery_dlq.policybook import PolicyBook
 
 PREFIX = "dlq_"
 _STORES = ("redis", "memory")
+# Seconds, where broker_transport_options do not say otherwise.
+# Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
+_VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+_SENTRY = ("groups", "beside", "off")
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+socket://")
 
 
@@ -47,12 +44,10 @@ def _queues(where: str, value: object) -> Mapping[str, Policy]:
     if not isinstance(value, Mapping):
         message = f"expected {where} to be a mapping of queue name to policy, got {value!r}"
         raise SettingsError(message)
-    queues = {
+    return {
         text(f"a queue name in {where}", name): _policy(f"{where}[{name!r}]", policy)
         for name, policy in value.items()
     }
-    check_targets(queues)
-    return queues
 
 
 def _policy(where: str, value: object) -> Policy:
@@ -76,6 +71,13 @@ def _store(where: str, value: object) -> str:
     return str(value)
 
 
+def _sentry(where: str, value: object) -> str:
+    if value not in _SENTRY:
+        message = f"expected {where} to be one of {', '.join(_SENTRY)}, got {value!r}"
+        raise SettingsError(message)
+    return str(value)
+
+
 def _redis_url(where: str, value: object) -> str:
     if not isinstance(value, str) or not value.startswith(_REDIS_SCHEMES):
         message = (
@@ -92,14 +94,6 @@ def _key_prefix(where: str, value: object) -> str:
         message = f"expected {where} to be a key prefix without braces, got {value!r}"
         raise SettingsError(message)
     return prefix
-
-
-def _positive_seconds(where: str, value: object) -> float:
-    duration = seconds(where, value)
-    if duration <= 0:
-        message = f"expected {where} to be a duration of more than 0 seconds, got {value!r}"
-        raise SettingsError(message)
-    return duration
 
 
 def _adopt(where: str, value: object) -> Mapping[str, str | None]:
@@ -157,7 +151,7 @@ class Settings:
     )
     count_ttl: float = _setting(
         72 * 3600.0,
-        _positive_seconds,
+        positive_seconds,
         "How long counts and history of a message are kept after its last delivery. "
         "Unit: seconds or timedelta. Defaults to 72 hours, sliding.",
     )
@@ -169,7 +163,7 @@ class Settings:
     )
     store_timeout: float = _setting(
         2.0,
-        _positive_seconds,
+        positive_seconds,
         "Longest wait for one answer of the store, and for a connection to it. "
         "Unit: seconds or timedelta. Defaults to 2.",
     )
@@ -184,6 +178,14 @@ class Settings:
         text,
         "Version of your code, kept on each letter. Unit: text. "
         "Defaults to the environment variable SENTRY_RELEASE, if set.",
+    )
+    sentry: str = _setting(
+        "groups",
+        _sentry,
+        "What Sentry is told, if sentry_sdk is initialised in the worker: groups (one event per "
+        "group of letters when it is new, came back or grew tenfold, instead of the "
+        "CeleryIntegration's event per failure), beside (the integration's events stay, and only "
+        "deaths that it does not see are reported), or off. Defaults to groups.",
     )
 
     @cached_property
@@ -210,6 +212,7 @@ class Settings:
             if value is not None:
                 values[name] = f.metadata["check"](PREFIX + name, value)
         settings = cls(**values)
+        settings.policies.check()
         settings.check_delays()
         for queue, target in settings.adopt.items():
             settings.check_adoption(queue, target, "dlq_adopt")
@@ -256,6 +259,40 @@ class Settings:
                 raise SettingsError(
                     f"expected {place}['default_delay'] to be at most dlq_max_delay "
                     f"({self.max_delay:g} s), got {delay:g} s"
+                )
+
+    def check_visibility(
+        self, book: PolicyBook, transport: str, options: Mapping[str, Any]
+    ) -> None:
+        """Refuse default delays that outlast the broker's visibility timeout.
+
+        A delayed message waits unacknowledged in a worker. After the visibility timeout the
+        broker takes the worker for dead and gives the message to another one, again and again.
+
+        Args:
+            book: All policies of the app.
+            transport: The broker's transport, as kombu names it.
+            options: ``broker_transport_options``.
+
+        Raises:
+            SettingsError: A delay is too long.
+
+        Source: https://docs.celeryq.dev/en/stable/getting-started/backends-and-brokers/redis.html
+        """
+        default = _VISIBILITY_TIMEOUTS.get(transport)
+        if default is None:
+            return
+        timeout = float((options or {}).get("visibility_timeout", default))
+        named = {f"dlq_queues[{name!r}]": policy for name, policy in book.queues.items()}
+        named |= {f"dead_letter_policy of {name}": p for name, p in book.tasks.items()}
+        for place, policy in named.items():
+            delay = policy.default_delay
+            if delay is not None and delay >= timeout:
+                raise SettingsError(
+                    f"expected {place}['default_delay'] to be shorter than the broker's "
+                    f"visibility timeout ({timeout:g} s), got {delay:g} s: the message would be "
+                    f"delivered again and again while it waits. Raise visibility_timeout in "
+                    f"broker_transport_options well above the delay, or shorten the delay"
                 )
 
     def redis_url(self, broker_url: object) -> str:

@@ -24,7 +24,8 @@ from celery_dlq import headers
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.exchange import DeadLetterExchange
-from celery_dlq.policy import Policy, PolicyBook
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import DeadLetterStore, Keeper, MessageKey, Notice, Outbox, Stored
 from celery_dlq.record import DeadLetter, iso
 

@@ -19,6 +19,9 @@ _ATTRIBUTE = "__dead_letter_policy__"
 # them here would configure the app in the middle of an import.
 _LAZY: list[tuple[Proxy, Policy]] = []
 
+# Policies of decorators that publishers have to ask; mostly none.
+_SAYS_DELAY: set[Policy] = set()
+
 
 class RejectToDLQ(Reject):  # type: ignore[misc]
     """Raise it in a task to send its message straight to the dead-letter queue.
@@ -64,6 +67,8 @@ def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
             the module is imported, not at the first message.
     """
     policy = Policy.parse(keys, "dead_letter_policy")
+    if policy.says_delay:
+        _SAYS_DELAY.add(policy)
 
     def decorate(target: T) -> T:
         if isinstance(target, Proxy):
@@ -73,6 +78,11 @@ def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
         return target
 
     return decorate
+
+
+def any_says_delay() -> bool:
+    """Whether any task's policy says something about the delay of its messages."""
+    return bool(_SAYS_DELAY)
 
 
 def policy_of(task: Any) -> Policy | None:

@@ -4,17 +4,34 @@ Every way of publishing ends in ``app.send_task``. A message without its own
 countdown or eta gets its queue's ``default_delay`` there, as a countdown, before
 Celery decides anything from it (native delayed delivery is decided in
 ``send_task``, before the signal ``before_task_publish``).
+
+Source: ``Celery.send_task`` in
+https://github.com/celery/celery/blob/main/celery/app/base.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any
 
+from celery.app.routes import MapRoute
+
+from celery_dlq import decorators
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
-from celery_dlq.headers import DELAY_HEADER
+from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.queuenames import QueueNames
+
+logger = logging.getLogger("celery_dlq.delay")
+
+_MOST_REMEMBERED = 4096
+_PLACE = ("queue", "exchange", "routing_key")
 
 
 def install(app: Any, settings: Callable[[], Settings]) -> None:
@@ -25,7 +42,7 @@ def install(app: Any, settings: Callable[[], Settings]) -> None:
         settings: Gives the checked settings, at the first publish.
     """
     send_task = app.send_task
-    delays = DefaultDelays(app, settings)
+    delays = DefaultDelays(app, settings, send_task)
 
     @wraps(send_task)
     def delaying(
@@ -37,63 +54,233 @@ def install(app: Any, settings: Callable[[], Settings]) -> None:
         *rest: Any,
         **options: Any,
     ) -> Any:
-        if countdown is None and eta is None and delays.exist:
-            seconds = delays.of(name, args, kwargs, options)
-            if seconds:
-                countdown = seconds
-                options["headers"] = {**(options.get("headers") or {}), DELAY_HEADER: seconds}
+        if delays.exist and (rest or delays.concern(name, options)):
+            countdown, eta, options = delays.apply(
+                name, args, kwargs, countdown, eta, delays.named(rest, options)
+            )
+            rest = ()
         return send_task(name, args, kwargs, countdown, eta, *rest, **options)
 
     app.send_task = delaying
 
 
-class DefaultDelays:
-    """Knows the default delay of a message that is about to be published."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What happens to the delay of messages for one queue.
 
-    def __init__(self, app: Any, settings: Callable[[], Settings]) -> None:
+    Attributes:
+        seconds: Delay of a message without its own; 0 for none.
+        source: Where that is said, e.g. ``dlq_queues['orders']``.
+        ignores: Whether a message's own delay is dropped.
+    """
+
+    seconds: float = 0.0
+    source: str = ""
+    ignores: bool = False
+
+
+class DefaultDelays:
+    """Gives each message that is about to be published its delay.
+
+    Args:
+        app: The Celery app.
+        settings: Gives the checked settings.
+        send_task: The app's own method.
+    """
+
+    def __init__(
+        self, app: Any, settings: Callable[[], Settings], send_task: Callable[..., Any]
+    ) -> None:
         self._app = app
         self._settings = settings
-        self._exist: bool | None = None
+        parameters = inspect.signature(send_task).parameters
+        self._parameters = list(parameters)[5:]
+        # By name: Celery 5.6 and later give the message its task's own options.
+        self._merges_options = parameters["expires"].default is not None
+        self._seen: Settings | None = None
+        self._queues_have = False
+        self._remembered: dict[tuple[Any, ...], Rule] = {}
+        self._rules: dict[tuple[str, str], Rule] = {}
 
     @property
     def exist(self) -> bool:
-        """Whether any queue or task has a default delay; found out once."""
-        if self._exist is None:
-            policies = list(self._settings().queues.values())
-            policies += [p for t in self._app.tasks.values() if (p := policy_of(t)) is not None]
-            self._exist = any(policy.default_delay for policy in policies)
-        return self._exist
+        """Whether any queue or task has something to say about delays."""
+        settings = self._settings()
+        if settings is not self._seen:
+            self._seen = settings
+            self._queues_have = any(p.says_delay for p in settings.queues.values())
+            self._remembered.clear()
+            self._rules.clear()
+        return self._queues_have or decorators.any_says_delay()
 
-    def of(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> float:
-        """The default delay in seconds, 0 for none."""
+    def concern(self, name: str, options: dict[str, Any]) -> bool:
+        """Whether this message has to be looked at; quick for one like an earlier one."""
+        known = self._remembered.get(_kind(name, options))
+        return known is not _NOTHING or options.get("expires") is not None
+
+    def named(self, rest: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+        """The options of ``send_task``, those given by position too."""
+        return {**dict(zip(self._parameters, rest, strict=False)), **options} if rest else options
+
+    def apply(
+        self, name: str, args: Any, kwargs: Any, countdown: Any, eta: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """The countdown, the eta and the options with which the message is to be published."""
+        own = countdown is not None or eta is not None
+        if options.get("retries"):  # Task.retry() knows its own delay
+            return countdown, eta, options
+        rule, options = self._rule(name, args, kwargs, options)
+        if own and rule.ignores and not rule.seconds:
+            logger.debug("Task %s: its countdown or eta is dropped, as its queue's policy says "
+                         "(ignore_message_delay)", name)  # fmt: skip
+            return None, None, options
+        if not own and rule.seconds:
+            countdown = rule.seconds
+            options["headers"] = {
+                **(options.get("headers") or {}),
+                DELAY_HEADER: rule.seconds,
+                DELAY_SOURCE_HEADER: rule.source,
+            }
+        self._warn_of_expiry(name, countdown, eta, options)
+        return countdown, eta, options
+
+    def queue_of(self, task: Any) -> str:
+        """The queue to which a task is published when its publisher names none."""
+        place = self._place({}, task)
+        return RoutedOnce(self._app.amqp.router).queue(place, task.name, (), {}, task)
+
+    def _rule(
+        self, name: str, args: Any, kwargs: Any, options: dict[str, Any]
+    ) -> tuple[Rule, dict[str, Any]]:
+        key = _kind(name, options)
+        known = self._remembered.get(key)
+        if known is not None:
+            return known, options
         task = options.get("task_type") or self._app.tasks.get(name)
-        queue = self._queue(name, args, kwargs, options, task)
-        policy = self._settings().policies.resolve(queue, policy_of(task) if task else None)
-        return (policy.default_delay or 0.0) if policy else 0.0
+        router = options.get("router") or self._app.amqp.router
+        routed_as = options.get("route_name") or name
+        place = self._place(options, task)
+        once = RoutedOnce(router)
+        queue = once.queue(place, routed_as, args, kwargs, task)
+        rule = self._rule_of(queue, task)
+        if all(isinstance(route, MapRoute) for route in router.routes):
+            _remember(self._remembered, key, rule)
+            return rule, options
+        # A route may be a function that looks at arguments or draws lots: asked once.
+        return rule, {**options, "router": once}
 
-    def _queue(
-        self,
-        name: str,
-        args: Any,
-        kwargs: Any,
-        options: dict[str, Any],
-        task: Any,
-    ) -> str:
-        amqp = self._app.amqp
-        named = options.get("queue")
-        if named is None:
-            route = (options.get("router") or amqp.router).route
-            named = route(dict(options), options.get("route_name") or name, args, kwargs, task)
-            named = named.get("queue") or self._by_binding(named)
-        return str(getattr(named, "name", named) or self._app.conf.task_default_queue)
+    def _place(self, options: Mapping[str, Any], task: Any) -> dict[str, Any]:
+        """Queue, exchange and routing key as far as publisher or task name them."""
+        place = {part: options[part] for part in _PLACE if options.get(part) is not None}
+        if self._merges_options and "task_type" not in options and task is not None:
+            for part in _PLACE:
+                found = getattr(task, part, None)
+                if found is not None:
+                    place.setdefault(part, found)
+        return place
 
-    def _by_binding(self, options: dict[str, Any]) -> str | None:
-        """The queue behind an exchange and routing key given by the publisher."""
-        exchange, routing_key = options.get("exchange"), options.get("routing_key")
-        if exchange is None and routing_key is None:
-            return None
-        exchange = str(getattr(exchange, "name", exchange) or "")
-        for queue in self._app.amqp.queues.values():
-            if (queue.exchange.name, queue.routing_key) == (exchange, routing_key):
-                return str(queue.name)
-        return routing_key
+    def _rule_of(self, queue: str, task: Any) -> Rule:
+        name = getattr(task, "name", "")
+        rule = self._rules.get((queue, name))
+        if rule is None:
+            policy = policy_of(task) if task is not None else None
+            book = PolicyBook(self._settings().queues, {name: policy} if policy else {})
+            explained = book.explain(queue, name)
+            delay, ignores = explained["default_delay"], explained["ignore_message_delay"]
+            rule = _NOTHING
+            if delay.value or ignores.value:
+                rule = Rule(delay.value or 0.0, delay.source, bool(ignores.value))
+            _remember(self._rules, (queue, name), rule)
+        return rule
+
+    def _warn_of_expiry(self, name: str, countdown: Any, eta: Any, options: Any) -> None:
+        expires = options.get("expires")
+        if not isinstance(expires, (int, float, datetime, timedelta)) or not (countdown or eta):
+            return
+        now = datetime.now(self._app.timezone)
+        end, start = _moment(expires, now), _moment(eta if eta is not None else countdown, now)
+        if end is not None and start is not None and end <= start:
+            logger.warning(
+                "Task %s will never run: it expires at %s, and its delay ends at %s; a worker "
+                "will dead-letter it as expired",
+                name,
+                end.isoformat(timespec="seconds"),
+                start.isoformat(timespec="seconds"),
+            )
+
+
+class RoutedOnce:
+    """A router that asks the app's routes once, however often it is asked.
+
+    Args:
+        router: The router of the app, or the publisher's own.
+    """
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+        self._found: Any = None
+        self._asked = False
+
+    def queue(self, place: dict[str, Any], name: str, args: Any, kwargs: Any, task: Any) -> str:
+        """The name of the queue to which a message goes."""
+        routed = self.route(dict(place), name, args, kwargs, task)
+        queue, exchange = routed.get("queue"), routed.get("exchange")
+        routing_key = routed.get("routing_key")
+        queue_name = str(getattr(queue, "name", queue) or "")
+        bound_to = getattr(queue, "exchange", None)
+        kind = routed.get("exchange_type") or getattr(bound_to, "type", None) or "direct"
+        if (not exchange or not routing_key) and kind == "direct":
+            return queue_name  # Celery publishes to the queue itself
+        exchange = exchange or bound_to
+        key = routing_key or getattr(queue, "routing_key", None) or ""
+        known = QueueNames(self._router.queues)
+        return known.of(str(getattr(exchange, "name", exchange) or ""), str(key))
+
+    def route(
+        self, options: Any, name: str, args: Any = (), kwargs: Any = None, task_type: Any = None
+    ) -> dict[str, Any]:
+        """As ``celery.app.routes.Router.route``."""
+        return dict(type(self._router).route(self, options, name, args, kwargs, task_type))
+
+    def lookup_route(self, *args: Any, **kwargs: Any) -> Any:
+        """The answer of the routes; a copy, because routing takes it apart."""
+        if not self._asked:
+            self._asked, self._found = True, self._router.lookup_route(*args, **kwargs)
+        return dict(self._found) if isinstance(self._found, Mapping) else self._found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._router, name)
+
+
+_NOTHING = Rule()
+
+
+def _kind(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
+    """What routing looks at, as long as no route is a function."""
+    get = options.get
+    queue, exchange = get("queue"), get("exchange")
+    return (
+        name,
+        queue if queue is None else getattr(queue, "name", queue),
+        exchange if exchange is None else getattr(exchange, "name", exchange),
+        get("routing_key"),
+        get("route_name"),
+        get("router"),
+        "task_type" in options,
+    )
+
+
+def _remember(memory: dict[Any, Rule], key: Any, rule: Rule) -> None:
+    if len(memory) >= _MOST_REMEMBERED:  # names made up at run time
+        memory.clear()
+    memory[key] = rule
+
+
+def _moment(value: Any, now: datetime) -> datetime | None:
+    if isinstance(value, (int, float)):
+        return now + timedelta(seconds=value)
+    if isinstance(value, timedelta):
+        return now + value
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=now.tzinfo)
+    return None

@@ -43,6 +43,19 @@ class DeadLettered(Event):
     letter: DeadLetter
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven(Event):
+    """The broker took a letter's original message again; told once per letter.
+
+    Attributes:
+        letter: The letter, as it was before it left its dead-letter queue.
+        redrive_id: The redrive, also in the message's header ``dlq_redrive``.
+    """
+
+    letter: DeadLetter
+    redrive_id: str
+
+
 class Action(str, Enum):
     """What was changed on purpose: a closed list, the same in events, metrics and ``dlq audit``."""
 

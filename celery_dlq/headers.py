@@ -14,6 +14,9 @@ LETTER_HEADER = "dlq_letter"
 DELAY_HEADER = "dlq_default_delay"
 """Seconds of the queue's default delay, if the message got one."""
 
+DELAY_SOURCE_HEADER = "dlq_default_delay_source"
+"""Where that delay was said, e.g. ``dlq_queues['orders']``."""
+
 # Of the message that a dead-letter exchange gets for each letter, beside LETTER_HEADER and
 # the original message's own headers; docs/dead-letter-exchange.md is the contract.
 

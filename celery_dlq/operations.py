@@ -15,6 +15,7 @@ from uuid import uuid4
 from kombu.exceptions import KombuError
 
 from celery_dlq.errors import DLQError, RedriveError
+from celery_dlq.events import Event, Redriven
 from celery_dlq.filters import LetterFilter
 from celery_dlq.headers import LETTER_HEADER, REDRIVE_HEADER, REDRIVES_HEADER
 from celery_dlq.ports import ClaimState, Clock, DeadLetterStore
@@ -84,12 +85,20 @@ class Redriver:
         app: The Celery app; its broker gets the messages.
         store: Where the letters are.
         clock: The present, aware UTC.
+        emit: Told of every letter whose message the broker took.
     """
 
-    def __init__(self, app: Any, store: DeadLetterStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        app: Any,
+        store: DeadLetterStore,
+        clock: Clock,
+        emit: Callable[[Event], object] = lambda _event: None,
+    ) -> None:
         self._app = app
         self._store = store
         self._clock = clock
+        self._emit = emit
 
     def redrive(
         self,
@@ -171,6 +180,7 @@ class Redriver:
             report.failed[letter.id] = str(exc)
             return False
         report.published += 1
+        self._emit(Redriven(at=self._clock(), letter=letter, redrive_id=report.redrive_id))
         return True
 
 

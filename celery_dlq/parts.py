@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from celery_dlq.backends.memory import MemoryBoard, MemoryCounter, MemoryOutbox, MemoryStore
+from celery_dlq.backends.memory import (
+    MemoryBoard,
+    MemoryCounter,
+    MemoryMetrics,
+    MemoryOutbox,
+    MemoryReports,
+    MemoryStore,
+)
 from celery_dlq.config import Settings
+from celery_dlq.metrics import MetricsStore
 from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, Outbox
+from celery_dlq.reports import Reports
 
 
 def make_store(settings: Settings, broker_url: object) -> DeadLetterStore:
@@ -42,6 +52,34 @@ def make_board(settings: Settings, broker_url: object) -> Board:
     return RedisBoard(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
+def make_metrics(settings: Settings, broker_url: object) -> MetricsStore:
+    """Where the app's processes add up their counts; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryMetrics()
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    # No second try: counts that were lost on the way must not be added twice.
+    client = connect(url, settings.store_timeout, retries=0)
+    return RedisMetrics(client, url, Keys(settings.key_prefix))
+
+
+def make_reports(settings: Settings, broker_url: object) -> Reports:
+    """Where the app's processes agree on what is reported; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryReports()
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.reports import RedisReports  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    client = connect(url, settings.store_timeout)
+    tallied = settings.store == "redis"
+    return RedisReports(client, url, Keys(settings.key_prefix), tallied=tallied)
+
+
 def make_outbox(settings: Settings, broker_url: object) -> Outbox:
     """The outbox of dead-letter exchanges; see `make_store`."""
     if settings.store == "memory":
@@ -54,18 +92,35 @@ def make_outbox(settings: Settings, broker_url: object) -> Outbox:
     return RedisOutbox(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
-def make_counter(settings: Settings, broker_url: object, store: DeadLetterStore) -> DeliveryCounter:
-    """The counter of a worker; see `make_store`."""
-    if isinstance(store, MemoryStore):
-        return store.counter
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker uses of the backend; on Redis two connections in all."""
+
+    store: DeadLetterStore
+    board: Board
+    counter: DeliveryCounter
+
+
+def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
+    """Store, board and counter of a worker; see `make_store`."""
+    if settings.store == "memory":
+        counter = MemoryCounter()
+        return WorkerParts(MemoryStore(counter), MemoryBoard(), counter)
+    from celery_dlq.backends.redis.board import RedisBoard  # noqa: PLC0415
     from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
     from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
 
-    url = settings.redis_url(broker_url)
+    url, keys = settings.redis_url(broker_url), Keys(settings.key_prefix)
+    client = connect(url, settings.store_timeout)
     # No second try: a count that was lost on the way must not be taken twice.
     wire = Wire(connect(url, settings.store_timeout, retries=0), url, SCRIPTS)
-    return RedisCounter(wire, Keys(settings.key_prefix), settings.count_ttl)
+    return WorkerParts(
+        RedisStore(client, url, keys, settings.count_ttl),
+        RedisBoard(client, url, keys, wire),
+        RedisCounter(wire, keys, settings.count_ttl),
+    )
 
 
 def shown_place(settings: Settings, broker_url: Any) -> str:

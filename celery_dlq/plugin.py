@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq import delay
+from celery_dlq import __version__, delay, signals
 from celery_dlq.adopting import Adoptions
 from celery_dlq.announcing import PostOffice
+from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
-from celery_dlq.decorators import policy_of
-from celery_dlq.errors import NotFound, StoreUnavailable
-from celery_dlq.events import Events
+from celery_dlq.errors import NotFound
+from celery_dlq.events import Change, Events
 from celery_dlq.filters import LetterFilter
+from celery_dlq.measuring import Measuring
 from celery_dlq.operations import Redriver, RedriveReport
-from celery_dlq.parts import make_board, make_counter, make_store, shown_place
-from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, QueueSummary
+from celery_dlq.parts import WorkerParts, make_board, make_metrics, make_store
+from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, Keeper, Override, QueueSummary
 from celery_dlq.record import DeadLetter
+from celery_dlq.retention import Retention
+from celery_dlq.rules import Rulebook, Rules, whoami
 
 if TYPE_CHECKING:
     from celery_dlq.export.parquet import ExportReport
@@ -68,6 +70,9 @@ class DeadLetters:
         self._adoptions = Adoptions(
             app, lambda: self.settings, self.events, self._post_office, clock
         )
+        self._measuring = Measuring(lambda: make_metrics(self.settings, self.app.conf.broker_url))
+        self.events.subscribe(self._measuring)
+        self.events.subscribe(signals.relay)
         if getattr(app, _ATTRIBUTE, None) is None:
             setattr(app, _ATTRIBUTE, self)
             self._install()
@@ -97,10 +102,17 @@ class DeadLetters:
         Raises:
             SettingsError: Something is wrong; the message says what and where.
         """
-        for task in self.app.tasks.values():
-            policy = policy_of(task)
-            if policy is not None:
-                self.settings.check_delays(policy, f"dead_letter_policy of {task.name}")
+        from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
+
+        book = book_of(self.app, self.settings)
+        book.check()
+        for name, policy in book.tasks.items():
+            self.settings.check_delays(policy, f"dead_letter_policy of {name}")
+        self.settings.check_visibility(
+            book,
+            self.app.connection_for_write().transport_cls,
+            self.app.conf.broker_transport_options,
+        )
         if self.settings.store == "redis":
             self.settings.redis_url(self.app.conf.broker_url)
 
@@ -122,6 +134,7 @@ class DeadLetters:
 
     def close(self) -> None:
         """Let go of connections; the next operation opens them again."""
+        self._measuring.close()
         with self._lock:
             if self._board is not None and self.settings.store == "redis":
                 self._board.close()
@@ -244,8 +257,13 @@ class DeadLetters:
         """
         where = where or LetterFilter(**fields)
         self._check_queue(dead_letter_queue)
-        redriver = Redriver(self.app, self.store, self._clock)
-        return redriver.redrive(dead_letter_queue, where, rate=rate, limit=limit, progress=progress)
+        redriver = Redriver(self.app, self.store, self._clock, self.events.emit)
+        try:
+            return redriver.redrive(
+                dead_letter_queue, where, rate=rate, limit=limit, progress=progress
+            )
+        finally:
+            self._measuring.close()
 
     def export(
         self,
@@ -274,6 +292,25 @@ class DeadLetters:
             self._check_queue(name)
         chosen = names if names is not None else self.store.names()
         return ParquetExport(self.store, Path(destination)).run(chosen, progress=progress)
+
+    def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
+        """Serve the metrics of all workers to Prometheus, in a thread of this process.
+
+        Args:
+            port: Where to listen; 0 for any free one.
+            address: On which address.
+
+        Returns:
+            The HTTP server; ``shutdown()`` ends it.
+
+        Raises:
+            MissingExtra: prometheus-client is not installed.
+            DLQError: The port is taken.
+        """
+        from celery_dlq.contrib.prometheus import Collector, serve  # noqa: PLC0415 - an extra
+
+        store = make_metrics(self.settings, self.app.conf.broker_url)
+        return serve(Collector(self, store, self._clock), port=port, address=address)
 
     def adopt(
         self,
@@ -308,6 +345,100 @@ class DeadLetters:
             follow=follow, limit=limit, progress=progress,
         )  # fmt: skip
 
+    # -- policies -----------------------------------------------------------------
+
+    def policies(self, queue: str | None = None) -> Rules:
+        """Every queue's and task's policy in force, with the source of each value.
+
+        Args:
+            queue: Only this queue; ``None`` for all that the app or a live worker knows.
+
+        Returns:
+            The policies, and warnings: policies for unknown queues, live workers that differ.
+
+        Raises:
+            NotFound: Nothing rules that queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        from celery_dlq.wiring import known_queues, queue_of_tasks  # noqa: PLC0415 - as above
+
+        rulebook = self._rulebook()
+        extra = {queue} if queue is not None else set()
+        rules = rulebook.rules(known_queues(self.app) | extra, queue_of_tasks(self.app))
+        if queue is None:
+            return rules
+        views = tuple(view for view in rules.views if view.queue == queue)
+        if not views:
+            message = f"expected a queue with a policy, got {queue!r}, which nothing rules"
+            raise NotFound(message)
+        return Rules(views=views, warnings=rules.warnings)
+
+    def override_policy(self, queue: str, span: timedelta, **values: Any) -> list[Override]:
+        """Override policy keys of a queue for a while, without a deploy.
+
+        Workers notice within seconds; when the time is over, the configured values come
+        back. An override beats task decorators too. Only keys that workers obey can be
+        overridden, see `celery_dlq.overrides.KEYS`.
+
+        Args:
+            queue: The queue, by its exact name.
+            span: How long; at most 30 days.
+            **values: Policy keys, e.g. ``max_deliveries=3``.
+
+        Raises:
+            SettingsError: A key or a value is not usable; nothing is changed then.
+            StoreUnavailable: Redis does not answer.
+        """
+        return self._rulebook().override(queue, span, values)
+
+    def lift_policy(self, queue: str, *keys: str) -> list[str]:
+        """Take overrides back before their time.
+
+        Args:
+            queue: The queue.
+            *keys: Which policy keys; none for all that are overridden.
+
+        Returns:
+            The keys that have their configured values again.
+
+        Raises:
+            NotFound: There is no such override.
+            StoreUnavailable: Redis does not answer.
+        """
+        return self._rulebook().lift(queue, keys)
+
+    def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
+        """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
+
+        Workers do it by themselves; this is for queues that no worker looks after.
+
+        Args:
+            *dead_letter_queues: Which queues; none for all.
+            dry_run: Say what the next pass would trim, at most some hundred letters a
+                queue and cause, and change nothing.
+
+        Returns:
+            What was trimmed: one change per queue and cause.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        for name in dead_letter_queues:
+            self._check_queue(name)
+        book = self._rulebook().in_force()
+        retention = Retention(self.store, self.board, self.events, self._clock, whoami())
+        names = dead_letter_queues or self.store.names()
+        policies = {name: book.of_dead_letter_queue(name) for name in names}
+        if dry_run:
+            return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
+        return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
+
+    def _rulebook(self) -> Rulebook:
+        from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
+
+        return Rulebook(book_of(self.app, self.settings), self.board, self.events, self._clock)
+
     # -- wiring -------------------------------------------------------------------
 
     def _install(self) -> None:
@@ -325,30 +456,22 @@ class DeadLetters:
         delay.install(self.app, lambda: self.settings)
 
     def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
-        from celery_dlq.worker.burial import Burial  # noqa: PLC0415 - publishers need none of it
-        from celery_dlq.worker.guard import Guard  # noqa: PLC0415
-        from celery_dlq.worker.plan import Plans  # noqa: PLC0415
-        from celery_dlq.worker.spool import Spool  # noqa: PLC0415
+        from celery_dlq.wiring import make_guard  # noqa: PLC0415 - publishers need none of it
 
         self.validate()
-        settings, broker_url = self.settings, self.app.conf.broker_url
-        store = self.store if settings.store == "memory" else self._make_store()
-        self._wait_for(store)
+        memory = None
+        if isinstance(self.store, MemoryStore):
+            memory = WorkerParts(self.store, self.board, self.store.counter)
+        return make_guard(
+            self.app, self.settings, self._clock, self.events, measuring=self._measuring,
+            memory=memory,
+            keeper=self._keeper, hostname=hostname, pid=pid,
+            flags_redelivery=flags_redelivery, version=__version__,
+        )  # fmt: skip
+
+    def _keeper(self, store: DeadLetterStore) -> Keeper:
         self._post_office.check()
-        place = shown_place(settings, broker_url)  # without the password: that may change
-        return Guard(
-            Plans(settings.policies, self.app.amqp.queues),
-            Burial(
-                self._post_office.before(store),
-                Spool(settings.spool_dir, f"{place} {settings.key_prefix}"),
-            ),
-            make_counter(settings, broker_url, store),
-            self._clock,
-            hostname=hostname,
-            pid=pid,
-            flags_redelivery=flags_redelivery,
-            release=settings.release,
-        )
+        return self._post_office.before(store)
 
     def _own_store(self) -> DeadLetterStore:
         """A store for one thread alone; memory is shared, or it would be another one."""
@@ -356,18 +479,6 @@ class DeadLetters:
 
     def _make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
         return self._adoptions.for_worker(self._own_store, consumed, hostname=hostname, pid=pid)
-
-    def _wait_for(self, store: DeadLetterStore) -> None:
-        """Wait for the store as long as ``dlq_start_timeout`` says."""
-        deadline = time.monotonic() + self.settings.start_timeout
-        while True:
-            try:
-                return store.check()
-            except StoreUnavailable as exc:
-                if time.monotonic() >= deadline:
-                    raise
-                logger.warning("Waiting for the dead-letter store: %s", exc)
-                time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
     def _make_store(self) -> DeadLetterStore:
         return make_store(self.settings, self.app.conf.broker_url)

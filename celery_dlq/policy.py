@@ -1,20 +1,17 @@
-"""Policies: the limits and delays of one queue or task, and how they combine.
+"""Policies: the limits and delays of one queue or task.
 
 A policy is written as keyword arguments of ``dead_letter_policy(...)`` or as a
 mapping in the setting ``dlq_queues``; both take the same keys, which are the
-fields of `Policy`. Field by field the task's decorator wins, then the exact
-queue name, then the most specific pattern.
+fields of `Policy`. How policies combine is in `celery_dlq.policybook`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
 from celery_dlq.errors import SettingsError
@@ -48,6 +45,15 @@ class Policy:
             of the queue that the message came from.
         default_delay: Seconds (or timedelta) that a message published without its own
             countdown or eta waits before it may run. 0 to ``dlq_max_delay``. Unset: 0.
+        ignore_message_delay: Whether a message's own countdown or eta is dropped when it is
+            published to a queue without ``default_delay``. Retries keep theirs. Unset: no.
+        dead_letter_ttl: Seconds (or timedelta) after its death when a letter is trimmed.
+            More than 0. Unset: a letter ends when its message would have expired, and has
+            no end if the message has none or died of it.
+        dead_letter_max_length: Most letters in the dead-letter queue; the oldest are trimmed.
+            At least 1. Unset: no limit.
+        keep_until_exported: Whether letters are trimmed only once they are exported.
+            Unset: no.
         reasons: Which deaths are kept, as reason names. Unset: all.
         ignore: Exception types (classes or dotted names) that are expected: a failure
             with one of them is no death. Unset: none.
@@ -59,6 +65,10 @@ class Policy:
     dead_letter_exchange: DeadLetterExchange | None = None
     dead_letter_routing_key: str | None = None
     default_delay: float | None = None
+    ignore_message_delay: bool | None = None
+    dead_letter_ttl: float | None = None
+    dead_letter_max_length: int | None = None
+    keep_until_exported: bool | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
 
@@ -96,6 +106,19 @@ class Policy:
         }
         return dataclasses.replace(self, **filled)
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are set, JSON-ready; `parse` reads it."""
+        return {
+            f.name: _plain(value)
+            for f in dataclasses.fields(self)
+            if (value := getattr(self, f.name)) is not None
+        }
+
+    @property
+    def says_delay(self) -> bool:
+        """Whether it has to be asked when a message is published."""
+        return bool(self.default_delay or self.ignore_message_delay)
+
     def keeps(self, reason: Reason) -> bool:
         """Whether deaths for this reason become letters."""
         return self.reasons is None or reason in self.reasons
@@ -103,90 +126,6 @@ class Policy:
     def dead_letter_queue_of(self, queue: str) -> str:
         """The dead-letter queue of a source queue under this policy."""
         return self.dead_letter_queue or f"{queue}{DLQ_SUFFIX}"
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyBook:
-    """All queue policies of one app; answers which policy guards a message.
-
-    Attributes:
-        queues: Policies by queue name or glob pattern (``*``, ``?``, ``[…]``).
-    """
-
-    queues: Mapping[str, Policy] = field(default_factory=dict)
-    _resolved: dict[tuple[str, Policy | None], Policy | None] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    def resolve(self, queue: str, task_policy: Policy | None = None) -> Policy | None:
-        """The policy of a message, or ``None`` when nothing guards it.
-
-        Args:
-            queue: The queue it came from.
-            task_policy: The policy of its task's decorator.
-
-        Returns:
-            One merged policy; the same object for the same arguments.
-        """
-        key = (queue, task_policy)
-        if key not in self._resolved:
-            if len(self._resolved) >= _MOST_RESOLVED:  # names made up at run time
-                self._resolved.clear()
-            self._resolved[key] = self._merge(queue, task_policy)
-        return self._resolved[key]
-
-    def __bool__(self) -> bool:
-        """Whether any queue policy exists at all."""
-        return bool(self.queues)
-
-    def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
-        layers = [*([task_policy] if task_policy else []), *self._matching(queue)]
-        if not layers:
-            return None
-        merged = Policy()
-        for layer in layers:
-            merged = merged.over(layer)
-        return merged
-
-    def _is_dead_letter_queue(self, queue: str) -> bool:
-        named = (policy.dead_letter_queue for policy in self.queues.values())
-        return queue.endswith(DLQ_SUFFIX) or queue in named
-
-    def _matching(self, queue: str) -> list[Policy]:
-        if queue not in self.queues and self._is_dead_letter_queue(queue):
-            return []  # no pattern guards a dead-letter queue
-        names = [name for name in self.queues if name == queue or fnmatchcase(queue, name)]
-        names.sort(key=lambda name: (name != queue, [-n for n in _specificity(name)], name))
-        return [self.queues[name] for name in names]
-
-
-def check_targets(queues: Mapping[str, Policy]) -> None:
-    """Refuse chains: a dead-letter queue must not itself be a guarded queue.
-
-    Raises:
-        SettingsError: A queue is its own DLQ, or a DLQ has a policy of its own.
-    """
-    for name, policy in queues.items():
-        if policy.dead_letter_queue == name:
-            raise SettingsError(
-                f"expected dlq_queues[{name!r}]['dead_letter_queue'] to be another queue, "
-                f"got {name!r} itself; letters would circle. Leave it out to get "
-                f"{name + DLQ_SUFFIX!r}"
-            )
-    targets = {policy.dead_letter_queue_of(name): name for name, policy in queues.items()}
-    book = PolicyBook(queues)
-    for name in queues:  # the DLQ of a queue that only a pattern guards
-        source = name.removesuffix(DLQ_SUFFIX)
-        guarding = book.resolve(source) if source != name else None
-        if guarding is not None and guarding.dead_letter_queue_of(source) == name:
-            targets.setdefault(name, source)
-    for name in queues:
-        if name in targets and targets[name] != name:
-            raise SettingsError(
-                f"expected {name!r} to be either a guarded queue or a dead-letter queue, got both: "
-                f"it has a policy and is the dead-letter queue of {targets[name]!r}. "
-                f"Remove dlq_queues[{name!r}] or name another dead_letter_queue"
-            )
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -209,6 +148,29 @@ def seconds(where: str, value: object) -> float:
     if not 0 <= value <= _LONGEST_SECONDS:  # also refuses NaN and infinity
         raise SettingsError(_expected(where, "a duration of 0 or more seconds", value))
     return float(value)
+
+
+def positive_seconds(where: str, value: object) -> float:
+    """As `seconds`, but more than 0.
+
+    Raises:
+        SettingsError: It is not.
+    """
+    duration = seconds(where, value)
+    if duration <= 0:
+        raise SettingsError(_expected(where, "a duration of more than 0 seconds", value))
+    return duration
+
+
+def flag(where: str, value: object) -> bool:
+    """A check for ``True`` or ``False``.
+
+    Raises:
+        SettingsError: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise SettingsError(_expected(where, "True or False", value))
+    return value
 
 
 def integer(minimum: int) -> Callable[[str, object], int]:
@@ -280,21 +242,19 @@ def qualified_name(cls: type) -> str:
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, frozenset):
+        return sorted(str(item) for item in value)
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _expected(where: str, what: str, got: object) -> str:
     shown = " ".join(safe_repr(got, _SHOWN).split())  # one line, whatever it is
     return f"expected {where} to be {what}, got {shown}"
 
 
-def _specificity(pattern: str) -> tuple[int, int]:
-    """How much a pattern fixes: its literal characters, then its places for one character."""
-    rest, classes = re.subn(r"\[[^]]*\]", "", pattern)
-    literals = sum(character not in "*?" for character in rest)
-    return literals, classes + rest.count("?")
-
-
 _SHOWN = 200
 _LONGEST_SECONDS = 1000 * 366 * 86400.0
-_MOST_RESOLVED = 4096
 
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),
@@ -303,6 +263,10 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "dead_letter_exchange": dead_letter_exchange,
     "dead_letter_routing_key": dead_letter_routing_key,
     "default_delay": seconds,
+    "ignore_message_delay": flag,
+    "dead_letter_ttl": positive_seconds,
+    "dead_letter_max_length": integer(1),
+    "keep_until_exported": flag,
     "reasons": _reasons,
     "ignore": _exception_names,
 }

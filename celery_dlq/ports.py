@@ -175,6 +175,15 @@ class StoredLetter:
     letter: DeadLetter
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What retention looks at: where a letter is, which one, and when it died."""
+
+    position: str
+    letter_id: str
+    dead_lettered_at: datetime | None
+
+
 class DeadLetterStore(Protocol):
     """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`."""
 
@@ -206,6 +215,28 @@ class DeadLetterStore(Protocol):
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """The position of the newest letter ever stored, or ``None``."""
+
+    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+        """The oldest letters, at most ``most``, or fewer if they are large."""
+
+    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
+        """Letters whose messages would have expired by now, at most ``most``."""
+
+    def length(self, dead_letter_queue: str) -> int:
+        """How many letters are there."""
+
+    def note_exported(self, dead_letter_queue: str, position: str) -> None:
+        """Note that all letters up to a position are durably in files; never moves back.
+
+        Only an export that leaves nothing out may say so: no filter chose its letters.
+        """
+
+    def exported_until(self, dead_letter_queue: str) -> str | None:
+        """Up to which position, itself included, letters were exported; ``None`` if never.
+
+        Also ``None`` where the queue ends before the noted position: it was deleted and made
+        anew, or a fail-over took its end, and nothing says what of it was exported.
+        """
 
     def names(self) -> list[str]:
         """The names of all dead-letter queues that ever had a letter, sorted."""
@@ -335,11 +366,8 @@ class Board(Protocol):
     def leave(self, hostname: str) -> None:
         """Take a worker's card down."""
 
-    def workers(self) -> list[WorkerCard]:
-        """The cards of live workers, by host name."""
-
-    def policies(self) -> dict[str, Mapping[str, Mapping[str, Any]]]:
-        """The policies of live workers by host name; much lighter than their whole cards."""
+    def workers(self, *, with_tasks: bool = True) -> list[WorkerCard]:
+        """The cards of live workers, by host name; much lighter without their tasks."""
 
     def record(self, change: Change) -> None:
         """Keep a change for the audit; the newest ten thousand are kept."""

@@ -312,6 +312,17 @@ def letter_id(dead_letter_queue: str, task_id: str, retries: int, redrives: int)
     return str(uuid5(_LETTER_NAMESPACE, key))
 
 
+def end_of(letter: DeadLetter) -> datetime | None:
+    """When a letter ends because its message would have expired.
+
+    ``None`` if the message had no expiry, or was past it when it died: such a letter
+    would end before anybody could see it.
+    """
+    if letter.expires is None or letter.expires <= letter.dead_lettered_at:
+        return None
+    return letter.expires
+
+
 def iso(value: datetime | None) -> str | None:
     """ISO 8601 in UTC with microseconds, or ``None``."""
     if value is None:

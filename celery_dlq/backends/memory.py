@@ -8,13 +8,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from itertools import islice
 
 from celery_dlq.events import Change
+from celery_dlq.metrics import Measured, Series, WorkerGauges
 from celery_dlq.ports import (
     ClaimState,
     Count,
     Group,
+    Heading,
     MessageKey,
     Notice,
     Override,
@@ -24,7 +26,8 @@ from celery_dlq.ports import (
     StoredLetter,
     WorkerCard,
 )
-from celery_dlq.record import DeadLetter, Delivery
+from celery_dlq.record import DeadLetter, Delivery, end_of
+from celery_dlq.reports import MOST_IDS, Report, Why
 
 _MOST_ASIDE = 20
 _MOST_DEAD = 10_000
@@ -131,6 +134,7 @@ class MemoryStore:
         self._queues: dict[str, dict[str, tuple[int, DeadLetter]]] = {}
         self._claims: dict[tuple[str, str], tuple[str, str, float]] = {}
         self._lasts: dict[str, int] = {}
+        self._exported: dict[str, str] = {}
         self._lock = threading.RLock()
 
     def check(self) -> None:
@@ -181,6 +185,33 @@ class MemoryStore:
         """The newest position ever given."""
         last = self._lasts.get(dead_letter_queue)
         return None if last is None else _position(last)
+
+    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+        """The oldest letters."""
+        stored = self.letters(dead_letter_queue, newest_first=False)
+        later = (s for s in stored if after is None or s.position > after)
+        return [_heading(s) for s in islice(later, most)]
+
+    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
+        """Letters whose messages would have expired by now."""
+        stored = self.letters(dead_letter_queue, newest_first=False)
+        over = (s for s in stored if (end := end_of(s.letter)) is not None and end <= now)
+        return [_heading(s) for s in islice(over, most)]
+
+    def length(self, dead_letter_queue: str) -> int:
+        """How many letters are there."""
+        return len(self._queues.get(dead_letter_queue, {}))
+
+    def note_exported(self, dead_letter_queue: str, position: str) -> None:
+        """Note how far the queue is exported."""
+        with self._lock:
+            before = self._exported.get(dead_letter_queue, "")
+            self._exported[dead_letter_queue] = max(before, position)
+
+    def exported_until(self, dead_letter_queue: str) -> str | None:
+        """How far the queue is exported."""
+        noted, last = self._exported.get(dead_letter_queue), self.last_position(dead_letter_queue)
+        return None if noted is None or last is None or last < noted else noted
 
     def names(self) -> list[str]:
         """The names of all dead-letter queues."""
@@ -334,13 +365,10 @@ class MemoryBoard:
         """Take a card down."""
         self._cards.pop(hostname, None)
 
-    def workers(self) -> list[WorkerCard]:
+    def workers(self, *, with_tasks: bool = True) -> list[WorkerCard]:
         """All cards."""
-        return [card for _, card in sorted(self._cards.items())]
-
-    def policies(self) -> dict[str, Mapping[str, Mapping[str, Any]]]:
-        """The policies of all cards."""
-        return {card.hostname: card.policies for card in self.workers()}
+        cards = [card for _, card in sorted(self._cards.items())]
+        return cards if with_tasks else [replace(card, tasks=()) for card in cards]
 
     def record(self, change: Change) -> None:
         """Keep a change."""
@@ -372,8 +400,64 @@ class MemoryBoard:
         """Nothing to let go of."""
 
 
+class MemoryMetrics:
+    """The `MetricsStore` in memory: the processes of one app are one process here."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Series] = Counter()
+        self._workers: dict[str, WorkerGauges] = {}
+
+    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
+        """Add counts."""
+        self._counts.update(counts)
+        if gauges is not None:
+            self._workers[gauges.worker] = gauges
+        return True
+
+    def read(self) -> Measured:
+        """All counts and gauges."""
+        workers = tuple(gauges for _, gauges in sorted(self._workers.items()))
+        return Measured(counts=dict(self._counts), workers=workers)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class MemoryReports:
+    """The `Reports` in memory; without returns and without an allowance."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str], list[str]] = {}
+        self._numbers: Counter[tuple[str, str]] = Counter()
+
+    def of(self, letter: DeadLetter) -> Report | None:
+        """Report a group's first letter, its tenth, its hundredth and so on."""
+        group = (letter.dead_letter_queue, letter.fingerprint)
+        ids = self._ids.setdefault(group, [])
+        if letter.id not in ids:
+            ids.insert(0, letter.id)
+            del ids[MOST_IDS:]
+            self._numbers[group] += 1
+        number = self._numbers[group]
+        if str(number).rstrip("0") != "1" or ids[0] != letter.id:
+            return None
+        why = Why.NEW if number == 1 else Why.GREW
+        return Report(why=why, number=number, letter_ids=tuple(ids))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
 def _run(key: MessageKey) -> tuple[str, str, int]:
     return (key.dead_letter_queue, key.task_id, key.redrives)
+
+
+def _heading(stored: StoredLetter) -> Heading:
+    return Heading(
+        position=stored.position,
+        letter_id=stored.letter.id,
+        dead_lettered_at=stored.letter.dead_lettered_at,
+    )
 
 
 def _position(number: int) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli import adopting, changing, data, reading
+from celery_dlq.cli import adopting, changing, data, policies, reading
+from celery_dlq.cli.exporter import exporter
 from celery_dlq.errors import DLQError
 
 
@@ -39,5 +40,8 @@ for _command in (
     adopting.import_,
     data.export,
     data.triage,
+    policies.policies,
+    policies.trim,
+    exporter,
 ):
     dlq.add_command(_command)

@@ -42,6 +42,23 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
         return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
 
 
+class Span(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
+    """A length of time such as 30m, 2h, 7d."""
+
+    name = "span"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> timedelta:
+        """Read the text; a usage error (exit code 2) if it is not one."""
+        if isinstance(value, timedelta):
+            return value
+        found = re.fullmatch(r"(\d{1,9})([smhdw])", value.strip())
+        if not found:
+            self.fail(f"expected a length of time such as 30m, 2h, 7d, got {value!r}", param, ctx)
+        return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+
+
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that choose letters; the same for every command that takes them."""
     for option in reversed(_FILTERS):

@@ -233,7 +233,7 @@ def _headline(figure: Figure, triage: Triage) -> None:
     width, height = figure.get_size_inches()
     letters = _counted(triage.letters, "dead letter")
     queues = _counted(len(triage.queues), "dead-letter queue")
-    about = f"{_span(triage.first_seen_at, triage.last_seen_at)}  ·  {_listed(triage.queues)}"
+    about = f"{span_text(triage.first_seen_at, triage.last_seen_at)}  ·  {_listed(triage.queues)}"
     left = _LEFT / width
     title = f"{letters} in {queues}"
     figure.text(left, 1 - 0.55 / height, title, fontsize=17, fontweight="bold")
@@ -290,7 +290,7 @@ def _bars(panel: _Panel, bars: Sequence[_Bar], *, total: int, room_inches: float
     for row, bar in enumerate(bars):
         panel.label(row, bar.label)
         axes.annotate(
-            f"{bar.letters:,} · {_percent(bar.letters, total)}{bar.note}",
+            f"{bar.letters:,} · {percent(bar.letters, total)}{bar.note}",
             (bar.letters, row),
             xytext=(5, 0),
             textcoords="offset points",
@@ -310,10 +310,10 @@ def _timeline(panel: _Panel, triage: Triage) -> None:
         return
     width = int(bucket_width(triage.bucket).total_seconds())
     starts = _stack(axes, triage, width)
-    left, right = _window(min(starts), max(starts) + width, width)
-    ticks = _ticks(left, right)
+    left, right = window(min(starts), max(starts) + width, width)
+    marks = ticks(left, right)
     axes.set_xlim(left, right)
-    axes.set_xticks(ticks, [_tick_label(tick, right - left) for tick in ticks])
+    axes.set_xticks(marks, [tick_label(mark, right - left) for mark in marks])
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.tick_params(axis="y", colors=FAINT)
@@ -344,23 +344,23 @@ def _stack(axes: Axes, triage: Triage, width: int) -> list[float]:
     return list(floor)
 
 
-def _window(first: float, last: float, width: int) -> tuple[float, float]:
+def window(first: float, last: float, width: int) -> tuple[float, float]:
     """Give the ends of the time axis: never so near that one bar fills it."""
     missing = width * _FEWEST_BUCKETS - (last - first)
     margin = max(missing / 2, width / 2)
     return first - margin, last + margin
 
 
-def _ticks(left: float, right: float) -> list[float]:
+def ticks(left: float, right: float) -> list[float]:
     """Round times with room for their labels, away from the corners."""
     span = right - left
     step = next((step for step in _TICK_STEPS if span <= step * _MOST_TICKS), span / _MOST_TICKS)
     first, edge = math.ceil(left / step), span * _TICK_MARGIN
-    ticks = [number * step for number in range(first, math.floor(right / step) + 1)]
-    return [tick for tick in ticks if left + edge <= tick <= right - edge]
+    marks = [number * step for number in range(first, math.floor(right / step) + 1)]
+    return [mark for mark in marks if left + edge <= mark <= right - edge]
 
 
-def _tick_label(seconds: float, span: float) -> str:
+def tick_label(seconds: float, span: float) -> str:
     """As much of a time as tells two ticks apart; the date is in the headline."""
     time = datetime.fromtimestamp(seconds, timezone.utc)
     if span <= 10 * _MINUTE:
@@ -373,8 +373,8 @@ def _tick_label(seconds: float, span: float) -> str:
 def _deliveries(panel: _Panel, triage: Triage) -> None:
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415 - imported when used
 
-    bins = _bins([row.deliveries for row in triage.deliveries])
-    rows = _delivery_rows(triage, bins)
+    columns = bins([row.deliveries for row in triage.deliveries])
+    rows = delivery_rows(triage, columns)
     shares = [[count / max(sum(cells), 1) for count in cells] for _label, cells in rows]
     colours = LinearSegmentedColormap.from_list("letters", CELL_COLOURS)
     axes = panel.axes
@@ -386,14 +386,14 @@ def _deliveries(panel: _Panel, triage: Triage) -> None:
             shade = "white" if shares[row][column] > _DARK_CELL else INK
             text = _short(count) if count else ""
             axes.text(column, row, text, ha="center", va="center", color=shade, fontsize=8.5)
-    axes.set_xticks(range(len(bins)), [_bin_label(*bounds) for bounds in bins])
+    axes.set_xticks(range(len(columns)), [bin_label(*bounds) for bounds in columns])
     axes.set_yticks([])
     axes.set_xlim(-0.5, _MOST_COLUMNS - 0.5)
     axes.set_ylim(panel.height / _ROW - 0.5, -0.5)
     axes.xaxis.set_ticks_position("top")
     axes.tick_params(axis="x", pad=0, labelsize=8.5)
     axes.spines["bottom"].set_visible(False)
-    _white_lines(axes, len(bins), len(rows))
+    _white_lines(axes, len(columns), len(rows))
 
 
 def _white_lines(axes: Axes, columns: int, rows: int) -> None:
@@ -404,8 +404,8 @@ def _white_lines(axes: Axes, columns: int, rows: int) -> None:
         axes.axhline(row - 0.5, color="white", linewidth=2)
 
 
-def _delivery_rows(
-    triage: Triage, bins: Sequence[tuple[int, int | None]]
+def delivery_rows(
+    triage: Triage, columns: Sequence[tuple[int, int | None]]
 ) -> list[tuple[str, list[int]]]:
     """Label and letters by bin: the tasks with most letters, and one row for all others."""
     totals: Counter[str] = Counter()
@@ -413,17 +413,17 @@ def _delivery_rows(
         totals[row.task_name] += row.letters
     shown = [name for name, _letters in totals.most_common(MOST_ROWS)]
     rest = len(totals) - len(shown)
-    rows = [(elided(name, _LONGEST_NAME), [0] * len(bins)) for name in shown]
+    rows = [(elided(name, _LONGEST_NAME), [0] * len(columns)) for name in shown]
     if rest:
-        rows.append((_counted(rest, "other task"), [0] * len(bins)))
+        rows.append((_counted(rest, "other task"), [0] * len(columns)))
     place = {name: index for index, name in enumerate(shown)}
     for row in triage.deliveries:
         cells = rows[place.get(row.task_name, len(shown))][1]
-        cells[_bin_of(row.deliveries, bins)] += row.letters
+        cells[_bin_of(row.deliveries, columns)] += row.letters
     return rows
 
 
-def _bins(deliveries: Sequence[int]) -> list[tuple[int, int | None]]:
+def bins(deliveries: Sequence[int]) -> list[tuple[int, int | None]]:
     """The columns: single numbers while they are few, else ranges; without empty ends."""
     least, most = min(deliveries, default=0), max(deliveries, default=0)
     if most - least < _MOST_COLUMNS:
@@ -437,7 +437,8 @@ def _bin_of(deliveries: int, bins: Sequence[tuple[int, int | None]]) -> int:
     return starts[-1] if starts else 0
 
 
-def _bin_label(start: int, end: int | None) -> str:
+def bin_label(start: int, end: int | None) -> str:
+    """What stands over a column of deliveries."""
     if end is None:
         return f"{start}+"
     return str(start) if start == end else f"{start}-{end}"
@@ -453,7 +454,8 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _percent(part: int, whole: int) -> str:
+def percent(part: int, whole: int) -> str:
+    """A share for people."""
     share = part / whole if whole else 0.0
     return "<1%" if 0 < share < 0.01 else f"{share:.0%}"  # noqa: PLR2004 - one per cent
 
@@ -470,7 +472,8 @@ def _short(number: int) -> str:
     return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"  # noqa: PLR2004
 
 
-def _span(first: datetime | None, last: datetime | None) -> str:
+def span_text(first: datetime | None, last: datetime | None) -> str:
+    """From when to when, as short as it can be told."""
     if first is None or last is None:
         return "at unknown times"
     start, end = (time.astimezone(timezone.utc) for time in (first, last))

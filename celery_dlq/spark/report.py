@@ -134,8 +134,13 @@ def triage(
         DLQError: Spark did not start.
     """
     check_folder(path)
-    with _session(spark) as session, readable_errors(path):
-        found = _ask(session, path)
+    with session_for(spark) as session, readable_errors(path):
+        # The columns are kept, so that the files are read and unpacked once, not five times.
+        df = scan(session, path).select(*COLUMNS).persist()
+        try:
+            found = ask(session, path, df)
+        finally:
+            df.unpersist()
     if picture is None:
         return found
     # Drawn without Spark: by now its memory is free again.
@@ -143,7 +148,8 @@ def triage(
 
 
 @contextmanager
-def _session(given: SparkSession | None) -> Iterator[SparkSession]:
+def session_for(given: SparkSession | None) -> Iterator[SparkSession]:
+    """A session for one triage: the given one, this process's, or a new one that is stopped."""
     if given is not None:
         yield given
         return
@@ -156,32 +162,37 @@ def _session(given: SparkSession | None) -> Iterator[SparkSession]:
             session.stop()
 
 
-def _ask(spark: SparkSession, path: Path | str) -> Triage:
-    # The columns are kept, so that the files are read and unpacked once, not five times.
-    df = scan(spark, path).select(*COLUMNS).persist()
-    try:
-        total = _rows(overview(df))[0]
-        strangers = total.pop("strangers")
-        if strangers == total["letters"]:
-            raise not_letters(spark, path)
-        if strangers:
-            message = f"expected {path} to hold letters only, got other rows beside them"
-            raise ExportError(message)
-        bucket = bucket_for(_span_seconds(total["first_seen_at"], total["last_seen_at"]))
-        return Triage(
-            path=str(path),
-            bucket=bucket,
-            groups=tuple(GroupRow(**row) for row in _rows(groups(df))),
-            reasons=tuple(ReasonRow(**row) for row in _rows(reasons(df))),
-            timeline=tuple(TimelineRow(**row) for row in _rows(timeline(df, bucket))),
-            deliveries=tuple(DeliveriesRow(**row) for row in _rows(deliveries_before_death(df))),
-            **total,
-        )
-    finally:
-        df.unpersist()
+def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
+    """Collect the answers to all plain questions.
+
+    Args:
+        spark: The session.
+        path: The folder, for messages.
+        df: Its letters, with the columns `COLUMNS` at least.
+
+    Raises:
+        ExportError: There are no letters, or other rows than letters.
+    """
+    total = rows_of(overview(df))[0]
+    strangers = total.pop("strangers")
+    if strangers == total["letters"]:
+        raise not_letters(spark, path)
+    if strangers:
+        message = f"expected {path} to hold letters only, got other rows beside them"
+        raise ExportError(message)
+    bucket = bucket_for(_span_seconds(total["first_seen_at"], total["last_seen_at"]))
+    return Triage(
+        path=str(path),
+        bucket=bucket,
+        groups=tuple(GroupRow(**row) for row in rows_of(groups(df))),
+        reasons=tuple(ReasonRow(**row) for row in rows_of(reasons(df))),
+        timeline=tuple(TimelineRow(**row) for row in rows_of(timeline(df, bucket))),
+        deliveries=tuple(DeliveriesRow(**row) for row in rows_of(deliveries_before_death(df))),
+        **total,
+    )
 
 
-def _rows(df: DataFrame) -> list[dict[str, Any]]:
+def rows_of(df: DataFrame) -> list[dict[str, Any]]:
     """Collect rows; times travel as microseconds, for PySpark would make them naive local ones."""
     times = {name for name, kind in df.dtypes if kind == "timestamp"}
     columns = [f"unix_micros({name}) AS {name}" if name in times else name for name in df.columns]

@@ -13,18 +13,47 @@ as ``unknown``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError, ExportError
+from celery_dlq.errors import ExportError
 from celery_dlq.record import Kind, field_kinds
+from celery_dlq.spark.buckets import BUCKETS, MOST_BUCKETS, bucket_for, bucket_width
+from celery_dlq.spark.causes import why
+from celery_dlq.spark.limits import limits
+from celery_dlq.spark.trends import new_since, similar, spikes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "BUCKETS",
+    "COLUMNS",
+    "MOST_BUCKETS",
+    "bucket_for",
+    "bucket_width",
+    "check_folder",
+    "column_ddl",
+    "deliveries_before_death",
+    "groups",
+    "letters",
+    "limits",
+    "new_since",
+    "not_letters",
+    "overview",
+    "readable_errors",
+    "reasons",
+    "scan",
+    "schema_ddl",
+    "similar",
+    "spikes",
+    "timeline",
+    "why",
+]
 
 COLUMNS = (
     "id",
@@ -41,21 +70,6 @@ COLUMNS = (
     "release",
 )
 """The columns that the functions of this module read: select them before caching letters."""
-
-BUCKETS = (
-    "1 second",
-    "10 seconds",
-    "1 minute",
-    "10 minutes",
-    "1 hour",
-    "6 hours",
-    "1 day",
-    "7 days",
-    "30 days",
-)
-"""The widths that `bucket_for` chooses from."""
-
-MOST_BUCKETS = 60
 
 _TYPES = {
     Kind.TEXT: "STRING",
@@ -77,8 +91,6 @@ _READ_OPTIONS = {
     "__globPaths__": "false",
 }
 _MICROSECOND = timedelta(microseconds=1)
-_UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-_WIDTH = re.compile(r"([1-9]\d{0,4}) (second|minute|hour|day)s?")
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 _OVERVIEW = """
@@ -206,7 +218,13 @@ def check_folder(path: Path | str) -> None:
 
 def schema_ddl() -> str:
     """The columns of a letter as Spark SQL writes them: ``id STRING, deliveries BIGINT, …``."""
-    return ", ".join(f"{name} {_TYPES[kind]}" for name, kind in field_kinds().items())
+    return column_ddl(field_kinds())
+
+
+def column_ddl(names: Iterable[str]) -> str:
+    """Some columns of a letter as Spark SQL writes them, in the order given."""
+    kinds = field_kinds()
+    return ", ".join(f"{name} {_TYPES[kinds[name]]}" for name in names)
 
 
 def overview(df: DataFrame) -> DataFrame:
@@ -284,34 +302,6 @@ def deliveries_before_death(df: DataFrame) -> DataFrame:
         bigint, ordered by ``task_name``, then ``deliveries``.
     """
     return _sql(_DELIVERIES, df)
-
-
-def bucket_for(seconds: float) -> str:
-    """A width of time buckets that shows a span in at most `MOST_BUCKETS` steps.
-
-    Args:
-        seconds: From the first letter to the last.
-
-    Returns:
-        One of `BUCKETS`; the widest one also for spans that would need more steps.
-    """
-    for bucket in BUCKETS:
-        if seconds <= bucket_width(bucket).total_seconds() * MOST_BUCKETS:
-            return bucket
-    return BUCKETS[-1]
-
-
-def bucket_width(bucket: str) -> timedelta:
-    """The width that a bucket such as ``"10 minutes"`` names.
-
-    Raises:
-        DLQError: It names none.
-    """
-    found = _WIDTH.fullmatch(bucket)
-    if found is None:
-        message = f"expected bucket to be a width such as '10 minutes', got {bucket!r}"
-        raise DLQError(message)
-    return timedelta(seconds=int(found[1]) * _UNIT_SECONDS[found[2]])
 
 
 @contextmanager

@@ -15,14 +15,15 @@ from kombu.message import Message as KombuMessage
 from celery_dlq import jsontext
 from celery_dlq.decorators import policy_of
 from celery_dlq.fingerprint import fingerprint
-from celery_dlq.policy import DLQ_SUFFIX, Policy, PolicyBook
+from celery_dlq.policy import DLQ_SUFFIX, Policy
+from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import MessageKey
+from celery_dlq.queuenames import QueueNames
 from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.verdict import Die
 from celery_dlq.worker.capture import Message, captured, wire_body
 from celery_dlq.worker.letter import Death, letter_of
 from celery_dlq.worker.native import NativeDeath, native_death
-from celery_dlq.worker.origin import QueueNames
 from celery_dlq.worker.plan import Plan
 
 logger = logging.getLogger("celery_dlq.worker")

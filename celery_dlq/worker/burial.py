@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.events import DeadLettered, Events
+from celery_dlq.metrics import DEAD_LETTERS, DIED_AGAIN, STORE_ERRORS, Counts
 from celery_dlq.ports import Keeper, MessageKey, Stored
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.spool import Spool
@@ -45,11 +47,26 @@ class Burial:
     Args:
         store: Where letters go.
         spool: Where letters of acknowledged messages wait.
+        events: Carries the news of each letter that is stored.
+        marked: Gives the letter as it is to be stored, e.g. with the id of the event that
+            will tell of it.
+        counts: Where letters and errors are counted.
     """
 
-    def __init__(self, store: Keeper, spool: Spool) -> None:
+    def __init__(
+        self,
+        store: Keeper,
+        spool: Spool,
+        *,
+        events: Events | None = None,
+        marked: Callable[[DeadLetter], DeadLetter] | None = None,
+        counts: Counts | None = None,
+    ) -> None:
         self._store = store
         self._spool = spool
+        self._events = events or Events()
+        self._marked = marked
+        self._counts = Counts() if counts is None else counts
         self._waiting: deque[Grave] = deque()
 
     def bury(self, grave: Grave) -> bool:
@@ -84,8 +101,19 @@ class Burial:
         """How many letters wait in memory."""
         return len(self._waiting)
 
+    @property
+    def spooled(self) -> int:
+        """How many letters wait on disk."""
+        return len(self._spool)
+
     def _save(self, letter: DeadLetter, key: MessageKey) -> None:
-        if self._store.dead_letter(letter, key) is Stored.NEW:
+        letter = _marked(letter, self._marked)
+        try:
+            stored = self._store.dead_letter(letter, key)
+        except StoreUnavailable:
+            self._counts.count(STORE_ERRORS, "dead_letter")
+            raise
+        if stored is Stored.NEW:
             logger.warning(
                 "Task %s[%s] dead-lettered to %s: %s (%s)",
                 letter.task_name,
@@ -94,6 +122,14 @@ class Burial:
                 letter.reason,
                 letter.description,
             )
+            self._tell(letter)
+
+    def _tell(self, letter: DeadLetter) -> None:
+        queues = (letter.source_queue, letter.dead_letter_queue)
+        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value)
+        if letter.redrives:
+            self._counts.count(DIED_AGAIN, *queues)
+        self._events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
 
     def _spooled(self, grave: Grave, exc: StoreUnavailable) -> bool:
         try:
@@ -132,6 +168,14 @@ class Burial:
             exc,
             len(self._waiting),
         )
+
+
+def _marked(letter: DeadLetter, mark: Callable[[DeadLetter], DeadLetter] | None) -> DeadLetter:
+    try:
+        return letter if mark is None else mark(letter)
+    except Exception:
+        logger.exception("Letter %s is stored without the mark of an event", letter.id)
+        return letter
 
 
 def _finish(grave: Grave) -> None:

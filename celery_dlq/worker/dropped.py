@@ -20,7 +20,7 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_dlq.record import Reason
 from celery_dlq.worker.failure import dropped_failure
-from celery_dlq.worker.guard import Ending, Guard
+from celery_dlq.worker.guard import HANDLING, Ending, Guard
 
 logger = logging.getLogger("celery_dlq.worker")
 
@@ -108,7 +108,11 @@ class _Drop:
             return
         if ending is Ending.BURIED:
             self._acknowledge_instead(message)
-        go_on()
+        handling = HANDLING.set(ending is Ending.BURIED)
+        try:
+            go_on()
+        finally:
+            HANDLING.reset(handling)
 
     def _store(
         self,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from billiard.einfo import ExceptionWithTraceback
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery.exceptions import (
     Ignore,
     MaxRetriesExceededError,
@@ -23,6 +23,9 @@ from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.policy import qualified_name
 from celery_dlq.record import Outcome
 from celery_dlq.verdict import End
+
+SENTRY_EVENT_ID = "dlq_sentry_event_id"
+"""Attribute of the pool's ``ExceptionInfo``; see `celery_dlq.contrib.sentry`."""
 
 MESSAGE_LIMIT = 4_000
 TRACEBACK_LIMIT = 64_000
@@ -43,12 +46,14 @@ class Failure:
         exception_type: Dotted name of the class of what was raised.
         exception_message: Its text, capped.
         traceback: Its traceback, capped in the middle.
+        sentry_event_id: The event that the pool process itself sent to Sentry, if it did.
     """
 
     end: End | None
     exception_type: str | None = None
     exception_message: str | None = None
     traceback: str | None = None
+    sentry_event_id: str | None = None
 
 
 def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
@@ -67,7 +72,13 @@ def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
         exception_type=_type_name(shown),
         exception_message=_message(shown),
         traceback=traceback,
+        sentry_event_id=getattr(exc_info, SENTRY_EVENT_ID, None),
     )
+
+
+def failure_of_exc_info(exc_info: Any, throws: Any) -> Failure:
+    """Describe an exception where it was raised, as the pool will report it."""
+    return failure_of(ExceptionInfo(exc_info), tuple(throws or ()))
 
 
 def dropped_failure(exc: BaseException | None, text: str) -> Failure:

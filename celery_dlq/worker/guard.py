@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.headers import REDRIVES_HEADER
+from celery_dlq.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, SUCCEEDED, UNCOUNTED, Counts
 from celery_dlq.policy import Policy
 from celery_dlq.ports import Clock, DeliveryCounter, MessageKey, Standing
 from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
@@ -33,6 +35,10 @@ HISTORY_IN_LETTER = 50
 
 LANE_SECONDS = 30.0
 """Longest wait of a message that may have killed its worker for another one of that kind."""
+
+
+HANDLING: ContextVar[bool] = ContextVar("dlq_handling", default=False)
+"""Whether Celery now handles the end of a guarded delivery; a letter's history tells of it."""
 
 
 @dataclass(slots=True)
@@ -98,6 +104,16 @@ class Missed:
             self._counts.pop(key, None)
 
 
+class Chore(Protocol):
+    """Something that a worker does in the background, once a second."""
+
+    def tick(self) -> None:
+        """Do the next bit; short, because the worker's event loop waits."""
+
+    def close(self) -> None:
+        """The worker stops; never raises."""
+
+
 class Guard:
     """Guards the messages of one worker.
 
@@ -111,6 +127,7 @@ class Guard:
         flags_redelivery: Whether the broker marks redelivered messages; if not, every
             count is waited for.
         release: Version of the user's code, for the letters.
+        counts: Where deliveries are counted, by outcome.
     """
 
     def __init__(
@@ -124,6 +141,7 @@ class Guard:
         pid: int,
         flags_redelivery: bool,
         release: str | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self._plans = plans
         self._burial = burial
@@ -133,11 +151,14 @@ class Guard:
         self._pid = pid
         self._flags_redelivery = flags_redelivery
         self._release = release
+        self._counts = Counts() if counts is None else counts
         self._missed = Missed()
         self._lane: ref[Any] | None = None
+        self.chores: list[Chore] = []
+        self.guards_all = plans.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:
-        """Whether any message of this task could be guarded."""
+        """Whether any message of this task could be guarded; ``None``: of every task."""
         return self._plans.may_guard(task)
 
     def begin(self, request: Any) -> Begin:
@@ -168,9 +189,11 @@ class Guard:
 
     def succeeded(self, request: Any) -> None:
         """Forget a message whose task succeeded, was ignored or was revoked."""
-        if request.dlq_tracked is not None:
-            self._counter.succeeded(request.dlq_tracked.key)
-            self._missed.forget(request.dlq_tracked.key)
+        tracked = request.dlq_tracked
+        if tracked is not None:
+            self._counter.succeeded(tracked.key)
+            self._missed.forget(tracked.key)
+            self._counts.count(DELIVERIES, tracked.plan.queue, SUCCEEDED)
 
     def end(
         self, request: Any, failure: Failure, done: Callable[[], None], *, requeued: bool
@@ -251,8 +274,16 @@ class Guard:
             outcome=Outcome.SHUTDOWN,
             worker_pid=request.worker_pid or tracked.delivery.worker_pid,
         )
+        self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.SHUTDOWN.value)
         if tracked.charged:
             self._counter.ended(tracked.key, tracked.delivery, charged=False)
+
+    def keeps(self, task: Any, delivery_info: dict[str, Any], failure: Failure) -> bool:
+        """Whether this end of a delivery will be a letter; decides nothing, changes nothing."""
+        if failure.end is None:
+            return False
+        verdict = decide_end(self._plans.of(delivery_info, task).policy, failure.end)
+        return isinstance(verdict, Die) and verdict.kept
 
     def crashed(self, request: Any, failure: Failure) -> None:
         """The worker's main process is about to die of this result; leave a note at least."""
@@ -266,10 +297,20 @@ class Guard:
         self._counter.alive(self._plans.dead_letter_queues())
         self._counter.flush()
         self._burial.tick()
+        for chore in self.chores:
+            try:
+                chore.tick()
+            except StoreUnavailable as exc:
+                logger.debug("%s is put off: %s", type(chore).__name__, exc)
+            except Exception:
+                logger.exception("%s failed", type(chore).__name__)
 
     def close(self) -> None:
         """A last tick, then let go of connections."""
         self.tick()
+        for chore in self.chores:
+            chore.close()
+        self.chores.clear()
         self._counter.close()
 
     def _track(self, request: Any, plan: Plan) -> Tracked:
@@ -298,6 +339,7 @@ class Guard:
         if tracked.first:
             if not self._counter.count_first(tracked.key, tracked.delivery):
                 self._missed.add(tracked.key)
+                self._uncounted(tracked)
             return verdict
         try:
             return self._start_again(policy, tracked)
@@ -313,8 +355,13 @@ class Guard:
         tracked.delivery = replace(tracked.delivery, number=missed + 1)
         if isinstance(verdict, Run):
             self._missed.add(tracked.key)
+            self._uncounted(tracked)
             logger.error("Delivery of %s is not counted, it runs: %s", tracked.key.task_id, exc)
         return verdict
+
+    def _uncounted(self, tracked: Tracked) -> None:
+        self._counts.count(UNCOUNTED, tracked.plan.queue)
+        self._counts.count(STORE_ERRORS, "count")
 
     def _lane_is_free(self) -> bool:
         """Whether no message whose last delivery vanished runs here now.
@@ -346,6 +393,10 @@ class Guard:
             return None
         tracked.delivery = replace(tracked.delivery, number=count.number)
         tracked.suspect = count.suspect
+        if count.suspect and count.standing is Standing.COUNTED:
+            self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.VANISHED.value)
+        if count.standing in (Standing.DEAD, Standing.RUNNING):
+            self._counts.count(DUPLICATES, tracked.plan.queue)
         if count.standing is Standing.DEAD:
             return Leave()
         if count.standing is Standing.RUNNING:
@@ -389,6 +440,8 @@ class Guard:
             self._counter.succeeded(tracked.key)
             return Ending.BURIED
         history = self._history(tracked, with_current=failure is not None)
+        if failure is None and history and history[-1].outcome is Outcome.VANISHED:
+            self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.VANISHED.value)
         message = captured(request.message, request.request_dict)
         number = tracked.delivery.number
         death = self._death(
@@ -429,6 +482,8 @@ class Guard:
 
     def _close_delivery(self, request: Any, tracked: Tracked, failure: Failure) -> None:
         assert failure.end is not None  # noqa: S101 - the callers looked
+        if tracked.plan.policy is not None:
+            self._counts.count(DELIVERIES, tracked.plan.queue, failure.end.outcome.value)
         tracked.delivery = replace(
             tracked.delivery,
             ended_at=self._clock(),

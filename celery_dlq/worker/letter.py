@@ -100,6 +100,7 @@ def letter_of(death: Death) -> DeadLetter:
         worker_hostname=death.hostname,
         worker_pid=death.pid,
         release=death.release,
+        sentry_event_id=failure.sentry_event_id if failure else None,
     )
 
 

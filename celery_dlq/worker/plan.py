@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from celery_dlq.decorators import policy_of
-from celery_dlq.policy import Policy, PolicyBook
-from celery_dlq.worker.origin import QueueNames
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.queuenames import QueueNames
+
+logger = logging.getLogger("celery_dlq.worker")
 
 _MOST_PLANS = 4096
 
@@ -38,13 +43,21 @@ class Plans:
     """
 
     def __init__(self, policies: PolicyBook, queues: Any) -> None:
-        self._policies = policies
+        self.policies = policies
         self._queue_names = QueueNames(queues)
         self._plans: dict[tuple[str, str, str], Plan] = {}
 
+    def obey(self, overrides: Mapping[str, tuple[Policy, str]]) -> None:
+        """Put overrides over the configured policies; those of before are forgotten."""
+        self.policies = PolicyBook(self.policies.queues, self.policies.tasks, overrides)
+        self._plans.clear()
+        for queue, (policy, source) in overrides.items():
+            logger.warning("Policy of queue %s, overridden by %s: %s", queue, source,
+                           policy.to_json())  # fmt: skip
+
     def may_guard(self, task: Any) -> bool:
-        """Whether any message of this task could be guarded."""
-        return bool(self._policies) or policy_of(task) is not None
+        """Whether any message of this task could be guarded; ``None``: of every task."""
+        return bool(self.policies) or (task is not None and policy_of(task) is not None)
 
     def of(self, delivery_info: dict[str, Any], task: Any = None) -> Plan:
         """The plan of a message.
@@ -71,7 +84,7 @@ class Plans:
 
     def _make(self, exchange: str, routing_key: str, task: Any) -> Plan:
         queue = self._queue_names.of(exchange, routing_key)
-        policy = self._policies.resolve(queue, None if task is None else policy_of(task))
+        policy = self.policies.resolve(queue, None if task is None else policy_of(task))
         target = (policy or Policy()).dead_letter_queue_of(queue)
         return Plan(queue, target, policy, _max_retries(policy, task))
 

@@ -27,7 +27,7 @@ from celery_dlq.errors import MaxDeliveriesExceeded
 from celery_dlq.record import Outcome, Reason
 from celery_dlq.verdict import Die
 from celery_dlq.worker.failure import Failure, failure_of, time_limit_failure
-from celery_dlq.worker.guard import Begin, Ending, Guard, Tracked
+from celery_dlq.worker.guard import HANDLING, Begin, Ending, Guard, Tracked
 
 logger = logging.getLogger("celery_dlq.worker")
 
@@ -180,6 +180,7 @@ class DeadLetterRequest:
         if failure is None or self._dlq_ended:
             return handle(*args, **kwargs)
         self._dlq_failure = failure
+        handling = HANDLING.set(self.dlq_tracked is not None)
         try:
             result = handle(*args, **kwargs)
         except BaseException:
@@ -191,6 +192,7 @@ class DeadLetterRequest:
                 self._dlq_end()  # acknowledged early: only the letter is left to do
             return result
         finally:
+            HANDLING.reset(handling)
             self._dlq_failure = None
 
     def _dlq_end(self, *, requeued: bool = False) -> Ending:

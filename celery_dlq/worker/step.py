@@ -81,6 +81,7 @@ class TickStep(bootsteps.StartStopStep):
 
         def tick() -> None:
             _quietly(guard.tick)
+            _quietly(guard_more_tasks, consumer, guard, room)
             _quietly(room.tick)
 
         _quietly(read_before_put_back, consumer.pool)
@@ -132,6 +133,14 @@ def guard_tasks(app: Any, guard: Guard, room: WaitingRoom) -> None:
         if kind not in classes:
             classes[kind] = guarded_request_class(task, guard, room.add)
         task.Request = classes[kind]
+
+
+def guard_more_tasks(consumer: Any, guard: Guard, room: WaitingRoom) -> None:
+    """Guard tasks that nothing guarded when the worker started: an override does now."""
+    if not guard.guards_all and guard.may_guard(None):
+        guard.guards_all = True
+        guard_tasks(consumer.app, guard, room)
+        consumer.update_strategies()
 
 
 def read_before_put_back(pool: Any) -> None:

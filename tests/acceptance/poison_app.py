@@ -38,10 +38,14 @@ CONF: dict[str, Any] = {
         "poison_app.retries_for_ever": {"queue": "patient"},
         "poison_app.to_dlq_unguarded": {"queue": "unguarded"},
         "poison_app.delayed": {"queue": "slow"},
+        "poison_app.notes_delay": {"queue": "slow"},
     },
     "dlq_queues": {"orders": {"max_deliveries": 3}, "slow": {"default_delay": 1.5}},
     **json.loads(os.environ.get("POISON_CONF", "{}")),
 }
+
+if CONF["broker_transport_options"].get("visibility_timeout", 3600) < 2:
+    CONF["dlq_queues"].pop("slow", None)  # its delay would outlast that, which is refused
 
 app = Celery("poison", broker=BROKER, backend=f"{URL}/1")
 app.conf.update(CONF)
@@ -183,6 +187,21 @@ def ignored(key: str) -> None:
 def delayed(key: str) -> str:
     trace("ran", key)
     return key
+
+
+@app.task(bind=True)
+def notes_delay(self: Any, *_: object) -> None:
+    """Leave a note of how long this message was held back, and on whose word."""
+    headers = self.request.headers or {}
+    note = {
+        "eta": self.request.eta,
+        "seconds": headers.get("dlq_default_delay"),
+        "source": headers.get("dlq_default_delay_source"),
+        "routing_key": self.request.delivery_info["routing_key"],
+        "now": time.time(),
+    }
+    with redis.Redis.from_url(f"{URL}/2") as client:
+        client.rpush("delays", json.dumps(note))
 
 
 @app.task

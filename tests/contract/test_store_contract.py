@@ -264,6 +264,36 @@ def test_a_position_of_one_queue_is_not_moved_by_another(store: DeadLetterStore)
     assert store.last_position(DLQ) == end
 
 
+def test_how_far_a_queue_is_exported_is_remembered(store: DeadLetterStore) -> None:
+    """A rule that keeps letters until they are exported asks for it; other queues are apart."""
+    many(store, 12)
+    places = [found.position for found in store.letters(DLQ, newest_first=False)]
+    assert store.exported_until(DLQ) is None
+    store.note_exported(DLQ, places[2])
+    assert store.exported_until(DLQ) == places[2]
+    stored(store, dead_letter_queue="mail-DLQ")
+    assert store.exported_until("mail-DLQ") is None
+    store.remove(DLQ, ids(store))
+    assert store.exported_until(DLQ) == places[2]
+
+
+def test_how_far_a_queue_is_exported_never_moves_back(store: DeadLetterStore) -> None:
+    """An export to a second folder begins anew; what the first has stays exported."""
+    many(store, 12)
+    places = [found.position for found in store.letters(DLQ, newest_first=False)]
+    for place in (places[1], places[11], places[0], places[10]):
+        store.note_exported(DLQ, place)
+    assert store.exported_until(DLQ) == places[11]
+
+
+def test_a_note_beyond_the_end_of_a_queue_says_nothing(store: DeadLetterStore) -> None:
+    """The queue was made anew, or lost its end: its letters are not taken for exported."""
+    many(store, 2)
+    store.note_exported(DLQ, "99999999999999999999-0")
+    assert store.exported_until(DLQ) is None
+    assert store.exported_until("nowhere-DLQ") is None
+
+
 # -- overviews -----------------------------------------------------------------------
 
 

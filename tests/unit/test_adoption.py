@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from builders import NOW, a_message, a_request, an_app
 
-from celery_dlq.policy import Policy, PolicyBook
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
 from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.adoption import Adoption
 

@@ -61,6 +61,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_spool_dir="/var/spool/dlq",
         dlq_release="1.2.3",
         dlq_adopt={"orders.dead": "orders-DLQ", "other.dead": None},
+        dlq_sentry="beside",
     ).conf
     settings = Settings.from_conf(conf)
     assert settings == Settings(
@@ -75,6 +76,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         spool_dir="/var/spool/dlq",
         release="1.2.3",
         adopt={"orders.dead": "orders-DLQ", "other.dead": None},
+        sentry="beside",
     )
     assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)
 

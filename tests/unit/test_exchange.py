@@ -10,7 +10,8 @@ from builders import a_letter, an_app
 from celery_dlq.courier import Targets, announced_headers
 from celery_dlq.errors import SettingsError
 from celery_dlq.exchange import DeadLetterExchange
-from celery_dlq.policy import Policy, PolicyBook
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
 from celery_dlq.record import Reason
 
 

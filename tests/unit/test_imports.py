@@ -23,6 +23,7 @@ print(",".join(sorted(foreign)))
         "celery_dlq",
         "celery_dlq.record, celery_dlq.policy, celery_dlq.filters",
         "celery_dlq.verdict, celery_dlq.ports",
+        "celery_dlq.events, celery_dlq.metrics, celery_dlq.reports",
         "celery_dlq.errors, celery_dlq.headers, celery_dlq.jsontext, celery_dlq.fingerprint",
     ],
 )
@@ -38,6 +39,20 @@ def test_nothing_of_others_is_imported(modules: str) -> None:
 def test_the_package_alone_imports_none_of_its_modules() -> None:
     """Every ``celery`` command imports the package; it must cost nothing."""
     code = "import sys, celery_dlq; print([m for m in sys.modules if m.startswith('celery_dlq.')])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
+    """What an app does not use costs it nothing: the reporter looks, it never imports."""
+    code = (
+        "import sys, celery_dlq.observers, celery_dlq.contrib.prometheus\n"
+        "from celery_dlq.contrib.sentry import client\n"
+        "assert client() is None\n"
+        "print([m for m in ('sentry_sdk', 'prometheus_client') if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
     )

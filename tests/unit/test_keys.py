@@ -16,7 +16,10 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.ids(queue),
         keys.tally(queue),
         keys.claims(queue),
+        keys.exported(queue),
         keys.outbox(queue),
+        keys.report(queue, "0123456789abcdef"),
+        keys.allowance(queue),
         keys.run(a_key(dead_letter_queue=queue, task_id="a")),
         keys.run(a_key(dead_letter_queue=queue, task_id="{b}", redrives=2)),
     ]

@@ -11,8 +11,6 @@ import pytest
 from celery_dlq.errors import SettingsError
 from celery_dlq.policy import (
     Policy,
-    PolicyBook,
-    check_targets,
     qualified_name,
     seconds,
     suggestion,
@@ -179,94 +177,6 @@ def test_a_qualified_name_has_no_module_for_built_ins(cls: type, name: str) -> N
     assert qualified_name(cls) == name
 
 
-def test_layers_fill_each_other_field_by_field() -> None:
-    """The task's decorator wins, then the exact queue name, then the pattern."""
-    book = PolicyBook(
-        {
-            "orders": Policy(max_deliveries=5, max_retries=7),
-            "*": Policy(max_deliveries=20, max_retries=20, default_delay=3.0),
-        }
-    )
-    task = Policy(max_deliveries=2)
-    assert book.resolve("orders", task) == Policy(
-        max_deliveries=2, max_retries=7, default_delay=3.0
-    )
-    assert book.resolve("orders") == Policy(max_deliveries=5, max_retries=7, default_delay=3.0)
-    assert book.resolve("other") == Policy(max_deliveries=20, max_retries=20, default_delay=3.0)
-
-
-def test_a_value_of_zero_is_set() -> None:
-    """``0`` retries and ``0`` seconds are decisions, not gaps."""
-    book = PolicyBook(
-        {
-            "orders": Policy(max_retries=0, default_delay=0.0),
-            "*": Policy(max_retries=3, default_delay=9.0),
-        }
-    )
-    assert book.resolve("orders") == Policy(max_retries=0, default_delay=0.0)
-
-
-@pytest.mark.parametrize(
-    ("queue", "patterns", "winner"),
-    [
-        ("orders", ["*", "orders"], "orders"),
-        ("orders", ["order?", "orders"], "orders"),
-        ("orders", ["*", "or*"], "or*"),
-        ("orders", ["or*", "orde*"], "orde*"),
-        ("orders", ["*s", "ord*s"], "ord*s"),
-        ("orders", ["order?", "*"], "order?"),
-        ("orders", ["[n-p]*", "*"], "[n-p]*"),
-        ("orders", ["or*", "[n-p]*"], "or*"),
-        ("orders", ["orders*", "[abcdefghijklmnop]*"], "orders*"),
-        ("a*", ["a*", "a[*]"], "a*"),
-    ],
-)
-@pytest.mark.parametrize("step", [1, -1])
-def test_the_most_specific_pattern_wins_in_any_order(
-    queue: str, patterns: list[str], winner: str, step: int
-) -> None:
-    """The order in the settings says nothing; literal characters do, and a class is one of many."""
-    book = PolicyBook({name: Policy(dead_letter_queue=f"for {name}") for name in patterns[::step]})
-    resolved = book.resolve(queue)
-    assert resolved is not None
-    assert resolved.dead_letter_queue == f"for {winner}"
-
-
-def test_nothing_guards_a_queue_without_a_policy() -> None:
-    """No default policy exists."""
-    assert PolicyBook({"orders": Policy(max_deliveries=5)}).resolve("mail") is None
-    assert not PolicyBook()
-
-
-def test_a_task_policy_alone_guards_in_any_queue() -> None:
-    """A decorator needs no queue policy beside it."""
-    policy = Policy(max_deliveries=3)
-    assert PolicyBook().resolve("anything", policy) == policy
-
-
-@pytest.mark.parametrize("queue", ["orders-DLQ", "anything-DLQ", "graveyard"])
-def test_no_pattern_guards_a_dead_letter_queue(queue: str) -> None:
-    """Letters of letters would never end."""
-    book = PolicyBook(
-        {"*": Policy(max_deliveries=20), "orders": Policy(dead_letter_queue="graveyard")}
-    )
-    assert book.resolve(queue) is None
-
-
-def test_resolving_gives_the_same_object_again() -> None:
-    """A worker asks for each message; the answer is made once."""
-    book = PolicyBook({"*": Policy(max_deliveries=20)})
-    assert book.resolve("orders") is book.resolve("orders")
-
-
-def test_made_up_queue_names_do_not_fill_the_memory() -> None:
-    """Routing keys may be made at run time, without end."""
-    book = PolicyBook({"*": Policy(max_deliveries=20)})
-    for number in range(10_000):
-        assert book.resolve(f"q-{number}") == Policy(max_deliveries=20)
-    assert len(book._resolved) <= 4096
-
-
 @pytest.mark.parametrize(
     ("policy", "name"),
     [(Policy(), "orders-DLQ"), (Policy(dead_letter_queue="graveyard"), "graveyard")],
@@ -281,38 +191,3 @@ def test_a_policy_keeps_all_reasons_unless_it_names_some() -> None:
     assert all(Policy().keeps(reason) for reason in Reason)
     some = Policy(reasons=frozenset({Reason.FAILED}))
     assert [reason for reason in Reason if some.keeps(reason)] == [Reason.FAILED]
-
-
-@pytest.mark.parametrize(
-    "queues",
-    [
-        {"orders": {"dead_letter_queue": "orders"}},
-        {"orders": {"dead_letter_queue": "mail"}, "mail": {}},
-        {"orders": {}, "orders-DLQ": {}},
-        {"*": {"dead_letter_queue": "orders"}, "orders": {}},
-        {"*": {}, "orders-DLQ": {}},
-        {"or*": {}, "orders-DLQ": {}},
-    ],
-)
-def test_a_dead_letter_queue_must_not_be_guarded(queues: dict[str, dict[str, Any]]) -> None:
-    """Chains and circles of dead-letter queues are refused, with the way out."""
-    with pytest.raises(SettingsError) as raised:
-        check_targets({name: Policy(**keys) for name, keys in queues.items()})
-    text = one_line(raised)
-    assert text.startswith("expected ")
-    assert "got" in text
-
-
-@pytest.mark.parametrize(
-    "queues",
-    [
-        {},
-        {"orders": {}, "mail": {}},
-        {"orders": {"dead_letter_queue": "graveyard"}, "mail": {"dead_letter_queue": "graveyard"}},
-        {"*": {"dead_letter_queue": "graveyard"}},
-        {"*": {}, "orders": {"dead_letter_queue": "orders-dead"}},
-    ],
-)
-def test_queues_may_share_a_dead_letter_queue(queues: dict[str, dict[str, Any]]) -> None:
-    """Everything that makes no chain is allowed."""
-    check_targets({name: Policy(**keys) for name, keys in queues.items()})

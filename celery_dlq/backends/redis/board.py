@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from hashlib import sha1
+from itertools import zip_longest
 from typing import Any
 
-from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.connection import Wire, translated
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import NodeReply, Scripts
+from celery_dlq.backends.redis.scripts import NodeReply, Scripts, source
 from celery_dlq.events import Change
 from celery_dlq.ports import Override, WorkerCard
 from celery_dlq.record import from_micros, to_micros
@@ -23,6 +25,8 @@ SILENT_SECONDS = 30.0
 """A worker that gave no sign of life for so long is not live any more."""
 
 _MOST_CHANGES = 10_000
+_NODE = source("node")
+_NODE_DIGEST = sha1(_NODE.encode(), usedforsecurity=False).hexdigest()
 _REVISION = b"revision"
 
 
@@ -33,9 +37,12 @@ class RedisBoard:
         client: A redis-py client that answers bytes.
         url: For messages; its password is never shown.
         keys: Key names.
+        wire: A worker's connection for its counts; signs of life go there too, because it
+            knows when Redis is better left alone.
     """
 
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+    def __init__(self, client: Any, url: str, keys: Keys, wire: Wire | None = None) -> None:
+        self._wire = wire
         self._client = client
         self._url = url
         self._keys = keys
@@ -44,8 +51,8 @@ class RedisBoard:
     def announce(self, card: WorkerCard) -> None:
         """Put up a card."""
         text = {**asdict(card), "started_at": to_micros(card.started_at)}
-        policies = text.pop("policies")
-        self._node(card.hostname, _json(text), _json(policies))
+        tasks = text.pop("tasks")
+        self._node(card.hostname, _json(text), _json(tasks))
 
     def alive(self, hostname: str) -> tuple[bool, int]:
         """Give a sign of life."""
@@ -56,32 +63,19 @@ class RedisBoard:
         with translated(self._url):
             self._client.zrem(self._keys.nodes(), hostname)
             self._client.hdel(self._keys.cards(), hostname)
-            self._client.hdel(self._keys.policies(), hostname)
+            self._client.hdel(self._keys.tasks(), hostname)
 
-    def workers(self) -> list[WorkerCard]:
+    def workers(self, *, with_tasks: bool = True) -> list[WorkerCard]:
         """The cards of live workers."""
         with translated(self._url):
             live = self._live()
-            if not live:
-                return []
-            cards = self._client.hmget(self._keys.cards(), live)
-            policies = self._client.hmget(self._keys.policies(), live)
+            cards = self._client.hmget(self._keys.cards(), live) if live else []
+            tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
         return [
-            _card(json.loads(card), json.loads(policy or b"{}"))
-            for card, policy in zip(cards, policies, strict=True)
+            _card(json.loads(card), json.loads(names or b"[]"))
+            for card, names in zip_longest(cards, tasks)
             if card is not None
         ]
-
-    def policies(self) -> dict[str, Mapping[str, Mapping[str, Any]]]:
-        """The policies of live workers."""
-        with translated(self._url):
-            live = self._live()
-            found = self._client.hmget(self._keys.policies(), live) if live else []
-        return {
-            node.decode(): json.loads(text)
-            for node, text in zip(live, found, strict=True)
-            if text is not None
-        }
 
     def record(self, change: Change) -> None:
         """Keep a change."""
@@ -146,13 +140,15 @@ class RedisBoard:
             pipe.hincrby(self._keys.overrides(), _REVISION, 1)
             return bool(pipe.execute()[0])
 
-    def _node(self, hostname: str, card: str, policies: str) -> tuple[bool, int]:
+    def _node(self, hostname: str, card: str, tasks: str) -> tuple[bool, int]:
         keys = self._keys
-        places = [keys.nodes(), keys.cards(), keys.policies(), keys.overrides()]
-        with translated(self._url):
-            known, revision = self._scripts.node(
-                keys=places, args=[hostname, int(SILENT_SECONDS * 1000), card, policies]
-            )
+        places = [keys.nodes(), keys.cards(), keys.tasks(), keys.overrides()]
+        args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), card, tasks]
+        if self._wire is not None:
+            known, revision = self._wire.call_script(_NODE_DIGEST, _NODE, places, *args)
+        else:
+            with translated(self._url):
+                known, revision = self._scripts.node(keys=places, args=args)
         return known == NodeReply.KNOWN, int(revision)
 
     def _live(self) -> list[bytes]:
@@ -168,15 +164,15 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
 
 
-def _card(text: Mapping[str, Any], policies: Mapping[str, Any]) -> WorkerCard:
+def _card(text: Mapping[str, Any], tasks: Sequence[str]) -> WorkerCard:
     return WorkerCard(
         hostname=str(text["hostname"]),
         pid=int(text["pid"]),
         version=str(text["version"]),
         started_at=from_micros(int(text["started_at"])),
         queues=tuple(text.get("queues", ())),
-        tasks=tuple(text.get("tasks", ())),
-        policies=policies,
+        tasks=tuple(tasks),
+        policies=text.get("policies", {}),
     )
 
 

@@ -153,6 +153,7 @@ class Wire:
         scripts: Texts of the scripts that will be called by digest; loaded with every new
             connection, so that a restarted Redis knows them.
         breaker: Shared memory of failures.
+        failing: What to say when Redis does not take what is written.
     """
 
     _MOST_UNREAD = 64
@@ -165,7 +166,9 @@ class Wire:
         url: str,
         scripts: Sequence[str] = (),
         breaker: Breaker | None = None,
+        failing: str = "Deliveries are not counted now",
     ) -> None:
+        self._failing = failing
         self._client = client
         self._loads: list[Command] = [("SCRIPT", "LOAD", text) for text in scripts]
         self._url = url
@@ -317,7 +320,7 @@ class Wire:
         now = time.monotonic()
         if now - self._logged_at >= self._LOG_SECONDS:
             self._logged_at = now
-            logger.error("Deliveries are not counted now: %s (error %d)", exc, self.errors)
+            logger.error("%s: %s (error %d)", self._failing, exc, self.errors)
 
 
 def _tell(lost: Lost | None, times: int) -> None:

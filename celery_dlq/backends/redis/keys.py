@@ -33,9 +33,9 @@ class Keys:
         """HASH: worker to its card, as JSON."""
         return f"{self.prefix}:{{board}}:cards"
 
-    def policies(self) -> str:
-        """HASH: worker to its policies, as JSON."""
-        return f"{self.prefix}:{{board}}:policies"
+    def tasks(self) -> str:
+        """HASH: worker to the names of its tasks, as JSON; apart, because there may be many."""
+        return f"{self.prefix}:{{board}}:tasks"
 
     def overrides(self) -> str:
         """HASH: ``[queue, key]`` as JSON to an override of a policy, as JSON; and ``revision``."""
@@ -44,6 +44,22 @@ class Keys:
     def changes(self) -> str:
         """STREAM: changes for the audit, bounded."""
         return f"{self.prefix}:{{board}}:changes"
+
+    def counts(self) -> str:
+        """HASH: metric and its labels as JSON to a count; bounded."""
+        return f"{self.prefix}:{{board}}:counts"
+
+    def gauges(self) -> str:
+        """HASH: worker to ``time|gauges as JSON``; bounded."""
+        return f"{self.prefix}:{{board}}:gauges"
+
+    def report(self, dead_letter_queue: str, fingerprint: str) -> str:
+        """HASH: what an error tracker was told of a group; expires."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:report:{fingerprint}"
+
+    def allowance(self, dead_letter_queue: str) -> str:
+        """HASH: how many reports of this queue are allowed now; expires."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:allowance"
 
     def letters(self, dead_letter_queue: str) -> str:
         """STREAM: one entry per letter, one field per field of the record."""
@@ -57,9 +73,17 @@ class Keys:
         """HASH: letters by reason, and count, first, last and example of each group."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:tally"
 
+    def ends(self, dead_letter_queue: str) -> str:
+        """ZSET: letter id by the end of its message's life; only letters that have one."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:ends"
+
     def claims(self, dead_letter_queue: str) -> str:
         """HASH: letter id to ``state|owner|lease end`` of a redrive."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:claims"
+
+    def exported(self, dead_letter_queue: str) -> str:
+        """STRING: entry id up to which letters were exported to files."""
+        return f"{self.prefix}:{{{dead_letter_queue}}}:exported"
 
     def outbox(self, dead_letter_queue: str) -> str:
         """ZSET: notices for a dead-letter exchange, as JSON, by when they may be tried again."""

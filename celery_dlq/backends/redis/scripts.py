@@ -51,6 +51,13 @@ class ClaimReply(IntEnum):
     GONE = 5
 
 
+class NoteExportedReply(IntEnum):
+    """Replies of ``note_exported.lua``."""
+
+    KEPT = 0
+    NOTED = 1
+
+
 class NodeReply(IntEnum):
     """First number of the replies of ``node.lua``."""
 
@@ -58,12 +65,23 @@ class NodeReply(IntEnum):
     KNOWN = 1
 
 
+class ReportReply(IntEnum):
+    """First number of the replies of ``report.lua``."""
+
+    NONE = 0
+    NEW = 1
+    CAME_BACK = 2
+    GREW = 3
+
+
 REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
     "claim": ClaimReply,
+    "note_exported": NoteExportedReply,
     "node": NodeReply,
+    "report": ReportReply,
 }
 
 MOST_IDS = 500
@@ -87,8 +105,11 @@ class Scripts:
     claim: Script
     mark_published: Script
     release: Script
+    note_exported: Script
     node: Script
     due: Script
+    report: Script
+    measure: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

@@ -6,16 +6,27 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.redis.connection import Wire, translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import MOST_IDS, ClaimReply, DeadLetterReply, Scripts
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
-from celery_dlq.ports import ClaimState, Group, MessageKey, QueueSummary, Stored, StoredLetter
-from celery_dlq.record import DeadLetter, from_micros, to_micros
+from celery_dlq.ports import (
+    ClaimState,
+    Group,
+    Heading,
+    MessageKey,
+    QueueSummary,
+    Stored,
+    StoredLetter,
+)
+from celery_dlq.record import DeadLetter, end_of, from_micros, to_micros
 
 logger = logging.getLogger("celery_dlq.store")
+
+_PAGE_OF_HEADINGS = 50
 
 PAGE = 200
 """Letters read at a time: more is slower and takes more memory."""
@@ -63,11 +74,18 @@ class RedisStore:
             "exception_type": letter.exception_type,
         }
         fields = [part for pair in letter.to_fields().items() for part in pair]
+        end = end_of(letter)
         with translated(self._url):
             # The name first: a letter in a queue that no list shows would be lost to people.
             self._client.sadd(keys.queues(), name)
             reply = self._scripts.dead_letter(
-                keys=[keys.letters(name), keys.ids(name), keys.tally(name), keys.run(key)],
+                keys=[
+                    keys.letters(name),
+                    keys.ids(name),
+                    keys.tally(name),
+                    keys.run(key),
+                    keys.ends(name),
+                ],
                 args=[
                     letter.id,
                     letter.reason.value,
@@ -76,6 +94,7 @@ class RedisStore:
                     json.dumps(facts),
                     key.retries,
                     self._ttl,
+                    "" if end is None else to_micros(end),
                     *fields,
                 ],
             )
@@ -128,6 +147,47 @@ class RedisStore:
             info = self._client.xinfo_stream(self._keys.letters(dead_letter_queue))
         return _text(info["last-generated-id"])
 
+    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+        """The oldest letters; reads whole entries, so few of them at a time."""
+        low = f"({after}" if after else "-"
+        with translated(self._url):
+            page = self._range(dead_letter_queue, low, "+", min(most, _PAGE_OF_HEADINGS))
+        return [_heading(entry, fields) for entry, fields in page]
+
+    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
+        """Letters past the end of their message's life, from the index."""
+        with translated(self._url):
+            ids = self._client.zrange(
+                self._keys.ends(dead_letter_queue), "-inf", to_micros(now), byscore=True,
+                offset=0, num=most,
+            )  # fmt: skip
+            entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
+        return [
+            Heading(position=_text(entry or b"0-0"), letter_id=_text(name), dead_lettered_at=None)
+            for name, entry in zip(ids, entries, strict=True)
+        ]
+
+    def length(self, dead_letter_queue: str) -> int:
+        """How many letters are there."""
+        with translated(self._url):
+            return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
+
+    def note_exported(self, dead_letter_queue: str, position: str) -> None:
+        """Note how far the queue is exported; see `DeadLetterStore.note_exported`."""
+        with translated(self._url):
+            self._scripts.note_exported(
+                keys=[self._keys.exported(dead_letter_queue)], args=[position]
+            )
+
+    def exported_until(self, dead_letter_queue: str) -> str | None:
+        """How far the queue is exported; see `DeadLetterStore.exported_until`."""
+        with translated(self._url):
+            noted = self._client.get(self._keys.exported(dead_letter_queue))
+        last = self.last_position(dead_letter_queue) if noted is not None else None
+        if last is None or _order(last) < _order(_text(noted)):
+            return None
+        return _text(noted)
+
     def names(self) -> list[str]:
         """The names of all dead-letter queues."""
         with translated(self._url):
@@ -176,7 +236,10 @@ class RedisStore:
     def remove(self, dead_letter_queue: str, letter_ids: Iterable[str]) -> int:
         """Remove letters; see `DeadLetterStore.remove`."""
         keys, name = self._keys, dead_letter_queue
-        places = [keys.letters(name), keys.ids(name), keys.tally(name), keys.claims(name)]
+        places = [
+            keys.letters(name), keys.ids(name), keys.tally(name), keys.claims(name),
+            keys.ends(name),
+        ]  # fmt: skip
         with translated(self._url):
             return sum(
                 int(self._scripts.remove(keys=places, args=some))
@@ -287,6 +350,14 @@ def _named(fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
     return {name.decode("utf-8", "replace"): value for name, value in fields.items()}
 
 
+def _heading(entry: str, fields: Mapping[bytes, bytes]) -> Heading:
+    return Heading(
+        position=entry,
+        letter_id=fields.get(b"id", b"").decode("utf-8", "replace"),
+        dead_lettered_at=_time_of([(entry.encode(), fields)]),
+    )
+
+
 def _time_of(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Any:
     for _entry, fields in entries:
         with suppress(KeyError, ValueError, OverflowError):
@@ -296,6 +367,10 @@ def _time_of(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Any:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _order(position: str) -> list[int]:
+    return [int(part) for part in position.split("-")]
 
 
 def _literal(text: str) -> str:

@@ -1,5 +1,5 @@
 -- Purpose: remove letters with their index, tally and claims.
--- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)
+-- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)  5 ends (zset)
 -- ARGV: letter ids (at most 500)
 -- Returns: how many letters were there
 -- Complexity: O(number of ids)
@@ -29,5 +29,6 @@ for _, id in ipairs(ARGV) do
     redis.call('HDEL', KEYS[2], id)
   end
   redis.call('HDEL', KEYS[4], id)
+  redis.call('ZREM', KEYS[5], id)
 end
 return removed

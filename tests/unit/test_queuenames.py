@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from builders import an_app
 from kombu import Exchange, Queue, binding
+from kombu.transport.native_delayed_delivery import calculate_routing_key
 
-from celery_dlq.worker.origin import QueueNames
+from celery_dlq.queuenames import QueueNames
 
 DIRECT = Exchange("shop", type="direct")
 TOPIC = Exchange("news", type="topic")
@@ -75,3 +76,15 @@ def test_asking_for_a_name_adds_no_queue() -> None:
     before = set(queues)
     QueueNames(queues).of("", "unknown")
     assert set(queues) == before
+
+
+@pytest.mark.parametrize(
+    ("routing_key", "queue"),
+    [("sport.football", "sport"), ("a.b.c", "lone"), ("send", "mail")],
+)
+def test_a_message_that_waited_in_rabbitmq_is_found(
+    names: QueueNames, routing_key: str, queue: str
+) -> None:
+    """Celery's native delayed delivery changes exchange and routing key on the way."""
+    delayed = calculate_routing_key(5, routing_key)
+    assert names.of("celery_delayed_delivery", delayed) == queue

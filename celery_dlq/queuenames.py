@@ -1,9 +1,14 @@
-"""Which queue a message came from: its delivery information does not say."""
+"""Which queue a message is bound for, or came from: exchange and routing key do not say."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
+
+# Celery's native delayed delivery puts the delay before the routing key, bit by bit.
+# Source: calculate_routing_key in
+# https://github.com/celery/kombu/blob/main/kombu/transport/native_delayed_delivery.py
+_DELAYED = re.compile(r"^(?:[01]\.){28}")
 
 
 class QueueNames:
@@ -21,14 +26,24 @@ class QueueNames:
 
     def of(self, exchange: str, routing_key: str) -> str:
         """The name of the queue, or the routing key when no known queue fits."""
+        if _DELAYED.match(routing_key):
+            # It waited in RabbitMQ, and has lost the exchange it was published to.
+            return self._bound_to(self._exchanges(), _DELAYED.sub("", routing_key))
         if not exchange and routing_key in self._queues:
             return routing_key
+        return self._bound_to([exchange], routing_key)
+
+    def _bound_to(self, exchanges: list[str], routing_key: str) -> str:
         known = list(self._queues.values())
         for fits in (_bound, _bound_by_pattern, _on_exchange):
-            found = [queue for queue in known if fits(queue, exchange, routing_key)]
-            if found:
-                return str(found[0].name)
+            for exchange in exchanges:
+                found = [queue for queue in known if fits(queue, exchange, routing_key)]
+                if found:
+                    return str(found[0].name)
         return routing_key
+
+    def _exchanges(self) -> list[str]:
+        return sorted({on for queue in self._queues.values() for on, _key in _bindings(queue)})
 
 
 def _bound(queue: Any, exchange: str, routing_key: str) -> bool:

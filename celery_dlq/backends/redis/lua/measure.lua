@@ -1,0 +1,25 @@
+-- Purpose: add the counts of one process to those of the app, in a bounded number of fields.
+-- KEYS: 1 counts (hash)  2 gauges (hash)
+-- ARGV: 1 most (fields of counts; beyond that, new ones go to their substitute)
+--       2 worker (its node name; empty = this is no worker)
+--       3 gauges (JSON text)
+--       4... name of a field, of its substitute, and what to add, in turn
+-- Returns: how many fields were added to
+-- Complexity: O(number of fields)
+redis.call('PEXPIRE', KEYS[1], 7776000000)  -- first: a full Redis lets no script begin by adding
+local fields, most, added = redis.call('HLEN', KEYS[1]), tonumber(ARGV[1]), 0
+for i = 4, #ARGV, 3 do
+  local name = ARGV[i]
+  if fields + added >= most and redis.call('HEXISTS', KEYS[1], name) == 0 then
+    name = ARGV[i + 1]
+  end
+  redis.call('HINCRBY', KEYS[1], name, ARGV[i + 2])
+  added = added + 1
+end
+if ARGV[2] ~= '' then
+  if redis.call('HLEN', KEYS[2]) >= 10000 then redis.call('DEL', KEYS[2]) end
+  local time = redis.call('TIME')
+  redis.call('HSET', KEYS[2], ARGV[2], time[1] .. '|' .. ARGV[3])
+  redis.call('PEXPIRE', KEYS[2], 3600000)
+end
+return added

@@ -1,0 +1,20 @@
+-- Purpose: note up to which entry letters were exported; the note never moves back.
+-- KEYS: 1 exported (string)
+-- ARGV: 1 position (entry id of the stream)
+-- Returns: 1 = NOTED, 0 = KEPT (it was that far before)
+-- Complexity: O(1)
+local function precedes(one, other)  -- as text: ids may have more digits than a number of Lua
+  return #one < #other or (#one == #other and one < other)
+end
+local before = redis.call('GET', KEYS[1])
+if before then
+  local time, count = string.match(before, '^(%d+)-(%d+)$')
+  local new_time, new_count = string.match(ARGV[1], '^(%d+)-(%d+)$')
+  local later = precedes(time, new_time) or (time == new_time and precedes(count, new_count))
+  if not later then
+    return 0
+  end
+end
+redis.call('PERSIST', KEYS[1])  -- first: a full Redis lets no script begin by adding
+redis.call('SET', KEYS[1], ARGV[1])
+return 1

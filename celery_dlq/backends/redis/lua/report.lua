@@ -1,0 +1,55 @@
+-- Purpose: decide whether a letter that is about to be stored is reported.
+-- KEYS: 1 report (hash)  2 tally (hash)  3 allowance (hash)
+-- ARGV: 1 letter id
+--       2 fingerprint
+--       3 tallied (1 = the tally tells whether the group has letters; 0 = it is not kept)
+--       4 quiet (milliseconds after which a group is new again)
+--       5 gap (milliseconds between two returns of a group)
+--       6 burst (most reports at once)
+--       7 refill (milliseconds for one more)
+--       8 named (most ids that a report names)
+--       9 redrives (how often the letter's message was redriven)
+-- Returns: {state, number, letter ids}: 0 = NONE, 1 = NEW, 2 = CAME_BACK, 3 = GREW; number of
+--          the letter in its group; the newest ids with blanks between them
+-- Complexity: O(1)
+local id, time = ARGV[1], redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- first: a full Redis lets no script begin by adding
+local known = redis.call('HMGET', KEYS[1], 'letter', 'state', 'number', 'named', 'at', 'owed', 'ids',
+  'redrives')
+if known[1] == id then  -- asked again: its letter could not be stored
+  return {tonumber(known[2]), tonumber(known[3]), known[4]}
+end
+local ids = {id}
+for other in string.gmatch(known[7] or '', '%S+') do
+  if other == id then return {0, 0, ''} end
+  if #ids < tonumber(ARGV[8]) then ids[#ids + 1] = other end
+end
+local text = table.concat(ids, ' ')
+local empty = ARGV[3] == '1' and redis.call('HEXISTS', KEYS[2], 'count:' .. ARGV[2]) == 0
+local number = redis.call('HINCRBY', KEYS[1], 'count', 1)
+local state, again = tonumber(known[6] or '0'), tonumber(ARGV[9]) > tonumber(known[8] or '0')
+if number == 1 then
+  state = (empty or ARGV[3] == '0') and 1 or 2
+elseif (empty or again) and known[5] and now - tonumber(known[5]) >= tonumber(ARGV[5]) then
+  number, state = 1, 2
+elseif state == 0 and string.match(tostring(number), '^10+$') then
+  state = 3
+end
+redis.call('HSET', KEYS[1], 'count', number, 'ids', text)
+if again and number == 1 then redis.call('HSET', KEYS[1], 'redrives', ARGV[9]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+if state == 0 then return {0, number, ''} end
+local bucket = redis.call('HMGET', KEYS[3], 'left', 'at')
+local burst = tonumber(ARGV[6])
+local left = math.min(burst, tonumber(bucket[1] or burst)
+  + (now - tonumber(bucket[2] or now)) / tonumber(ARGV[7]))
+if left < 1 then
+  redis.call('HSET', KEYS[1], 'owed', state)
+  return {0, number, ''}
+end
+redis.call('HSET', KEYS[3], 'left', tostring(left - 1), 'at', now)
+redis.call('PEXPIRE', KEYS[3], math.ceil(burst * tonumber(ARGV[7])))
+redis.call('HDEL', KEYS[1], 'owed')
+redis.call('HSET', KEYS[1], 'letter', id, 'state', state, 'number', number, 'named', text, 'at', now)
+return {state, number, text}

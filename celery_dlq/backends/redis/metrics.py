@@ -1,0 +1,98 @@
+"""Metrics in Redis: every process adds its counts to one hash."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha1
+from typing import Any
+
+from celery_dlq.backends.redis.connection import Wire, translated
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import source
+from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
+
+logger = logging.getLogger("celery_dlq.store")
+
+SILENT_SECONDS = 30
+"""Gauges of a worker that did not report for so long are not shown."""
+
+_MOST_FIELDS = 5_000
+
+
+class RedisMetrics:
+    """The `MetricsStore` of Redis.
+
+    Args:
+        client: A redis-py client that answers bytes; sends a command once.
+        url: For messages; its password is never shown.
+        keys: Key names.
+    """
+
+    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+        self._text = source("measure")
+        self._digest = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
+        # Written without waiting for replies: metrics must never hold a worker up.
+        self._wire = Wire(client, url, [self._text], failing="Metrics wait in memory")
+
+    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
+        """Write counts and gauges; see `MetricsStore.add`."""
+        self._wire.flush()  # the replies of last time
+        worker = "" if gauges is None else gauges.worker
+        said = "" if gauges is None else _json([gauges.spool, gauges.waiting])
+        fields = [part for series, count in counts.items() for part in (*_names(series), count)]
+        places = (self._keys.counts(), self._keys.gauges())
+        call = (len(places), *places, _MOST_FIELDS, worker, said, *fields)
+        return self._wire.send(
+            [("EVALSHA", self._digest, *call)], lambda: [("EVAL", self._text, *call)]
+        )
+
+    def read(self) -> Measured:
+        """Read all."""
+        with translated(self._url):
+            pipe = self._client.pipeline(transaction=False)
+            pipe.hgetall(self._keys.counts())
+            pipe.hgetall(self._keys.gauges())
+            pipe.time()
+            counts, gauges, (now, _) = pipe.execute()
+        found = {}
+        for field, count in counts.items():
+            try:
+                found[tuple(map(str, json.loads(field)))] = int(count)
+            except (ValueError, TypeError):  # of a later version, say
+                logger.debug("Count %r cannot be read", field)
+        workers = (_gauges(name.decode(), text, now) for name, text in sorted(gauges.items()))
+        return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
+
+    def close(self) -> None:
+        """Read outstanding replies and disconnect."""
+        self._wire.close()
+        with suppress(Exception):
+            self._client.close()
+
+
+def _names(series: Series) -> tuple[str, str]:
+    """The field of a series, and the one that stands for it when there are too many."""
+    name, *labels = series
+    return _json(series), _json([name, *(OTHER for _ in labels)])
+
+
+def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
+    at, _, said = text.decode().partition("|")
+    try:
+        spool, waiting, *_ = json.loads(said)
+        if now - int(at) > SILENT_SECONDS:
+            return None
+        return WorkerGauges(worker=worker, spool=int(spool), waiting=int(waiting))
+    except (ValueError, TypeError):
+        logger.debug("Gauges of %s cannot be read: %r", worker, text)
+        return None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,83 @@
+"""Reports in Redis: one small hash per group of letters, which expires."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import ReportReply, Scripts
+from celery_dlq.record import DeadLetter
+from celery_dlq.reports import (
+    BURST,
+    GAP_SECONDS,
+    MOST_IDS,
+    QUIET_SECONDS,
+    REFILL_SECONDS,
+    Report,
+    Why,
+)
+
+_WHY = {
+    ReportReply.NEW: Why.NEW,
+    ReportReply.CAME_BACK: Why.CAME_BACK,
+    ReportReply.GREW: Why.GREW,
+}
+
+
+class RedisReports:
+    """The `Reports` of Redis.
+
+    Args:
+        client: A redis-py client that answers bytes.
+        url: For messages; its password is never shown.
+        keys: Key names.
+        tallied: Whether letters are stored in this Redis, which then knows whether a group
+            has any.
+        gap_seconds: Least time between two returns of a group.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        url: str,
+        keys: Keys,
+        *,
+        tallied: bool = True,
+        gap_seconds: float = GAP_SECONDS,
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+        self._report = Scripts.on(client).report
+        self._options = [
+            int(tallied),
+            *(int(seconds * 1000) for seconds in (QUIET_SECONDS, gap_seconds)),
+            BURST,
+            int(REFILL_SECONDS * 1000),
+            MOST_IDS,
+        ]
+
+    def of(self, letter: DeadLetter) -> Report | None:
+        """Ask; see `Reports.of`."""
+        queue, fingerprint = letter.dead_letter_queue, letter.fingerprint
+        places = [
+            self._keys.report(queue, fingerprint),
+            self._keys.tally(queue),
+            self._keys.allowance(queue),
+        ]
+        with translated(self._url):
+            state, number, ids = self._report(
+                keys=places, args=[letter.id, fingerprint, *self._options, letter.redrives]
+            )
+        if state == ReportReply.NONE:
+            return None
+        return Report(
+            why=_WHY[ReportReply(state)], number=number, letter_ids=tuple(ids.decode().split())
+        )
+
+    def close(self) -> None:
+        """Disconnect."""
+        with suppress(Exception):
+            self._client.close()

@@ -1,0 +1,30 @@
+"""``dlq exporter``: the metrics of all workers, for Prometheus."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import click
+
+from celery_dlq.cli.context import dead_letters_of
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=9808, show_default=True)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.pass_context
+def exporter(ctx: click.Context, *, port: int, address: str) -> None:
+    """Serve the metrics of all workers to Prometheus, read from Redis at every scrape.
+
+    One process serves all workers of the app. While Redis does not answer, celery_dlq_up
+    is 0 and the process stays.
+    """
+    server = dead_letters_of(ctx).serve_metrics(port=port, address=address)
+    click.echo(f"Serving metrics at http://{address}:{server.server_port}/metrics")
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()
+    server.shutdown()
+    server.server_close()

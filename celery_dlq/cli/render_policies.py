@@ -1,0 +1,65 @@
+"""How policies look to people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from celery_dlq.rules import PolicyView, Rules
+
+_SECONDS = {"default_delay", "dead_letter_ttl"}
+
+
+def show_policies(console: Console, rules: Rules) -> None:
+    """Every queue and task: the values that are set and their sources, then what is not set."""
+    if not rules.views:
+        console.print("No policy: no queue and no task is guarded.")
+    for view in rules.views:
+        console.print(_title(view))
+        console.print(_values(view))
+        unset = [name for name, sourced in view.fields.items() if sourced.value is None]
+        console.print(Padding(Text(f"not set: {', '.join(unset)}", "dim"), (0, 0, 0, 2)))
+        console.print()
+    for warning in rules.warnings:
+        console.print(Text(f"! {warning}", "yellow"))
+
+
+def _title(view: PolicyView) -> Text:
+    title = Text()
+    title.append(f"queue {view.queue}" if view.task is None else f"task {view.task}", "bold")
+    if view.task is not None:
+        title.append(f" from queue {view.queue}")
+    title.append(f" → {view.dead_letter_queue}", "dim")
+    return title
+
+
+def _values(view: PolicyView) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(style="dim", overflow="fold")
+    for name, sourced in view.fields.items():
+        if sourced.value is not None:
+            table.add_row(f"  {name}", shown(name, sourced.value), sourced.source)
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest unit that says them whole."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:,g} s"
+
+
+def shown(name: str, value: Any) -> str:
+    """A policy value as people write it."""
+    if name in _SECONDS:
+        return duration(value)
+    if isinstance(value, (frozenset, tuple)):
+        return ", ".join(sorted(str(item) for item in value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,132 @@
+"""The metrics of all workers as Prometheus reads them, from what they left in the store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from celery_dlq import metrics
+from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
+from celery_dlq.metrics import Measured, MetricsStore
+from celery_dlq.ports import Clock, QueueSummary
+
+if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+logger = logging.getLogger("celery_dlq.exporter")
+
+
+class Queues(Protocol):
+    """Where the exporter learns of dead-letter queues."""
+
+    def queues(self) -> list[QueueSummary]:
+        """All dead-letter queues at a glance."""
+
+
+class Collector:
+    """Reads the store at every scrape; when it does not answer, ``celery_dlq_up`` is 0.
+
+    Args:
+        queues: The dead-letter queues.
+        store: The counts of all processes.
+        clock: The present, aware UTC.
+    """
+
+    def __init__(self, queues: Queues, store: MetricsStore, clock: Clock) -> None:
+        self._queues = queues
+        self._store = store
+        self._clock = clock
+        self._up = True
+        self._lock = threading.Lock()
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """One scrape."""
+        with self._lock:  # one connection, however many scrape at once
+            try:
+                measured, queues = self._store.read(), self._queues.queues()
+            except StoreUnavailable as exc:
+                self._note(up=False, text=f"The store does not answer: {exc}")
+                yield _gauge(metrics.UP, [((), 0)])
+                return
+            self._note(up=True, text="The store answers again")
+        yield _gauge(metrics.UP, [((), 1)])
+        yield from _counters(measured)
+        yield from _gauges(measured, queues, self._clock())
+
+    def _note(self, *, up: bool, text: str) -> None:
+        if up != self._up:
+            self._up = up
+            logger.log(logging.INFO if up else logging.ERROR, "%s", text)
+
+
+def serve(collector: Collector, *, port: int, address: str) -> Any:
+    """Answer scrapes in a thread, at ``/metrics``.
+
+    Returns:
+        The server; its ``server_port`` is the port, ``shutdown()`` ends it.
+
+    Raises:
+        MissingExtra: prometheus-client is not installed.
+        DLQError: The port is taken, or the address is not one of this machine.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+    except ImportError as exc:
+        feature, package = "dlq exporter", "prometheus-client"
+        raise MissingExtra(feature, package, "prometheus") from exc
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    try:
+        server, _thread = start_http_server(port, addr=address, registry=registry)
+    except (OSError, OverflowError) as exc:
+        raise DLQError(
+            f"expected {address}:{port} to be free for the exporter, got {exc}; stop what listens "
+            f"there or choose another --port"
+        ) from exc
+    return server
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+def _counters(measured: Measured) -> Iterator[CounterMetricFamily]:
+    from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
+
+    for metric in metrics.COUNTERS:
+        family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for (name, *labels), count in sorted(measured.counts.items()):
+            if name == metric.name and len(labels) == len(metric.labels):
+                family.add_metric(labels, count)
+        yield family
+
+
+def _gauges(
+    measured: Measured, queues: list[QueueSummary], now: datetime
+) -> Iterator[GaugeMetricFamily]:
+    yield _gauge(metrics.WORKERS, [((), len(measured.workers))])
+    yield _gauge(metrics.SPOOL, [((w.worker,), w.spool) for w in measured.workers])
+    yield _gauge(metrics.WAITING, [((w.worker,), w.waiting) for w in measured.workers])
+    yield _gauge(metrics.LENGTH, [((q.name,), q.letters) for q in queues])
+    yield _gauge(
+        metrics.OLDEST,
+        [
+            ((q.name,), max(0.0, (now - q.oldest_at).total_seconds()) if q.oldest_at else 0.0)
+            for q in queues
+        ],
+    )
+    yield _gauge(
+        metrics.LETTERS,
+        [((q.name, reason), number) for q in queues for reason, number in q.reasons.items()],
+    )
+
+
+def _gauge(metric: metrics.Metric, samples: Samples) -> GaugeMetricFamily:
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
+
+    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family

@@ -1,0 +1,319 @@
+"""Deaths in Sentry: one event per group of letters when it is new, came back, or grew tenfold.
+
+Sentry's own CeleryIntegration sends an event for every exception of every task, from the
+pool process. For a failure that becomes a letter this would be a second event of the same
+thing, and in a flood one per letter. So, where this module reports (``dlq_sentry`` is
+``groups``), the integration's event of such a failure is left out; retries that go on,
+unguarded tasks and everything else stay as they are. With ``beside`` the integration's
+events stay, their letters keep their ids, and only deaths that the integration does not
+see are reported here.
+
+``sentry_sdk`` is looked for among the loaded modules, never imported: without it, or
+without a DSN, nothing here costs anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid5
+
+from celery import current_task
+from celery import signals as celery_signals
+
+from celery_dlq.contrib.tracebacks import Raised, raised
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.events import DeadLettered, Event
+from celery_dlq.record import DeadLetter, iso
+from celery_dlq.reports import Report, Reports
+
+logger = logging.getLogger("celery_dlq.sentry")
+
+GROUPS = "groups"
+BESIDE = "beside"
+OFF = "off"
+
+EVENT_ID = "dlq_sentry_event_id"
+"""Attribute of a task's request, and of the pool's ``ExceptionInfo``, that carries an event id."""
+
+_EVENT_NAMESPACE = UUID("f0a4f0a6-0a33-5d0e-8a35-9f6f8c1d8d57")
+_MOST_DUE = 1_000
+_MOST_BODY = 8_192
+
+Keeps = Callable[[Any, "dict[str, Any]", Any], bool]
+
+
+def client() -> Any:
+    """Sentry's client, if the app has loaded ``sentry_sdk`` and given it a DSN; else ``None``."""
+    sdk = sys.modules.get("sentry_sdk")
+    if sdk is None or not hasattr(sdk, "get_client"):  # sentry_sdk 1 has no get_client
+        return None
+    found = sdk.get_client()
+    return found if found.is_active() and found.transport is not None else None
+
+
+def event_id_of(letter: DeadLetter) -> str:
+    """The id of a letter's event: derived, so that a letter that is told twice is one event."""
+    return uuid5(_EVENT_NAMESPACE, letter.id).hex
+
+
+class SentryReporter:
+    """Marks letters that will be reported, and reports them once they are stored.
+
+    Args:
+        reports: Decides for all workers together.
+    """
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._due: OrderedDict[str, Report] = OrderedDict()
+
+    def mark(self, letter: DeadLetter) -> DeadLetter:
+        """The letter with the id of its event, if it is to have one."""
+        if letter.sentry_event_id is not None or client() is None:
+            return letter
+        try:
+            report = self._reports.of(letter)
+        except StoreUnavailable as exc:
+            logger.warning("Letter %s is not reported to Sentry: %s", letter.id, exc)
+            return letter
+        if report is None:
+            return letter
+        self._due[letter.id] = report
+        while len(self._due) > _MOST_DUE:
+            self._due.popitem(last=False)
+        return replace(letter, sentry_event_id=event_id_of(letter))
+
+    def __call__(self, event: Event) -> None:
+        """An observer of events: hands the event of a stored letter to Sentry's own thread."""
+        if not isinstance(event, DeadLettered):
+            return
+        report = self._due.pop(event.letter.id, None)
+        found = client()
+        if report is not None and found is not None:
+            _send(event_of(event.letter, report, with_values=_sends_values(found.options)))
+
+
+def _send(event: dict[str, Any]) -> None:
+    """Hand an event over, without the breadcrumbs of a main process that serves all tasks."""
+    sdk = sys.modules["sentry_sdk"]
+    with sdk.isolation_scope() as scope:
+        scope.clear_breadcrumbs()
+        sdk.capture_event(event)
+
+
+class Beside:
+    """What keeps Sentry's CeleryIntegration and the reporter from telling the same thing twice.
+
+    Made in the worker's main process before the pool starts, so that pool processes have it.
+
+    Args:
+        keeps: Whether a failure, given as task, ``delivery_info`` and ``exc_info``, will be
+            a letter.
+        handling: Whether Celery now handles the end of a guarded delivery.
+        instead: Leave out the integration's event of such a failure, and what Sentry's logging
+            integration makes of Celery's log lines about it.
+    """
+
+    def __init__(self, keeps: Keeps, handling: Callable[[], bool], *, instead: bool) -> None:
+        self._keeps = keeps
+        self._handling = handling
+        self._instead = instead
+        self._seldom = Seldom()
+
+    def install(self) -> None:
+        """Look at every event of this process and of the pool processes it starts.
+
+        Takes the place of an earlier worker's in this process.
+        """
+        scope = sys.modules["sentry_sdk"].scope
+        others = [
+            processor
+            for processor in scope.global_event_processors
+            if not isinstance(getattr(processor, "__self__", None), Beside)
+        ]
+        scope.global_event_processors[:] = [*others, self.processed]
+        celery_signals.task_failure.connect(
+            _carry_event_id, weak=False, dispatch_uid="celery_dlq.sentry"
+        )
+
+    def processed(self, event: Any, hint: Mapping[str, Any]) -> Any:
+        """Sentry's event, or ``None`` if a letter tells of it."""
+        if self._instead and "log_record" in hint:
+            return event if self._may_log(hint["log_record"]) else None
+        if _mechanism(event) != "celery" or not current_task:
+            return event
+        request = current_task.request
+        try:
+            if self._instead and self._keeps(
+                current_task, request.delivery_info or {}, hint.get("exc_info")
+            ):
+                return None
+        except Exception:
+            logger.exception("An event of Sentry's own stays, whether or not there is a letter")
+        setattr(request, EVENT_ID, event.get("event_id"))
+        return event
+
+    def _may_log(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("celery.worker"):
+            return not self._handling()
+        # A line per lost process, and ours per letter while the store is down.
+        once_a_while = record.name == "multiprocessing" or record.name.startswith("celery_dlq")
+        return not once_a_while or self._seldom.may(record.name, str(record.msg))
+
+
+class Seldom:
+    """Lets each kind of line pass once a minute.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    _PAUSE_SECONDS = 60.0
+    _MOST = 200
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._passed: dict[tuple[str, str], float] = {}
+
+    def may(self, logger_name: str, template: str) -> bool:
+        """Whether a line of this kind may pass now; then it has."""
+        now, name = self._clock(), (logger_name, template)
+        if now - self._passed.get(name, -self._PAUSE_SECONDS) < self._PAUSE_SECONDS:
+            return False
+        if len(self._passed) >= self._MOST:
+            self._passed.clear()
+        self._passed[name] = now
+        return True
+
+
+def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:
+    """In the pool process: the failure takes the id of its event along to the main process."""
+    event_id = getattr(getattr(sender, "request", None), EVENT_ID, None)
+    sdk = sys.modules.get("sentry_sdk")
+    # Not so if it was sampled out, or refused by the app's own before_send.
+    if event_id and sdk is not None and sdk.last_event_id() == event_id and einfo is not None:
+        setattr(einfo, EVENT_ID, event_id)
+
+
+def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[str, Any]:
+    """A Sentry event that tells of a letter and its group.
+
+    Args:
+        letter: The letter.
+        report: Why it is reported.
+        with_values: Whether arguments and body may be in it.
+    """
+    event: dict[str, Any] = {
+        "event_id": letter.sentry_event_id,
+        "timestamp": letter.dead_lettered_at,
+        "level": "error",
+        "platform": "python",
+        "logger": "celery_dlq",
+        "transaction": letter.task_name,
+        "fingerprint": [letter.fingerprint],
+        "tags": _tags(letter, report),
+        "contexts": {"dead_letter": _context(letter, report)},
+    }
+    if letter.release is not None:
+        event["release"] = letter.release
+    if letter.exception_type is not None:
+        event["exception"] = {"values": _exceptions(letter)}
+    else:
+        text = f"{letter.task_name} dead-lettered: {letter.reason}: {letter.description}"
+        event["logentry"] = {"message": text, "formatted": text}
+    if with_values:
+        event["extra"] = _values(letter)
+    return event
+
+
+def _tags(letter: DeadLetter, report: Report) -> dict[str, str]:
+    tags = {
+        "task": letter.task_name,
+        "queue": letter.source_queue,
+        "dead_letter_queue": letter.dead_letter_queue,
+        "reason": letter.reason.value,
+        "deliveries": str(letter.deliveries),
+        "redrives": str(letter.redrives),
+        "group": report.why.value,
+        "celery_task_id": letter.task_id,
+    }
+    if letter.release is not None:
+        tags["release"] = letter.release
+    if letter.worker_hostname is not None:
+        tags["worker"] = letter.worker_hostname
+    return tags
+
+
+def _context(letter: DeadLetter, report: Report) -> dict[str, Any]:
+    return {
+        "letter_id": letter.id,
+        "letter_ids": list(report.letter_ids),
+        "letters_in_group": report.number,
+        "description": letter.description,
+        "retries": letter.retries,
+        "dead_lettered_at": iso(letter.dead_lettered_at),
+        "first_delivered_at": iso(letter.first_delivered_at),
+        "show": f"celery dlq show {letter.id}",
+        "redrive": f"celery dlq redrive {letter.dead_letter_queue} "
+        f"--fingerprint {letter.fingerprint}",
+    }
+
+
+def _exceptions(letter: DeadLetter) -> list[dict[str, Any]]:
+    """The chain of exceptions, the one that escaped last, with what the letter says of that."""
+    chain = raised(letter.traceback or "") or [Raised(name="", said="", frames=())]
+    last = replace(chain[-1], name=letter.exception_type or "", said=letter.exception_message or "")
+    return [_exception(one) for one in (*chain[:-1], last)]
+
+
+def _exception(one: Raised) -> dict[str, Any]:
+    module, _, name = one.name.rpartition(".")
+    value: dict[str, Any] = {
+        "type": name or "Exception",
+        "module": module or None,
+        "value": one.said,
+        "mechanism": {"type": "celery_dlq", "handled": False},
+    }
+    if one.frames:
+        value["stacktrace"] = {
+            "frames": [
+                {
+                    "filename": frame.file,
+                    "abs_path": frame.file,
+                    "function": frame.function,
+                    "lineno": frame.line,
+                    "context_line": frame.code,
+                    "in_app": frame.own,
+                }
+                for frame in one.frames
+            ]
+        }
+    return value
+
+
+def _values(letter: DeadLetter) -> dict[str, Any]:
+    """Arguments and body as far as they can be read without unpickling anything."""
+    return {
+        "args": letter.args_json or letter.argsrepr,
+        "kwargs": letter.kwargs_json or letter.kwargsrepr,
+        "body": letter.body[:_MOST_BODY].decode("utf-8", "backslashreplace"),
+    }
+
+
+def _sends_values(options: Mapping[str, Any]) -> bool:
+    """Whether the app lets Sentry have personal data: what ``sentry_sdk.init`` was told."""
+    collection = options.get("data_collection")
+    if isinstance(collection, Mapping) and collection.get("provided_by_user"):
+        return bool(collection.get("queues"))
+    return bool(options.get("send_default_pii"))
+
+
+def _mechanism(event: Mapping[str, Any]) -> str | None:
+    values = (event.get("exception") or {}).get("values") or ()
+    return (values[-1].get("mechanism") or {}).get("type") if values else None

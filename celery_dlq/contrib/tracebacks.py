@@ -1,0 +1,98 @@
+"""A traceback's text, taken apart: the exceptions of the chain and their frames.
+
+The worker's main process has the text only; the exception itself died with the pool
+process that raised it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_MOST_FRAMES = 100
+
+_CHAIN = re.compile(
+    r"^(?:During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):$",
+    re.MULTILINE,
+)
+_FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)$')
+_SOURCE = re.compile(r"^ {4}(?P<code>\S.*)$")
+_RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$", re.DOTALL)
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen |\\lib\\", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame.
+
+    Attributes:
+        file: Path of the source.
+        line: Number of the line.
+        function: Name of the function.
+        code: The line itself, if it was known.
+        own: It belongs to the application, not to a library.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str | None
+    own: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """One exception of a chain.
+
+    Attributes:
+        name: Dotted name of its class.
+        said: Its text.
+        frames: Its frames, outermost first.
+    """
+
+    name: str
+    said: str
+    frames: tuple[Frame, ...]
+
+
+def raised(traceback: str) -> list[Raised]:
+    """The exceptions of a traceback, the one that escaped last; empty if it is none."""
+    return [found for part in _CHAIN.split(traceback) if (found := _one(part)) is not None]
+
+
+def _one(text: str) -> Raised | None:
+    lines = text.strip("\n").split("\n")
+    frames = tuple(_frames(lines))
+    tail = _tail(lines)
+    match = _RAISED.match(tail) if tail else None
+    if match is None and not frames:
+        return None
+    return Raised(
+        name=match["name"] if match else "",
+        said=(match["said"] or "") if match else "",
+        frames=frames[:1] + frames[1 - _MOST_FRAMES :] if len(frames) > _MOST_FRAMES else frames,
+    )
+
+
+def _frames(lines: list[str]) -> Iterator[Frame]:
+    for number, line in enumerate(lines):
+        found = _FRAME.match(line)
+        if found:
+            source = _SOURCE.match(lines[number + 1]) if number + 1 < len(lines) else None
+            yield Frame(
+                file=found["file"],
+                line=int(found["line"]),
+                function=found["function"].strip(),
+                code=source["code"] if source else None,
+                own=not _LIBRARY.search(found["file"]),
+            )
+
+
+def _tail(lines: list[str]) -> str:
+    """What stands behind the last frame: the exception's name and text, maybe of many lines."""
+    at = max((n + 1 for n, line in enumerate(lines) if _FRAME.match(line)), default=0)
+    while at < len(lines) and lines[at].startswith(("    ", "  [", "Traceback (most recent")):
+        at += 1
+    return "\n".join(lines[at:]).strip()

@@ -1,0 +1,57 @@
+"""Drift: live workers that would do different things with the same message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.ports import WorkerCard
+
+TASK_PREFIX = "task:"
+
+
+def differences(mine: WorkerCard, other: WorkerCard) -> list[str]:
+    """What two workers would do differently with messages of the same queue or task."""
+    ours, theirs = _book(mine), _book(other)
+    queues = {*mine.queues} & {*other.queues} | {*ours.queues} & {*theirs.queues}
+    pairs = [(f"queue {name!r}", ours.resolve(name), theirs.resolve(name)) for name in queues]
+    pairs += [
+        (f"task {name}", ours.tasks[name], theirs.tasks[name])
+        for name in {*ours.tasks} & {*theirs.tasks}
+    ]
+    return [
+        f"For {what}, {mine.hostname} and {other.hostname} have different policies: "
+        f"{_difference(own or Policy(), its or Policy())}"
+        for what, own, its in sorted(pairs, key=lambda pair: pair[0])
+        if own != its
+    ]
+
+
+def _difference(own: Policy, its: Policy) -> str:
+    mine, theirs = own.to_json(), its.to_json()
+    return ", ".join(
+        f"{key} {mine.get(key, 'not set')} and {theirs.get(key, 'not set')}"
+        for key in sorted({*mine, *theirs})
+        if mine.get(key) != theirs.get(key)
+    )
+
+
+def _book(card: WorkerCard) -> PolicyBook:
+    """The policies on a card, as far as this version knows their keys."""
+    parsed = {name: _policy(values) for name, values in card.policies.items()}
+    return PolicyBook(
+        {name: policy for name, policy in parsed.items() if not name.startswith(TASK_PREFIX)},
+        {name[len(TASK_PREFIX) :]: p for name, p in parsed.items() if name.startswith(TASK_PREFIX)},
+    )
+
+
+def _policy(values: Mapping[str, Any]) -> Policy:
+    policy = Policy()
+    for key, value in values.items():
+        with suppress(SettingsError):  # a key of another version
+            policy = Policy.parse({key: value}, key).over(policy)
+    return policy

@@ -1,0 +1,175 @@
+"""What is measured: the names, kinds and labels of all metrics, and the counts of one process.
+
+A process counts in memory; now and then its counts are added to those of the app, which
+live in the store, where one exporter reads them for all workers. A process that is killed
+takes the counts of its last seconds with it; letters and their lengths are read from the
+dead-letter queues themselves and are always exact.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+NAMESPACE = "celery_dlq"
+OTHER = "(other)"
+"""Stands for all label values beyond the bound."""
+
+SUCCEEDED = "succeeded"
+"""Outcome of a delivery that did not fail; the other outcomes are those of `Outcome`."""
+
+_MOST_KEPT = 2_000
+
+
+class Measure(str, Enum):
+    """What a Prometheus metric is."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: Its whole name, as Prometheus shows it.
+        measure: Counter or gauge.
+        labels: The names of its labels.
+        help: What it says.
+    """
+
+    name: str
+    measure: Measure
+    labels: tuple[str, ...]
+    help: str
+
+
+def _counter(name: str, labels: str, text: str) -> Metric:
+    return Metric(f"{NAMESPACE}_{name}_total", Measure.COUNTER, tuple(labels.split()), text)
+
+
+def _gauge(name: str, labels: str, text: str) -> Metric:
+    return Metric(f"{NAMESPACE}_{name}", Measure.GAUGE, tuple(labels.split()), text)
+
+
+DELIVERIES = _counter("deliveries", "queue outcome", "Deliveries that ended, by their outcome.")
+DUPLICATES = _counter(
+    "duplicate_deliveries", "queue",
+    "Deliveries of messages that still ran elsewhere, or whose letter was stored before.",
+)  # fmt: skip
+UNCOUNTED = _counter(
+    "uncounted_deliveries", "queue", "Deliveries that ran although the store could not count them."
+)
+DEAD_LETTERS = _counter(
+    "dead_letters", "queue dead_letter_queue reason", "Letters that workers stored."
+)
+DIED_AGAIN = _counter(
+    "died_again", "queue dead_letter_queue", "Letters of messages that were redriven before."
+)
+REDRIVEN = _counter(
+    "redriven", "dead_letter_queue", "Letters whose message was published again."
+)  # fmt: skip
+STORE_ERRORS = _counter(
+    "store_errors", "operation", "Times the store did not answer or refused to write."
+)
+
+UP = _gauge("up", "", "Whether the store answered this scrape: 1, or 0.")
+WORKERS = _gauge("workers", "", "Workers that reported in the last half minute.")
+LETTERS = _gauge("letters", "dead_letter_queue reason", "Letters there are now.")
+LENGTH = _gauge("queue_length", "dead_letter_queue", "Length of the dead-letter queue.")
+OLDEST = _gauge(
+    "oldest_letter_age_seconds", "dead_letter_queue", "Age of the oldest letter there is."
+)
+SPOOL = _gauge("spool_letters", "worker", "Letters on the worker's disk: the store was down.")
+WAITING = _gauge(
+    "waiting_letters",
+    "worker",
+    "Letters in the worker's memory; their messages are unacknowledged.",
+)
+
+COUNTERS = (DELIVERIES, DUPLICATES, UNCOUNTED, DEAD_LETTERS, DIED_AGAIN, REDRIVEN, STORE_ERRORS)
+GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, SPOOL, WAITING)
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
+
+Series = tuple[str, ...]
+"""The name of a counter and the values of its labels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGauges:
+    """What a worker says of itself with its counts.
+
+    Attributes:
+        worker: Its node name.
+        spool: Letters in its spool.
+        waiting: Letters in its memory.
+    """
+
+    worker: str
+    spool: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The counts of all processes of an app, and the gauges of its live workers."""
+
+    counts: Mapping[Series, int] = field(default_factory=dict)
+    workers: tuple[WorkerGauges, ...] = ()
+
+
+class MetricsStore(Protocol):
+    """Adds up the counts of all processes of an app."""
+
+    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
+        """Add counts without waiting; never raises.
+
+        Returns:
+            Whether they are on the wire; if not, the caller keeps them.
+        """
+
+    def read(self) -> Measured:
+        """All counts, and the gauges of workers that reported in the last half minute.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+
+    def close(self) -> None:
+        """Let go of connections; never raises."""
+
+
+class Counts:
+    """The counts of one process: an increment in memory, nothing else, until they are taken."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Series, int] = {}
+        self._lock = threading.Lock()  # pools of threads end tasks in several
+
+    def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
+        """Count something that happened."""
+        series = (metric.name, *labels)
+        with self._lock:
+            if series not in self._counts and len(self._counts) >= _MOST_KEPT:
+                series = (metric.name, *(OTHER for _ in labels))  # names made up at run time
+            self._counts[series] = self._counts.get(series, 0) + by
+
+    def flush(self, store: MetricsStore, gauges: WorkerGauges | None = None) -> None:
+        """Add all to the store's; what could not be written waits for the next time."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        if (counts or gauges) and not store.add(counts, gauges):
+            self._put_back(counts)
+
+    def _put_back(self, counts: Mapping[Series, int]) -> None:
+        for (name, *labels), number in counts.items():
+            self.count(METRICS[name], *labels, by=number)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be flushed."""
+        return not self._counts

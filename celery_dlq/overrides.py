@@ -1,0 +1,98 @@
+"""Overrides: policies that an operator changes at run time, for a while, without a deploy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.policy import Policy, suggestion
+from celery_dlq.ports import Override
+from celery_dlq.record import iso
+
+logger = logging.getLogger("celery_dlq")
+
+KEYS = (
+    "max_deliveries",
+    "max_retries",
+    "reasons",
+    "ignore",
+    "dead_letter_ttl",
+    "dead_letter_max_length",
+    "keep_until_exported",
+)
+"""The keys that can be overridden: those that workers obey."""
+
+LONGEST = timedelta(days=30)
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_ELSEWHERE = {
+    "default_delay": "it acts where messages are published, and publishers do not ask Redis",
+    "ignore_message_delay": "it acts where messages are published, and publishers do not ask Redis",
+    "dead_letter_queue": "the counts of messages under way are kept beside their letters",
+}
+
+
+def checked(queue: str, key: str, value: Any, until: datetime, actor: str) -> Override:
+    """An override that workers will understand.
+
+    Args:
+        queue: The queue, by its exact name.
+        key: A policy key of `KEYS`.
+        value: As in ``dlq_queues``, or text of the command line (``3``, ``14d``, ``a,b``).
+        until: When it ends, aware UTC.
+        actor: Who sets it.
+
+    Raises:
+        SettingsError: The key cannot be overridden, or the value is not usable.
+    """
+    if key in _ELSEWHERE:
+        message = f"expected a policy key that can be overridden, got {key!r}: {_ELSEWHERE[key]}"
+        raise SettingsError(message)
+    if key not in KEYS:
+        message = f"expected a policy key that can be overridden, got {key!r}; "
+        raise SettingsError(message + suggestion(key, KEYS))
+    parsed = Policy.parse({key: _value(key, value)}, f"the override of {queue!r}")
+    return Override(queue=queue, key=key, value=parsed.to_json()[key], until=until, actor=actor)
+
+
+def by_queue(overrides: Iterable[Override]) -> dict[str, tuple[Policy, str]]:
+    """The overrides as policies by queue, each with who made it and until when.
+
+    An override that this version does not understand is passed over, with a warning.
+    """
+    found: dict[str, tuple[Policy, str]] = {}
+    for override in overrides:
+        try:
+            policy = Policy.parse({override.key: override.value}, f"override of {override.queue!r}")
+        except SettingsError as exc:
+            logger.warning("An override is not obeyed: %s", exc)
+            continue
+        before, sources = found.get(override.queue, (Policy(), ""))
+        source = f"{override.actor} until {_short(override.until)}"
+        joined = source if sources in {"", source} else f"{sources}, {source}"
+        found[override.queue] = (policy.over(before), joined)
+    return found
+
+
+def _value(key: str, value: Any) -> Any:
+    """What a person wrote on the command line, as the value it means."""
+    if not isinstance(value, str):
+        return value
+    age = re.fullmatch(r"(\d+)([smhdw])", value.strip())
+    if age and key == "dead_letter_ttl":
+        return int(age[1]) * _UNITS[age[2]]
+    if key in {"reasons", "ignore"}:
+        return [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        return json.loads(value.lower())
+    except ValueError:
+        return value
+
+
+def _short(moment: datetime) -> str:
+    return str(iso(moment))[:16] + "Z"

@@ -1,0 +1,221 @@
+"""How the policies of an app combine, and what they must not say together.
+
+Field by field an override made at run time wins, then the task's decorator, then
+the exact queue name, then the most specific pattern.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.policy import DLQ_SUFFIX, Policy, suggestion
+
+RETENTION = ("dead_letter_ttl", "dead_letter_max_length", "keep_until_exported")
+"""Policy keys about the letters of a dead-letter queue, not about one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """The value of one policy key, and where it comes from.
+
+    Attributes:
+        value: The value; ``None`` if it is not set anywhere.
+        source: E.g. ``dlq_queues['orders']``, or ``default``.
+    """
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBook:
+    """All policies of one app; answers which one guards a message.
+
+    Attributes:
+        queues: Policies by queue name or glob pattern (``*``, ``?``, ``[…]``).
+        tasks: Policies of task decorators by task name, for the questions about whole
+            dead-letter queues; a message brings its task's policy along.
+        overrides: Policies made at run time by queue name, and who made them.
+    """
+
+    queues: Mapping[str, Policy] = field(default_factory=dict)
+    tasks: Mapping[str, Policy] = field(default_factory=dict)
+    overrides: Mapping[str, tuple[Policy, str]] = field(default_factory=dict)
+    _resolved: dict[tuple[str, Policy | None], Policy | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def resolve(self, queue: str, task_policy: Policy | None = None) -> Policy | None:
+        """The policy of a message, or ``None`` when nothing guards it.
+
+        Args:
+            queue: The queue it came from.
+            task_policy: The policy of its task's decorator.
+
+        Returns:
+            One merged policy; the same object for the same arguments.
+        """
+        key = (queue, task_policy)
+        if key not in self._resolved:
+            if len(self._resolved) >= _MOST_RESOLVED:  # names made up at run time
+                self._resolved.clear()
+            self._resolved[key] = self._merge(queue, task_policy)
+        return self._resolved[key]
+
+    def explain(self, queue: str, task_name: str | None = None) -> dict[str, Sourced]:
+        """Every key's value for a queue, or for one task from it, and its source."""
+        task_policy = self.tasks.get(task_name) if task_name else None
+        layers = list(self._layers(queue, task_policy, task_name or ""))
+        return {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
+
+    def of_dead_letter_queue(self, name: str) -> Policy | None:
+        """The policy whose retention rules a dead-letter queue; ``None`` if nothing names it."""
+        for where, policy in self._targeting():
+            if policy.dead_letter_queue_of(where) == name:
+                return policy
+        source = name.removesuffix(DLQ_SUFFIX)
+        ruling = self.resolve(source) if source != name else None
+        return ruling if ruling and ruling.dead_letter_queue_of(source) == name else None
+
+    def unknown_queues(self, known: set[str]) -> dict[str, str]:
+        """Exact queue names with a policy that are not ``known``, each with a suggestion."""
+        exact = [name for name in self.queues if not re.search(r"[*?\[]", name)]
+        return {name: suggestion(name, known) for name in exact if name not in known}
+
+    def check(self) -> None:
+        """Refuse what policies must not say together.
+
+        Raises:
+            SettingsError: A dead-letter queue is guarded itself, or has two retentions.
+        """
+        check_targets(self.queues)
+        for task, policy in self.tasks.items():
+            _check_task(task, policy, self.queues)
+        self._check_retention()
+
+    def __bool__(self) -> bool:
+        """Whether any queue policy exists at all."""
+        return bool(self.queues) or bool(self.overrides)
+
+    def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
+        layers = [policy for _source, policy in self._layers(queue, task_policy, "")]
+        if not layers:
+            return None
+        merged = Policy()
+        for layer in layers:
+            merged = merged.over(layer)
+        return merged
+
+    def _layers(
+        self, queue: str, task_policy: Policy | None, task_name: str
+    ) -> Iterator[tuple[str, Policy]]:
+        """What speaks about a message, the strongest first."""
+        if queue in self.overrides:
+            policy, actor = self.overrides[queue]
+            yield f"override by {actor}", policy
+        if task_policy is not None:
+            yield f"dead_letter_policy of {task_name}", task_policy
+        for name in self._matching(queue):
+            yield f"dlq_queues[{name!r}]", self.queues[name]
+
+    def _is_dead_letter_queue(self, queue: str) -> bool:
+        named = (policy.dead_letter_queue for policy in self.queues.values())
+        return queue.endswith(DLQ_SUFFIX) or queue in named
+
+    def _matching(self, queue: str) -> list[str]:
+        if queue not in self.queues and self._is_dead_letter_queue(queue):
+            return []  # no pattern guards a dead-letter queue
+        names = [name for name in self.queues if name == queue or fnmatchcase(queue, name)]
+        names.sort(key=lambda name: (name != queue, [-n for n in _specificity(name)], name))
+        return names
+
+    def _targeting(self) -> Iterator[tuple[str, Policy]]:
+        """All policies by the queue, pattern or task that has them, merged for queues."""
+        for queue in {**self.overrides, **self.queues}:
+            policy = self.resolve(queue)
+            if policy is not None:
+                yield queue, policy
+        for task, policy in self.tasks.items():
+            if policy.dead_letter_queue is not None:
+                yield f"task {task}", policy
+
+    def _check_retention(self) -> None:
+        seen: dict[tuple[str, str], tuple[str, Any]] = {}
+        for where, policy in self._targeting():
+            target = policy.dead_letter_queue_of(where)
+            for key in RETENTION:
+                value = getattr(policy, key)
+                other, before = seen.setdefault((target, key), (where, value))
+                if before != value:
+                    raise SettingsError(
+                        f"expected one {key} for the dead-letter queue {target!r}, got "
+                        f"{before!r} from {other!r} and {value!r} from {where!r}; make them "
+                        f"equal or name another dead_letter_queue"
+                    )
+
+
+def check_targets(queues: Mapping[str, Policy]) -> None:
+    """Refuse chains: a dead-letter queue must not itself be a guarded queue.
+
+    Raises:
+        SettingsError: A queue is its own DLQ, or a DLQ has a policy of its own.
+    """
+    for name, policy in queues.items():
+        if policy.dead_letter_queue == name:
+            raise SettingsError(
+                f"expected dlq_queues[{name!r}]['dead_letter_queue'] to be another queue, "
+                f"got {name!r} itself; letters would circle. Leave it out to get "
+                f"{name + DLQ_SUFFIX!r}"
+            )
+    targets = {policy.dead_letter_queue_of(name): name for name, policy in queues.items()}
+    book = PolicyBook(queues)
+    for name in queues:  # the DLQ of a queue that only a pattern guards
+        source = name.removesuffix(DLQ_SUFFIX)
+        guarding = book.resolve(source) if source != name else None
+        if guarding is not None and guarding.dead_letter_queue_of(source) == name:
+            targets.setdefault(name, source)
+    for name in queues:
+        if name in targets and targets[name] != name:
+            raise SettingsError(
+                f"expected {name!r} to be either a guarded queue or a dead-letter queue, got both: "
+                f"it has a policy and is the dead-letter queue of {targets[name]!r}. "
+                f"Remove dlq_queues[{name!r}] or name another dead_letter_queue"
+            )
+
+
+def _check_task(task: str, policy: Policy, queues: Mapping[str, Policy]) -> None:
+    if policy.dead_letter_queue in queues:
+        raise SettingsError(
+            f"expected the dead_letter_queue of task {task} to be no guarded queue, got "
+            f"{policy.dead_letter_queue!r}, which has a policy in dlq_queues; name another"
+        )
+    for key in RETENTION:
+        if getattr(policy, key) is not None and policy.dead_letter_queue is None:
+            raise SettingsError(
+                f"expected {key} of task {task} beside a dead_letter_queue of its own, got it "
+                f"alone; it is about a whole dead-letter queue, so set it in dlq_queues"
+            )
+
+
+def _first(key: str, layers: list[tuple[str, Policy]]) -> Sourced:
+    for source, policy in layers:
+        value = getattr(policy, key)
+        if value is not None:
+            return Sourced(value, source)
+    return Sourced(None, "default")
+
+
+def _specificity(pattern: str) -> tuple[int, int]:
+    """How much a pattern fixes: its literal characters, then its places for one character."""
+    rest, classes = re.subn(r"\[[^]]*\]", "", pattern)
+    literals = sum(character not in "*?" for character in rest)
+    return literals, classes + rest.count("?")
+
+
+_MOST_RESOLVED = 4096

@@ -1,0 +1,215 @@
+"""Retention: letters past their time or over the limit are trimmed, counted and announced.
+
+Nothing else ever removes a letter that nobody named. Each pass is bounded, a letter
+that a redrive holds is left alone, and every trimming is a `Change` in the audit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+from uuid import uuid4
+
+from celery_dlq.events import Action, Change, Events
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.ports import Board, ClaimState, Clock, DeadLetterStore, Heading
+from celery_dlq.record import iso
+
+logger = logging.getLogger("celery_dlq.retention")
+
+MOST_A_PASS = 500
+"""Most letters that one pass over one queue trims for one cause."""
+
+_LEASE_SECONDS = 60.0
+_TRIMMABLE = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
+
+
+class Retention:
+    """Trims dead-letter queues as their policies say.
+
+    Args:
+        store: Where the letters are.
+        board: Where the audit is.
+        events: Told of every trimming.
+        clock: The present, aware UTC.
+        actor: Who follows the rules: a worker's node name, or a person.
+    """
+
+    def __init__(
+        self, store: DeadLetterStore, board: Board, events: Events, clock: Clock, actor: str
+    ) -> None:
+        self._store = store
+        self._board = board
+        self._events = events
+        self._clock = clock
+        self._actor = actor
+
+    def trim(
+        self, dead_letter_queue: str, policy: Policy | None, *, dry_run: bool = False
+    ) -> list[Change]:
+        """One bounded pass over a queue.
+
+        Args:
+            dead_letter_queue: Its name.
+            policy: What rules it; ``None``: only the ends of the messages' own lives.
+            dry_run: Say what would be trimmed, and change nothing.
+
+        Returns:
+            What was trimmed, one change per cause; empty if nothing was.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        policy = policy or Policy()
+        causes: list[tuple[str, Callable[[], Iterator[Heading]]]] = [
+            ("dead_letter_ttl", lambda: self._too_old(dead_letter_queue, policy)),
+            ("expires", lambda: self._ended(dead_letter_queue, policy)),
+            ("dead_letter_max_length", lambda: self._too_many(dead_letter_queue, policy)),
+        ]
+        changes = []
+        for cause, headings in causes:
+            chosen = self._allowed(dead_letter_queue, policy, headings())
+            change = self._remove(dead_letter_queue, cause, chosen, policy, dry_run=dry_run)
+            if change is not None:
+                changes.append(change)
+        return changes
+
+    def trim_all(self, dead_letter_queue: str, policy: Policy | None) -> list[Change]:
+        """Pass after pass until nothing is left to trim; bounded by what is there now."""
+        most = self._store.length(dead_letter_queue) // MOST_A_PASS + 1
+        totals: dict[str, Change] = {}
+        for _ in range(most):
+            changes = self.trim(dead_letter_queue, policy)
+            for change in changes:
+                before = totals.get(change.detail["cause"])
+                letters = change.letters + (before.letters if before else 0)
+                totals[change.detail["cause"]] = replace(change, letters=letters)
+            if not changes:
+                break
+        return list(totals.values())
+
+    def _too_old(self, name: str, policy: Policy) -> Iterator[Heading]:
+        if policy.dead_letter_ttl is None:
+            return
+        limit = self._clock() - timedelta(seconds=policy.dead_letter_ttl)
+        for heading in self._oldest(name):
+            if heading.dead_lettered_at is None or heading.dead_lettered_at > limit:
+                return  # later letters died later, but for those that a spool held back
+            yield heading
+
+    def _ended(self, name: str, policy: Policy) -> Iterator[Heading]:
+        if policy.dead_letter_ttl is None:
+            yield from self._store.ended(name, self._clock(), most=MOST_A_PASS)
+
+    def _too_many(self, name: str, policy: Policy) -> Iterator[Heading]:
+        if policy.dead_letter_max_length is not None:
+            over = self._store.length(name) - policy.dead_letter_max_length
+            yield from islice(self._oldest(name), max(0, over))
+
+    def _oldest(self, name: str) -> Iterator[Heading]:
+        after = None
+        while page := self._store.oldest(name, after=after, most=MOST_A_PASS):
+            yield from page
+            after = page[-1].position
+
+    def _allowed(self, name: str, policy: Policy, headings: Iterator[Heading]) -> list[Heading]:
+        """At most one pass of them; with ``keep_until_exported`` only what is in files."""
+        if not policy.keep_until_exported:
+            return list(islice(headings, MOST_A_PASS))
+        exported = self._store.exported_until(name)
+        if exported is None:
+            return []
+        last = _order(exported)
+        return [h for h in islice(headings, MOST_A_PASS) if _order(h.position) <= last]
+
+    def _remove(
+        self, name: str, cause: str, chosen: list[Heading], policy: Policy, *, dry_run: bool
+    ) -> Change | None:
+        if chosen and not dry_run:
+            chosen = self._claimed(name, chosen)
+        if not chosen:
+            return None
+        change = self._change(name, cause, chosen, policy)
+        if not dry_run:
+            # The record first: killed in between, the audit says too much, never too little.
+            self._board.record(change)
+            self._store.remove(name, [heading.letter_id for heading in chosen])
+            self._announce(change)
+        return change
+
+    def _claimed(self, name: str, chosen: list[Heading]) -> list[Heading]:
+        """Those that no redrive holds."""
+        ids = [heading.letter_id for heading in chosen]
+        owner = f"trim {uuid4()}"
+        states = self._store.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
+        return [h for h, state in zip(chosen, states, strict=True) if state in _TRIMMABLE]
+
+    def _change(self, name: str, cause: str, chosen: list[Heading], policy: Policy) -> Change:
+        died = [h.dead_lettered_at for h in chosen if h.dead_lettered_at is not None]
+        detail: dict[str, Any] = {
+            "cause": cause,
+            "limit": getattr(policy, cause, None),
+            "oldest_at": iso(min(died, default=None)),
+            "newest_at": iso(max(died, default=None)),
+        }
+        return Change(
+            at=self._clock(),
+            action=Action.TRIMMED,
+            actor=self._actor,
+            target=name,
+            letters=len(chosen),
+            detail=detail,
+        )
+
+    def _announce(self, change: Change) -> None:
+        logger.warning(
+            "Trimmed %d letters from %s because of %s: dead-lettered %s to %s",
+            change.letters,
+            change.target,
+            change.detail["cause"],
+            change.detail["oldest_at"],
+            change.detail["newest_at"],
+        )
+        self._events.emit(change)
+
+
+class RetentionRound:
+    """Goes round the dead-letter queues of an app, one a tick.
+
+    Args:
+        retention: Trims.
+        store: Names the queues.
+        book: Gives the policies in force.
+    """
+
+    def __init__(
+        self, retention: Retention, store: DeadLetterStore, book: Callable[[], PolicyBook]
+    ) -> None:
+        self._retention = retention
+        self._store = store
+        self._book = book
+        self._names: list[str] = []
+
+    def tick(self) -> None:
+        """Look after the next queue.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        if not self._names:
+            self._names = self._store.names()
+        if self._names:
+            name = self._names.pop()
+            self._retention.trim(name, self._book().of_dead_letter_queue(name))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def _order(position: str) -> list[int]:
+    return [int(part) for part in position.split("-")]

@@ -1,0 +1,206 @@
+"""The rules of an app as operators see and change them: policies, sources, overrides."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import combinations
+from typing import Any
+
+from celery_dlq.drift import differences
+from celery_dlq.errors import NotFound, SettingsError
+from celery_dlq.events import Action, Change, Events
+from celery_dlq.overrides import LONGEST, by_queue, checked
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook, Sourced
+from celery_dlq.ports import Board, Clock, Override, WorkerCard
+from celery_dlq.record import iso
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyView:
+    """One queue, or one task from its queue, with every policy key.
+
+    Attributes:
+        queue: The queue, or the pattern.
+        task: The task; ``None`` for the queue itself.
+        dead_letter_queue: Where its letters go.
+        fields: Value and source by policy key.
+    """
+
+    queue: str
+    task: str | None
+    dead_letter_queue: str
+    fields: Mapping[str, Sourced]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping."""
+        plain = {
+            name: Policy(**{name: sourced.value}).to_json().get(name)
+            for name, sourced in self.fields.items()
+        }
+        return {
+            "queue": self.queue,
+            "task": self.task,
+            "dead_letter_queue": self.dead_letter_queue,
+            "policy": {
+                name: {"value": plain[name], "source": sourced.source}
+                for name, sourced in self.fields.items()
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """All policies of an app, and what is odd about them.
+
+    Attributes:
+        views: Queues, then tasks.
+        warnings: Unknown queues, and live workers that differ.
+    """
+
+    views: tuple[PolicyView, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> Iterator[dict[str, Any]]:
+        """A JSON-ready mapping a view, then one a warning."""
+        yield from (view.to_json() for view in self.views)
+        yield from ({"warning": warning} for warning in self.warnings)
+
+
+class Rulebook:
+    """Shows and changes the policies in force.
+
+    Args:
+        book: The configured policies.
+        board: Where overrides, cards and the audit are.
+        events: Told of every change.
+        clock: The present, aware UTC.
+    """
+
+    def __init__(self, book: PolicyBook, board: Board, events: Events, clock: Clock) -> None:
+        self._book = book
+        self._board = board
+        self._events = events
+        self._clock = clock
+
+    def rules(self, known_queues: set[str], task_queues: Mapping[str, str]) -> Rules:
+        """All policies in force.
+
+        Args:
+            known_queues: The queues that the app's configuration names.
+            task_queues: The queue of each task with a policy of its own.
+
+        Raises:
+            StoreUnavailable: The board does not answer.
+        """
+        book = self.in_force()
+        workers = self._board.workers(with_tasks=False)
+        known = {*known_queues, *(queue for card in workers for queue in card.queues)}
+        queues = sorted({*book.queues, *book.overrides, *known})
+        views = [_view(book, queue, None) for queue in queues if book.resolve(queue) is not None]
+        views += [_view(book, task_queues[task], task) for task in sorted(book.tasks)]
+        unknown = [
+            f"dlq_queues[{name!r}] is a policy for a queue that this app does not know; {hint}"
+            for name, hint in book.unknown_queues(known).items()
+        ]
+        return Rules(views=tuple(views), warnings=(*unknown, *_drift(workers)))
+
+    def in_force(self) -> PolicyBook:
+        """The configured policies with the overrides over them."""
+        overrides = by_queue(self._board.overrides(self._clock()))
+        return PolicyBook(self._book.queues, self._book.tasks, overrides)
+
+    def override(self, queue: str, span: timedelta, values: Mapping[str, Any]) -> list[Override]:
+        """Override policy keys of a queue for a while.
+
+        Raises:
+            SettingsError: A key, a value or the span is not usable; nothing is changed then.
+            StoreUnavailable: The board does not answer.
+        """
+        _check_span(queue, span)
+        now, actor = self._clock(), whoami()
+        made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
+        both = by_queue([*self._board.overrides(now), *made])
+        PolicyBook(self._book.queues, self._book.tasks, both).check()
+        detail = {"values": {o.key: o.value for o in made}, "until": iso(now + span)}
+        self._record(Action.POLICY_SET, queue, detail)
+        for override in made:
+            self._board.override(override)
+        return made
+
+    def lift(self, queue: str, keys: tuple[str, ...]) -> list[str]:
+        """Take overrides back; all of the queue's, or those of some keys.
+
+        Raises:
+            NotFound: There is no such override.
+            StoreUnavailable: The board does not answer.
+        """
+        there = [o.key for o in self._board.overrides(self._clock()) if o.queue == queue]
+        wanted = list(keys) or there
+        missing = [key for key in wanted if key not in there]
+        if missing or not wanted:
+            what = ", ".join(missing) or "any key"
+            message = (
+                f"expected an override of {what} for queue {queue!r}, found "
+                f"{', '.join(there) or 'none'}"
+            )
+            raise NotFound(message)
+        self._record(Action.POLICY_UNSET, queue, {"keys": wanted})
+        for key in wanted:
+            self._board.lift(queue, key)
+        return wanted
+
+    def _record(self, action: Action, queue: str, detail: Mapping[str, Any]) -> None:
+        """The record first: a change that nobody can trace must not be."""
+        change = Change(
+            at=self._clock(), action=action, actor=whoami(), target=queue, detail=detail
+        )
+        self._board.record(change)
+        self._events.emit(change)
+
+
+def whoami() -> str:
+    """``user@host``, for the audit."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as containers have
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _view(book: PolicyBook, queue: str, task: str | None) -> PolicyView:
+    fields = book.explain(queue, task)
+    named = fields["dead_letter_queue"].value
+    return PolicyView(
+        queue=queue,
+        task=task,
+        dead_letter_queue=Policy(dead_letter_queue=named).dead_letter_queue_of(queue),
+        fields=fields,
+    )
+
+
+def _drift(workers: list[WorkerCard]) -> list[str]:
+    """Each worker against the first of each kind of policies: bounded, however many there are."""
+    kinds: dict[str, WorkerCard] = {}
+    for card in workers:
+        kinds.setdefault(repr(sorted(card.policies.items(), key=lambda item: item[0])), card)
+    some = list(kinds.values())[:_MOST_KINDS]
+    return [text for one, other in combinations(some, 2) for text in differences(one, other)]
+
+
+def _check_span(queue: str, span: timedelta) -> None:
+    if re.search(r"[*?\[{}]", queue) or not queue.strip():
+        message = f"expected the exact name of a queue to override, got {queue!r}"
+        raise SettingsError(message)
+    if not timedelta(0) < span <= LONGEST:
+        message = f"expected an override to last more than 0 and at most {LONGEST}, got {span}"
+        raise SettingsError(message)
+
+
+_MOST_KINDS = 10

@@ -1,0 +1,35 @@
+"""Celery-style signals: ``task_dead_lettered`` and ``task_redriven``.
+
+``task_dead_lettered`` is sent in the main process of the worker that stored the letter, with
+``letter``. ``task_redriven`` is sent by the process that redrove it, with ``letter`` and
+``redrive_id``. The sender is the task's name, so that a receiver may choose one task. What
+a receiver raises is logged and harms nothing; while it runs, its worker does nothing else,
+so hand slow work, such as an HTTP call, to a thread.
+
+Example:
+    .. code-block:: python
+
+        @task_dead_lettered.connect(sender="shop.charge")
+        def alert(letter, **kwargs): ...
+"""
+
+from __future__ import annotations
+
+from celery.utils.dispatch import Signal
+
+from celery_dlq.events import DeadLettered, Event, Redriven
+
+__all__ = ["task_dead_lettered", "task_redriven"]
+
+task_dead_lettered = Signal(name="task_dead_lettered", providing_args={"letter"})
+task_redriven = Signal(name="task_redriven", providing_args={"letter", "redrive_id"})
+
+
+def relay(event: Event) -> None:
+    """An observer of events: sends the signal of an event that has one."""
+    if isinstance(event, DeadLettered):
+        task_dead_lettered.send(sender=event.letter.task_name, letter=event.letter)
+    elif isinstance(event, Redriven):
+        task_redriven.send(
+            sender=event.letter.task_name, letter=event.letter, redrive_id=event.redrive_id
+        )

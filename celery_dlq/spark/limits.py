@@ -1,0 +1,91 @@
+"""How many deliveries are worth it: advice for ``max_deliveries``, from what happened.
+
+Part of `celery_dlq.spark.triage`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery_dlq.errors import DLQError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# A message that died or succeeded with n deliveries has reached 1, 2, …, n.
+_LIMITS = """
+    WITH ends AS (
+        SELECT coalesce(task_name, 'unknown') AS task_name, {deliveries} AS deliveries,
+               count(*) AS died, CAST(0 AS DOUBLE) AS succeeded
+        FROM {letters} GROUP BY 1, 2
+        UNION ALL
+        SELECT coalesce(task_name, 'unknown'), greatest(1, coalesce(deliveries, 1)),
+               0, count(*) / {sample}
+        FROM {successes} GROUP BY 1, 2),
+    by_delivery AS (
+        SELECT task_name, deliveries AS delivery, sum(died) AS died, sum(succeeded) AS succeeded
+        FROM ends WHERE deliveries > 0 GROUP BY 1, 2),
+    running AS (
+        SELECT *,
+               sum(died + succeeded)
+                   OVER (PARTITION BY task_name ORDER BY delivery DESC) AS reached,
+               sum(succeeded) OVER (PARTITION BY task_name ORDER BY delivery) AS so_far,
+               sum(succeeded) OVER (PARTITION BY task_name) AS all_succeeded
+        FROM by_delivery)
+    SELECT task_name, delivery, reached, succeeded, died,
+           try_divide(succeeded, reached) AS share,
+           try_divide(so_far, all_succeeded) AS cumulative_share,
+           min(delivery) FILTER (WHERE so_far >= (1 - {lost}) * all_succeeded
+                                   AND all_succeeded > 0)
+               OVER (PARTITION BY task_name) AS advised_max_deliveries
+    FROM running
+    ORDER BY task_name, delivery
+"""
+_FROM_HISTORY = (
+    "greatest(coalesce(deliveries, 0), coalesce(array_max(transform("
+    "from_json(history, 'array<struct<number:bigint>>'), one -> one.number)), 0))"
+)
+
+
+def limits(
+    df: DataFrame,
+    successes: DataFrame | None = None,
+    *,
+    sample: float = 1.0,
+    lost: float = 0.001,
+) -> DataFrame:
+    """Which delivery of a task's messages succeeded, and which limit follows from it.
+
+    Letters alone say how far messages came before they died; an advice needs messages
+    that succeeded, too.
+
+    Args:
+        df: Letters, with ``task_name``, ``deliveries`` and ``history`` at least.
+        successes: Messages that succeeded, one row each, with ``task_name`` and
+            ``deliveries`` (which delivery succeeded).
+        sample: The share of successes that ``successes`` holds, e.g. 0.001.
+        lost: The share of successes that a lower limit may cost.
+
+    Returns:
+        One row for each task and delivery that ended a message: ``task_name`` string,
+        ``delivery`` bigint, ``reached`` double (messages delivered so often), ``succeeded``
+        double and ``died`` bigint (by this delivery), ``share`` double (succeeded of
+        reached), ``cumulative_share`` double (of all successes; null: none is known),
+        ``advised_max_deliveries`` bigint (the lowest limit that keeps all but ``lost`` of
+        the successes; null: none is known), ordered by task and delivery.
+
+    Raises:
+        DLQError: ``sample`` or ``lost`` is out of range.
+    """
+    if not 0 < sample <= 1 or not 0 <= lost < 1:
+        message = (
+            f"expected sample above 0 and at most 1, and lost from 0 to below 1, "
+            f"got {sample} and {lost}"
+        )
+        raise DLQError(message)
+    if successes is None:
+        successes = df.select("task_name", "deliveries").limit(0)
+    query = _LIMITS.replace("{deliveries}", _FROM_HISTORY)
+    return df.sparkSession.sql(
+        query, letters=df, successes=successes, sample=float(sample), lost=float(lost)
+    )

@@ -1,0 +1,223 @@
+"""The options of ``spark.read``, ``readStream`` and ``write`` with the format ``celery_dlq``.
+
+Spark lower-cases their names and makes every value text. All are checked when the
+DataFrame is made, not by the first task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.policy import suggestion
+from celery_dlq.record import field_kinds
+
+T = TypeVar("T", "ReadOptions", "WriteOptions")
+
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What ``spark.read.format("celery_dlq")`` and ``readStream`` take.
+
+    Attributes:
+        url: The Redis that keeps the letters, as the setting ``dlq_url``. Required. Never
+            shown: not in plans, logs or errors.
+        queue: Only this dead-letter queue; ``None``: all there are.
+        keyprefix: The setting ``dlq_key_prefix``. Defaults to ``dlq``.
+        columns: Only these columns, in this order, with commas between; ``None``: all.
+            Spark does not tell a Python source which columns it needs, so this is what
+            keeps bodies and tracebacks from travelling.
+        since: Only letters dead-lettered at or after this ISO 8601 time (UTC unless it says
+            otherwise).
+        until: Only letters dead-lettered before it.
+        partitions: Tasks that read one queue at the same time; 0: one per 20,000 letters,
+            64 at most. Defaults to 0.
+        clockskewseconds: How much later than its own time a letter may seem to be stored
+            because clocks differ; ``since`` goes back so far in the stream. Defaults to
+            3600.
+        timeoutseconds: Longest wait for an answer of Redis. Defaults to 10.
+        startingoffset: Streams only: ``earliest`` or ``latest``, where a stream without a
+            checkpoint begins. Defaults to ``earliest``.
+        maxletterspertrigger: Streams only: most letters of one micro-batch; 0: no limit.
+            Defaults to 0.
+    """
+
+    url: str
+    queue: str | None = None
+    keyprefix: str = "dlq"
+    columns: tuple[str, ...] = tuple(field_kinds())
+    since: datetime | None = None
+    until: datetime | None = None
+    partitions: int = 0
+    clockskewseconds: float = 3600.0
+    timeoutseconds: float = 10.0
+    startingoffset: str = "earliest"
+    maxletterspertrigger: int = 0
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Check the options of a reader.
+
+        Raises:
+            SettingsError: One is missing, unknown or has an unusable value.
+        """
+        return _parsed(cls, options, _READ)
+
+    @property
+    def place(self) -> str:
+        """The URL without anything that could be a secret."""
+        try:
+            parts = urlsplit(self.url)
+            port = f":{parts.port}" if parts.port else ""
+        except ValueError:
+            return f"{self.url.partition('://')[0]}://…"
+        return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"ReadOptions(url={self.place!r}, queue={self.queue!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What ``df.write.format("celery_dlq")`` takes.
+
+    Attributes:
+        app: The Celery app as ``celery -A`` names it, e.g. ``proj`` or ``proj.app:app``;
+            it must be importable on the driver. Required.
+        queue: The dead-letter queue of all rows; ``None``: the column
+            ``dead_letter_queue`` names it.
+        maxdecisions: Most rows of one write, because the driver holds them all before the
+            first one is carried out. Defaults to 1,000,000.
+    """
+
+    app: str
+    queue: str | None = None
+    maxdecisions: int = 1_000_000
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Check the options of a writer.
+
+        Raises:
+            SettingsError: One is missing, unknown or has an unusable value.
+        """
+        return _parsed(cls, options, _WRITE)
+
+
+def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, _Parse]) -> T:
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        parse = known.get(name.lower())
+        if parse is None:
+            message = (
+                f"expected only known options of celery_dlq, got {name!r}; "
+                f"{suggestion(name.lower(), known)}"
+            )
+            raise SettingsError(message)
+        values[name.lower()] = parse(name.lower(), value)
+    required = fields(kind)[0].name
+    if not values.get(required):
+        message = f"expected the option {required!r} to be set, got none; {_HINTS[required]}"
+        raise SettingsError(message)
+    return kind(**values)
+
+
+def _url(name: str, value: str) -> str:
+    # What urlsplit says of a bad URL may quote a piece of the password.
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in _SCHEMES and (parts.port or 0) >= 0
+    except ValueError:
+        usable = False
+    if not usable:
+        message = (
+            f"expected the option {name!r} to be a Redis URL such as redis://host:6379/0, got "
+            f"something else; odd characters of a password must be percent-encoded"
+        )
+        raise SettingsError(message)
+    return value
+
+
+def _text(name: str, value: str) -> str:
+    if not value:
+        message = f"expected the option {name!r} to be a name, got an empty text"
+        raise SettingsError(message)
+    return value
+
+
+def _columns(name: str, value: str) -> tuple[str, ...]:
+    columns = tuple(part.strip() for part in value.split(","))
+    known = field_kinds()
+    for column in columns:
+        if column not in known:
+            message = (
+                f"expected the option {name!r} to name columns of a letter, got {column!r}; "
+                f"{suggestion(column, known)}"
+            )
+            raise SettingsError(message)
+    if len(set(columns)) != len(columns):
+        message = f"expected the option {name!r} to name each column once, got {value!r}"
+        raise SettingsError(message)
+    return columns
+
+
+def _moment(name: str, value: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+    except ValueError:
+        message = f"expected the option {name!r} to be an ISO 8601 time, got {value!r}"
+        raise SettingsError(message) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+def _count(name: str, value: str) -> int:
+    if not (value.strip().isascii() and value.strip().isdigit()):
+        message = f"expected the option {name!r} to be a whole number of 0 or more, got {value!r}"
+        raise SettingsError(message)
+    return int(value)
+
+
+def _seconds(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        message = f"expected the option {name!r} to be a number of seconds, got {value!r}"
+        raise SettingsError(message)
+    return number
+
+
+def _offset(name: str, value: str) -> str:
+    if value.lower() not in {"earliest", "latest"}:
+        message = f"expected the option {name!r} to be earliest or latest, got {value!r}"
+        raise SettingsError(message)
+    return value.lower()
+
+
+_Parse = Callable[[str, str], Any]
+_READ: Mapping[str, _Parse] = {
+    "url": _url,
+    "queue": _text,
+    "keyprefix": _text,
+    "columns": _columns,
+    "since": _moment,
+    "until": _moment,
+    "partitions": _count,
+    "clockskewseconds": _seconds,
+    "timeoutseconds": _seconds,
+    "startingoffset": _offset,
+    "maxletterspertrigger": _count,
+}
+_WRITE: Mapping[str, _Parse] = {"app": _text, "queue": _text, "maxdecisions": _count}
+_HINTS = {
+    "url": "it is the Redis that keeps the letters, e.g. redis://host:6379/0",
+    "app": "it is what celery -A gets, e.g. proj.app:app",
+}

@@ -1,0 +1,266 @@
+"""The PySpark data source ``celery_dlq``: letters live from Redis, and decisions about them.
+
+>>> from celery_dlq.spark.source import register  # doctest: +SKIP
+>>> register(spark)  # doctest: +SKIP
+>>> df = (
+...     spark.read.format("celery_dlq").option("url", "redis://localhost/0").load()
+... )  # doctest: +SKIP
+
+Executors need redis-py and pyarrow, and neither Celery nor kombu. The options are in
+`celery_dlq.spark.options`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
+
+from celery_dlq.errors import SettingsError, StoreError
+from celery_dlq.policy import suggestion
+from celery_dlq.spark.live import START, LiveLetters, Span, Window, older
+from celery_dlq.spark.options import ReadOptions, WriteOptions
+from celery_dlq.spark.triage import column_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+try:  # since PySpark 4.2
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    _HAS_LIMITS = True
+except ImportError:  # pragma: no cover - an older PySpark reads all there is
+    _HAS_LIMITS = False
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+
+NAME = "celery_dlq"
+
+# PySpark refuses a reader that takes filters where push-down is switched off, and tells it
+# nowhere whether it is. Only the process that pushes filters down has loaded this module.
+_PUSHES_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``celery_dlq`` known to a session, and let it push filters down.
+
+    Args:
+        spark: The session. Its setting ``spark.sql.python.filterPushdown.enabled``
+            becomes true where PySpark has it (4.1 and later).
+    """
+    spark.dataSource.register(DeadLetterSource)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+class DeadLetterSource(DataSource):
+    """The format ``celery_dlq``: one row a letter, columns as in the exported files."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return NAME
+
+    def schema(self) -> str:
+        """The chosen columns, with the types that `celery_dlq.spark.triage.letters` gives."""
+        return column_ddl(ReadOptions.parse(self.options).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read once all that is there now."""
+        options = ReadOptions.parse(self.options)
+        kind = FilteringReader if _PUSHES_FILTERS in sys.modules else LetterReader
+        return kind(options, _columns(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Read what is there and what arrives."""
+        return LetterStreamReader(ReadOptions.parse(self.options), _columns(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
+        """Carry out decisions: rows with ``id`` and ``action``."""
+        from celery_dlq.spark.decisions import DecisionWriter  # noqa: PLC0415 - readers need none of it
+
+        if overwrite:
+            message = "expected decisions to be written with mode('append'), got 'overwrite'"
+            raise SettingsError(message)
+        return DecisionWriter(WriteOptions.parse(self.options), tuple(schema.fieldNames()))
+
+
+@dataclass
+class SpanPartition(InputPartition):
+    """What one task reads; ``None``: nothing."""
+
+    span: Span | None
+
+
+class LetterReader(DataSourceReader):
+    """Reads the letters that are in the queues when the query is planned.
+
+    Args:
+        options: Where and which.
+        columns: The columns of the result.
+    """
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._window = Window(options.since, options.until)
+        self._queues: frozenset[str] | None = None
+
+    def partitions(self) -> list[InputPartition]:
+        """Parts of the streams with about equally many letters."""
+        first = self._window.first_position(self._options.clockskewseconds)
+        found: list[InputPartition] = []
+        with LiveLetters(self._options) as live:
+            for queue in live.queues():
+                end = live.end(queue)
+                if (self._queues is None or queue in self._queues) and older(first, end):
+                    # The range after a position leaves that position out.
+                    after = START if first == START else _before(first)
+                    found += map(SpanPartition, live.spans(Span(queue, after, end)))
+        return found or [SpanPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The letters of one partition, as Arrow record batches."""
+        span: Span | None = getattr(partition, "span", None)
+        if span is None:
+            return
+        with LiveLetters(self._options) as live:
+            yield from live.batches(span, self._window, self._columns)
+
+
+class FilteringReader(LetterReader):
+    """A `LetterReader` that leaves out early what a query's WHERE leaves out anyway."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
+        """Take conditions on queue and time; Spark checks all again, so none can be wrong."""
+        for condition in filters:
+            self._take(condition)
+        return filters
+
+    def _take(self, condition: Any) -> None:
+        column, kind = getattr(condition, "attribute", ()), type(condition).__name__
+        value = getattr(condition, "value", None)
+        if column == ("dead_letter_queue",) and kind in {"EqualTo", "EqualNullSafe", "In"}:
+            names = frozenset(value if isinstance(value, tuple) else [value])
+            self._queues = names if self._queues is None else self._queues & names
+        if column == ("dead_lettered_at",) and isinstance(value, datetime):
+            moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+            # The window's end is exclusive; times have whole microseconds.
+            since = moment if kind in {"EqualTo", "GreaterThan", "GreaterThanOrEqual"} else None
+            until = moment + _MICROSECOND if kind in {"EqualTo", "LessThanOrEqual"} else None
+            until = moment if kind == "LessThan" else until
+            self._window = self._window.narrowed(since, until)
+
+
+class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Streams letters: an offset is the position in each queue.
+
+    A range between two offsets always holds the same letters (those not removed
+    meanwhile), so a batch that is run again after a crash gives the same rows.
+
+    Args:
+        options: Where and which.
+        columns: The columns of the result.
+    """
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._window = Window(options.since, options.until)
+        self._target: dict[str, str] | None = None
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        """Before the first letter, or after the last one that is there."""
+        return self._ends() if self._options.startingoffset == "latest" else {}
+
+    def latestOffset(  # noqa: N802 - before 4.2 it had no arguments
+        self, start: dict[str, str] | None = None, limit: Any = None
+    ) -> dict[str, str]:
+        """How far the next batch reads."""
+        begun = start or {}
+        ends = self._ends() if self._target is None else self._target
+        for queue, position in begun.items():
+            end = ends.get(queue, START)
+            if self._target is None and older(end, position):
+                raise StoreError(
+                    f"expected {queue!r} to have letters after {position}, where this stream was; "
+                    f"got a queue that ends at {end}: it was deleted and made anew. "
+                    f"Start the stream with a new checkpoint"
+                )
+        if _HAS_LIMITS and isinstance(limit, ReadMaxRows):
+            return self._limited(begun, ends, limit.max_rows)
+        return {**begun, **{q: e for q, e in ends.items() if older(begun.get(q, START), e)}}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """The option ``maxLettersPerTrigger``."""
+        most = self._options.maxletterspertrigger
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of a stream that reads only what is there now."""
+        self._target = self._ends()
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
+        """Parts of what is between two offsets."""
+        found: list[InputPartition] = []
+        with LiveLetters(self._options) as live:
+            for queue, until in sorted(end.items()):
+                after = start.get(queue, START)
+                if older(after, until):
+                    found += map(SpanPartition, live.spans(Span(queue, after, until)))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The letters of one partition, as Arrow record batches."""
+        span: Span | None = getattr(partition, "span", None)
+        if span is None:
+            return
+        with LiveLetters(self._options) as live:
+            yield from live.batches(span, self._window, self._columns)
+
+    def _ends(self) -> dict[str, str]:
+        with LiveLetters(self._options) as live:
+            return {queue: live.end(queue) for queue in live.queues()}
+
+    def _limited(self, start: dict[str, str], ends: dict[str, str], letters: int) -> dict[str, str]:
+        reached, left = dict(start), letters
+        with LiveLetters(self._options) as live:
+            for queue, end in sorted(ends.items()):
+                after = start.get(queue, START)
+                if left > 0 and older(after, end):
+                    reached[queue], taken = live.end_within(queue, after, end, left)
+                    left -= taken
+        return reached
+
+
+def _columns(schema: StructType) -> tuple[str, ...]:
+    from celery_dlq.record import field_kinds  # noqa: PLC0415 - small, and only here
+
+    for name in schema.fieldNames():
+        if name not in field_kinds():
+            message = (
+                f"expected columns of a letter, got {name!r}; {suggestion(name, field_kinds())}"
+            )
+            raise SettingsError(message)
+    return tuple(schema.fieldNames())
+
+
+def _before(position: str) -> str:
+    """The last possible position before ``<milliseconds>-0``."""
+    milliseconds = int(position.partition("-")[0])
+    return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else START

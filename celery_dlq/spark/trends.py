@@ -1,0 +1,199 @@
+"""What changed: causes that are new or came back, sudden floods, causes that look alike.
+
+All is plain Spark SQL; these functions are part of `celery_dlq.spark.triage`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import DLQError
+from celery_dlq.record import to_micros
+from celery_dlq.spark.buckets import bucket_width
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_MICROSECOND = timedelta(microseconds=1)
+_HISTORY = 6
+
+_NEW = """
+    SELECT fingerprint,
+           IF(gone_since IS NULL, 'new', 'returned') AS kind,
+           letters, first_seen_at, last_seen_at, gone_since, task_name, exception_type, example_id
+    FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+                 count_if(unix_micros(dead_lettered_at) >= {since}) AS letters,
+                 min(dead_lettered_at) FILTER (WHERE unix_micros(dead_lettered_at) >= {since})
+                     AS first_seen_at,
+                 max(dead_lettered_at) AS last_seen_at,
+                 max(dead_lettered_at) FILTER (WHERE unix_micros(dead_lettered_at) < {since})
+                     AS gone_since,
+                 max_by(coalesce(task_name, 'unknown'), struct(dead_lettered_at, id)) AS task_name,
+                 max_by(exception_type, struct(dead_lettered_at, id)) AS exception_type,
+                 max_by(coalesce(id, ''), struct(dead_lettered_at, id)) AS example_id
+          FROM {letters}
+          WHERE dead_lettered_at IS NOT NULL
+          GROUP BY coalesce(fingerprint, 'unknown'))
+    WHERE letters > 0
+      AND (gone_since IS NULL
+           OR unix_micros(first_seen_at) - unix_micros(gone_since) >= {quiet})
+    ORDER BY letters DESC, fingerprint
+"""
+# A RANGE over bucket numbers counts buckets without letters as zeros, with no row for them.
+_SPIKES = """
+    SELECT fingerprint, task_name,
+           timestamp_micros(bucket * {width}) AS bucket_start,
+           letters, expected,
+           (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) AS score
+    FROM (SELECT fingerprint, task_name, bucket, letters,
+                 least({window}, bucket - first_bucket) AS before,
+                 coalesce(sum(letters) OVER (PARTITION BY fingerprint ORDER BY bucket
+                     RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING), 0)
+                 / least({window}, greatest(1, bucket - first_bucket)) AS expected
+          FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+                       any_value(coalesce(task_name, 'unknown')) AS task_name,
+                       floor(unix_micros(dead_lettered_at) / {width}) AS bucket,
+                       count(*) AS letters
+                FROM {letters}
+                WHERE dead_lettered_at IS NOT NULL
+                GROUP BY 1, 3)
+          CROSS JOIN (SELECT floor(min(unix_micros(dead_lettered_at)) / {width}) AS first_bucket
+                      FROM {letters}))
+    WHERE before >= {history} AND letters >= greatest({least}, {factor} * expected)
+      AND (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) >= {score}
+    ORDER BY score DESC, bucket_start, fingerprint
+"""
+_DISTINCT = """
+    SELECT fingerprint, letters, task_name, message,
+           array_distinct(filter(split(regexp_replace(lower(message),
+               '0x[0-9a-f]+|[0-9a-f]{{8,}}(-[0-9a-f]{{4,}})*|[0-9]+', '#'),
+               '[^\\\\p{{L}}#_]+'), word -> word != '')) AS words
+    FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+                 count(*) AS letters,
+                 max_by(coalesce(task_name, 'unknown'), struct(dead_lettered_at, id)) AS task_name,
+                 max_by(left(concat_ws(' ', exception_type,
+                            coalesce(nullif(description, ''), exception_message, reason)), 2000),
+                        struct(dead_lettered_at, id)) AS message
+          FROM {letters}
+          GROUP BY 1)
+    ORDER BY letters DESC, fingerprint
+    LIMIT {most}
+"""
+_SIMILAR = """
+    WITH words AS (SELECT fingerprint, size(words) AS size, explode(words) AS word
+                   FROM {distinct}),
+         pairs AS (SELECT a.fingerprint AS one, b.fingerprint AS other,
+                          count(*) / (any_value(a.size) + any_value(b.size) - count(*))
+                              AS similarity
+                   FROM words a JOIN words b ON a.word = b.word AND a.fingerprint < b.fingerprint
+                   GROUP BY a.fingerprint, b.fingerprint)
+    SELECT one AS fingerprint, other AS other_fingerprint, similarity,
+           a.letters, b.letters AS other_letters, a.task_name, b.task_name AS other_task_name,
+           a.message, b.message AS other_message
+    FROM pairs JOIN {distinct} a ON a.fingerprint = one JOIN {distinct} b ON b.fingerprint = other
+    WHERE similarity >= {threshold}
+    ORDER BY similarity DESC, one, other
+"""
+
+
+def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFrame:
+    """Causes that appeared at or after a time, or came back after they had been gone.
+
+    Args:
+        df: Letters, with the columns `celery_dlq.spark.triage.COLUMNS` at least.
+        since: The time, aware, e.g. of the last release.
+        quiet: How long a cause had no letters to count as gone, e.g. ``"7 days"``.
+
+    Returns:
+        ``fingerprint`` string, ``kind`` string (``new`` or ``returned``), ``letters`` bigint
+        (since then), ``first_seen_at`` (since then), ``last_seen_at`` and ``gone_since``
+        timestamp (the last letter before, null: there was none), ``task_name``,
+        ``exception_type`` and ``example_id`` string. The most letters first.
+
+    Raises:
+        DLQError: ``since`` is naive, or ``quiet`` is no width.
+    """
+    if since.tzinfo is None:
+        message = f"expected since to be an aware datetime, got the naive {since.isoformat()}"
+        raise DLQError(message)
+    gone = bucket_width(quiet) // _MICROSECOND
+    return _sql(_NEW, df, since=to_micros(since), quiet=gone)
+
+
+def spikes(
+    df: DataFrame,
+    bucket: str = "10 minutes",
+    *,
+    window: int = 24,
+    least_letters: int = 5,
+    least_score: float = 4.0,
+    least_factor: float = 2.0,
+) -> DataFrame:
+    """Times at which a cause had far more letters than it had before.
+
+    A bucket is compared with the mean of the ``window`` buckets before it, those without
+    letters included: ``score = (letters - mean) / sqrt(mean + mean / buckets + 1)``, which is
+    about the number of standard deviations of letters that arrive independently. The
+    first buckets of all letters have too little before them and are never spikes.
+
+    Args:
+        df: Letters, with ``fingerprint``, ``task_name`` and ``dead_lettered_at`` at least.
+        bucket: Width of a bucket, as in `celery_dlq.spark.triage.timeline`.
+        window: With how many buckets before one is compared.
+        least_letters: Buckets with fewer letters are no spikes.
+        least_score: From which score on a bucket is a spike.
+        least_factor: How many times the mean a spike is at least.
+
+    Returns:
+        ``fingerprint``, ``task_name`` string, ``bucket_start`` timestamp, ``letters`` bigint,
+        ``expected`` double (the mean before), ``score`` double; the highest score first.
+
+    Raises:
+        DLQError: ``bucket`` is no width, or a number is below 1.
+    """
+    for name, number in {"window": window, "least_letters": least_letters}.items():
+        if number < 1:
+            message = f"expected {name} to be 1 or more, got {number}"
+            raise DLQError(message)
+    width = bucket_width(bucket) // _MICROSECOND
+    limits: dict[str, Any] = {
+        "history": min(_HISTORY, window),
+        "least": least_letters,
+        "score": float(least_score),
+        "factor": float(least_factor),
+    }
+    return _sql(_SPIKES, df, width=width, window=window, **limits)
+
+
+def similar(df: DataFrame, threshold: float = 0.6, *, most: int = 2_000) -> DataFrame:
+    """Pairs of causes whose messages are nearly the same: perhaps one bug in two places.
+
+    Of every fingerprint one message is looked at, its newest; letters are never compared
+    with each other. Numbers, ids and addresses in messages count as equal.
+
+    Args:
+        df: Letters, with the columns `celery_dlq.spark.triage.COLUMNS` at least.
+        threshold: Least similarity, 0 to 1: words in common among all words of both.
+        most: Only so many fingerprints are compared, those with the most letters.
+
+    Returns:
+        ``fingerprint``, ``other_fingerprint`` string (the smaller one first), ``similarity``
+        double, ``letters``, ``other_letters`` bigint, ``task_name``, ``other_task_name``,
+        ``message``, ``other_message`` string; the most similar first.
+
+    Raises:
+        DLQError: ``threshold`` or ``most`` is out of range.
+    """
+    if not 0 < threshold <= 1 or most < 1:
+        message = (
+            f"expected threshold between 0 and 1 and most of 1 or more, got {threshold} and {most}"
+        )
+        raise DLQError(message)
+    distinct = _sql(_DISTINCT, df, most=most)
+    session = df.sparkSession
+    return session.sql(_SIMILAR, distinct=distinct, threshold=float(threshold))
+
+
+def _sql(query: str, df: DataFrame, **values: Any) -> DataFrame:
+    return df.sparkSession.sql(query, letters=df, **values)

@@ -1,0 +1,175 @@
+"""Wires a worker's guard: counter, store, policies, and what it does in the background."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.config import Settings
+from celery_dlq.decorators import policy_of
+from celery_dlq.delay import DefaultDelays
+from celery_dlq.drift import TASK_PREFIX
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.events import Events
+from celery_dlq.measuring import Measuring
+from celery_dlq.observers import WorkerObservers
+from celery_dlq.parts import WorkerParts, make_worker_parts, shown_place
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.ports import Clock, DeadLetterStore, Keeper, WorkerCard
+from celery_dlq.record import EPOCH
+from celery_dlq.retention import Retention, RetentionRound
+from celery_dlq.worker.burial import Burial
+from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.plan import Plans
+from celery_dlq.worker.presence import Presence
+from celery_dlq.worker.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+logger = logging.getLogger("celery_dlq")
+
+_MOST_TASKS = 5000
+
+
+def make_guard(
+    app: Any,
+    settings: Settings,
+    clock: Clock,
+    events: Events,
+    *,
+    measuring: Measuring,
+    memory: WorkerParts | None,
+    keeper: Callable[[DeadLetterStore], Keeper],
+    hostname: str,
+    pid: int,
+    flags_redelivery: bool,
+    version: str,
+) -> Guard:
+    """The guard of one worker, once its store answers.
+
+    Args:
+        app: The Celery app.
+        settings: Its checked settings.
+        clock: The present, aware UTC.
+        events: Told of what happens.
+        measuring: This process's part in the metrics.
+        memory: The parts to use if letters are kept in memory.
+        keeper: What stands before the store and takes its letters; asked once the store answers.
+        hostname: Node name of the worker.
+        pid: Its main process.
+        flags_redelivery: Whether the broker marks redelivered messages.
+        version: Version of this package.
+
+    Raises:
+        StoreUnavailable: The store did not answer in ``dlq_start_timeout``.
+    """
+    broker_url = app.conf.broker_url
+    parts = memory or make_worker_parts(settings, broker_url)
+    wait_for(parts.store, settings.start_timeout)
+    book = book_of(app, settings)
+    plans = Plans(book, app.amqp.queues)
+    _warn_of_unknown_queues(app, book)
+    place = shown_place(settings, broker_url)  # without the password: that may change
+    observers = WorkerObservers(settings, broker_url, events, measuring)
+    burial = Burial(
+        keeper(parts.store),
+        Spool(settings.spool_dir, f"{place} {settings.key_prefix}"),
+        events=events,
+        marked=observers.marked,
+        counts=measuring.counts,
+    )
+    guard = Guard(
+        plans,
+        burial,
+        parts.counter,
+        clock,
+        hostname=hostname,
+        pid=pid,
+        flags_redelivery=flags_redelivery,
+        release=settings.release,
+        counts=measuring.counts,
+    )
+    observers.watch(guard, burial, hostname)
+    retention = Retention(parts.store, parts.board, events, clock, hostname)
+    card = replace(
+        card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()
+    )
+    guard.chores += [
+        Presence(parts.board, card, plans.obey, clock),
+        RetentionRound(retention, parts.store, lambda: plans.policies),
+        observers,
+    ]
+    return guard
+
+
+def book_of(app: Any, settings: Settings) -> PolicyBook:
+    """The policies of an app's queues and of its registered tasks."""
+    return PolicyBook(settings.queues, task_policies(app))
+
+
+def task_policies(app: Any) -> dict[str, Policy]:
+    """The policies of task decorators, by task name."""
+    found = ((task.name, policy_of(task)) for task in list(app.tasks.values()))
+    return {name: policy for name, policy in found if policy is not None}
+
+
+def card_of(app: Any, settings: Settings) -> WorkerCard:
+    """What any worker of an app tells the others; who it is, is left open."""
+    policies: Mapping[str, Policy] = {
+        **settings.queues,
+        **{f"{TASK_PREFIX}{name}": policy for name, policy in task_policies(app).items()},
+    }
+    tasks = sorted(name for name in app.tasks if not name.startswith("celery."))
+    return WorkerCard(
+        hostname="",
+        pid=0,
+        version="",
+        started_at=EPOCH,
+        queues=tuple(sorted(app.amqp.queues.consume_from)),
+        tasks=tuple(tasks[:_MOST_TASKS]),
+        policies={name: policy.to_json() for name, policy in policies.items()},
+    )
+
+
+def known_queues(app: Any) -> set[str]:
+    """The queues that an app's configuration names."""
+    routes = app.conf.task_routes
+    routed = routes.values() if isinstance(routes, dict) else ()
+    named = {
+        r if isinstance(r, str) else r.get("queue") for r in routed if isinstance(r, (str, dict))
+    }
+    names = {str(getattr(queue, "name", queue)) for queue in named if queue is not None}
+    return {*names, *app.amqp.queues, app.conf.task_default_queue}
+
+
+def queue_of_tasks(app: Any) -> dict[str, str]:
+    """The queue to which each task with a policy of its own is published."""
+    delays = DefaultDelays(app, Settings, app.send_task)
+    return {name: delays.queue_of(app.tasks[name]) for name in task_policies(app)}
+
+
+def wait_for(store: DeadLetterStore, timeout_seconds: float) -> None:
+    """Wait until a store answers.
+
+    Raises:
+        StoreUnavailable: It did not in time.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            return store.check()
+        except StoreUnavailable as exc:
+            if time.monotonic() >= deadline:
+                raise
+            logger.warning("Waiting for the dead-letter store: %s", exc)
+            time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def _warn_of_unknown_queues(app: Any, book: PolicyBook) -> None:
+    for name, hint in book.unknown_queues(known_queues(app)).items():
+        logger.warning("dlq_queues[%r] is a policy for a queue that this app does not know; %s",
+                       name, hint)  # fmt: skip

@@ -1,0 +1,87 @@
+"""A worker among the others: its card, the overrides it obeys, the differences it sees."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from celery_dlq.drift import differences
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.overrides import by_queue
+from celery_dlq.policy import Policy
+from celery_dlq.ports import Board, Clock, WorkerCard
+
+logger = logging.getLogger("celery_dlq.worker")
+
+ALIVE_TICKS = 2
+"""A sign of life every so many ticks; overrides are noticed then."""
+
+LOOK_TICKS = 10
+"""The other workers' policies are looked at every so many ticks."""
+
+_MOST_TOLD = 1000
+
+Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
+
+
+class Presence:
+    """Keeps one worker's card up to date; ticks once a second, and fails quietly.
+
+    Args:
+        board: Where cards and overrides are.
+        card: The worker's card.
+        obey: Called with the overrides in force whenever they change.
+        clock: The present, aware UTC.
+    """
+
+    def __init__(self, board: Board, card: WorkerCard, obey: Obey, clock: Clock) -> None:
+        self._board = board
+        self._card = card
+        self._obey = obey
+        self._clock = clock
+        self._ticks = 0
+        self._revision = 0
+        self._next_end: datetime | None = None
+        self._told: set[str] = set()
+
+    def tick(self) -> None:
+        """Give a sign of life, notice overrides, and look at the other workers now and then.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        self._ticks += 1
+        if self._ticks % ALIVE_TICKS == 1:
+            self._alive()
+        if self._ticks % LOOK_TICKS == 1:
+            self._look()
+
+    def close(self) -> None:
+        """Take the card down."""
+        try:
+            self._board.leave(self._card.hostname)
+        except StoreUnavailable as exc:
+            logger.debug("The card of this worker stays up until it is old: %s", exc)
+
+    def _alive(self) -> None:
+        known, revision = self._board.alive(self._card.hostname)
+        if not known:
+            self._board.announce(self._card)
+        now = self._clock()
+        if revision != self._revision or (self._next_end is not None and self._next_end <= now):
+            overrides = self._board.overrides(now)
+            self._revision = revision
+            self._next_end = min((o.until for o in overrides), default=None)
+            self._obey(by_queue(overrides))
+
+    def _look(self) -> None:
+        for other in self._board.workers(with_tasks=False):
+            if other.hostname != self._card.hostname:
+                for difference in differences(self._card, other):
+                    self._tell(difference)
+
+    def _tell(self, difference: str) -> None:
+        if difference not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(difference)
+            logger.warning("%s; each worker applies its own", difference)

@@ -1,0 +1,189 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # What is dying, and why
+#
+# A walk through the dead letters of a Celery app, from "how many" to "which orders, and what
+# to do with them". The letters come from `celery -A shop dlq export letters/`; nothing here
+# touches Redis or the broker before the very last step, which is only shown.
+#
+# Every function takes a DataFrame of letters and gives a DataFrame, so that each answer can be
+# joined, filtered and kept like any other table. Needs: `pip install 'celery_dlq[spark]'`.
+
+# %% tags=["parameters"]
+import os
+
+LETTERS = os.environ.get("LETTERS", "letters")
+
+# %%
+from datetime import timedelta
+
+import matplotlib.pyplot as plt
+
+from celery_dlq.record import from_micros
+from celery_dlq.spark import triage
+from celery_dlq.spark.picture import COLOURS, OTHER
+from celery_dlq.spark.session import local_session
+
+spark = local_session("triage")  # on a cluster: your own session
+plt.rcParams.update({"figure.figsize": (9, 2.8), "figure.dpi": 80, "axes.spines.top": False,
+                     "axes.spines.right": False})  # fmt: skip
+
+# %% [markdown]
+# ## The letters
+#
+# One row a letter, the columns of the record. `triage.letters` fixes the types, so that old and
+# new files fit together; `spark.read.parquet(LETTERS)` would read them, too. Only the columns
+# that the triage needs are kept in memory: never bodies or tracebacks.
+
+# %%
+letters = triage.letters(spark, LETTERS).drop("body", "traceback", "headers").cache()
+triage.overview(letters).show(truncate=False)
+
+# %% [markdown]
+# ## Causes
+#
+# A fingerprint is computed when a letter is written: exception type, task and the innermost
+# frames of the application. Letters with one fingerprint died of one cause.
+
+# %%
+groups = triage.groups(letters)
+groups.select("fingerprint", "letters", "task_name", "exception_type", "main_reason").show(
+    truncate=40
+)
+groups.select("fingerprint", "example_description").show(truncate=90)
+
+# %% [markdown]
+# ## When
+#
+# The width of a bucket follows from the time that the letters span.
+
+# %%
+first, last = letters.selectExpr(
+    "min(unix_micros(dead_lettered_at))", "max(unix_micros(dead_lettered_at))"
+).first()
+bucket = triage.bucket_for((last - first) / 1e6)
+timeline = triage.timeline(letters, bucket)
+rows = timeline.selectExpr("unix_micros(bucket_start) AS at", "reason", "letters").collect()
+
+figure, axes = plt.subplots()
+width = triage.bucket_width(bucket)
+floor: dict[int, int] = {}
+for reason in sorted({row.reason for row in rows}):
+    for row in (row for row in rows if row.reason == reason):
+        axes.bar(from_micros(row.at), row.letters, width=width, align="edge", edgecolor="white",
+                 bottom=floor.get(row.at, 0), color=COLOURS.get(reason, OTHER))  # fmt: skip
+        floor[row.at] = floor.get(row.at, 0) + row.letters
+    axes.bar([from_micros(first)], [0], color=COLOURS.get(reason, OTHER), label=reason)
+axes.set_ylabel(f"letters per {bucket.removeprefix('1 ')}")
+axes.legend(frameon=False)
+figure.autofmt_xdate()
+# %% [markdown]
+# ## Of what, and after how many deliveries
+#
+# `max_deliveries_exceeded` is a message that took its worker down again and again; `failed` is an
+# exception that nobody caught.
+
+# %%
+triage.reasons(letters).show(truncate=False)
+triage.deliveries_before_death(letters).show()
+
+# %% [markdown]
+# ## What is new
+#
+# Causes that were never seen before a moment, say the last release, or that came back after a
+# quiet time. Here the moment is a fifth of the time from the first letter on, so that the picture
+# has something to tell. Floods are buckets far above what their cause had before.
+
+# %%
+release = from_micros(first + (last - first) // 5)
+triage.new_since(letters, release).select("fingerprint", "kind", "letters", "task_name").show()
+triage.spikes(letters, bucket).select("fingerprint", "task_name", "letters", "expected").show()
+
+# %% [markdown]
+# ## Why
+#
+# Which values do the letters of a cause have that other letters of the same task lack? Each value
+# of each argument is a suspect, and host, release, queue and hour are, too. The significance
+# (Fisher's exact test) is corrected for the number of suspects, so that a long list of arguments
+# does not make a culprit by chance. `lift` is how many times as frequent the value is.
+
+# %%
+top = groups.where("exception_type IS NOT NULL").limit(2).collect()
+why = {group.exception_type: triage.why(letters, group.fingerprint).collect() for group in top}
+for cause, findings in why.items():
+    print(cause)
+    for row in findings:
+        print(f"   {row.feature} = {row.value:12} {row.support:5.0%} of these letters,"
+              f" {row.share_of_others:5.1%} of others   chance {row.q_value:.0e}")  # fmt: skip
+
+# %%
+bars = [(cause, row) for cause, findings in why.items() for row in findings]
+figure, axes = plt.subplots(figsize=(9, 0.8 + 0.45 * len(bars)))
+labels = [f"{row.feature} = {row.value}\n{cause.rpartition('.')[2]}" for cause, row in bars]
+places = range(len(bars))
+axes.barh([p - 0.2 for p in places], [row.support for _, row in bars], 0.38, label="its letters")
+axes.barh([p + 0.2 for p in places], [row.share_of_others for _, row in bars], 0.38,
+          label="other letters", color=OTHER)  # fmt: skip
+axes.set_yticks(list(places), labels)
+axes.set_xlim(0, 1)
+axes.invert_yaxis()
+axes.legend(frameon=False)
+# %% [markdown]
+# The bug: there is no exchange rate for one currency. The declined cards come from one provider.
+# The other bars follow from these two: both causes have the same task, so what one has, the other
+# lacks. A lead, not a proof, but it is the line of code to read first.
+
+# %% [markdown]
+# ## Look-alikes and limits
+#
+# `similar` pairs causes whose messages are nearly the same: often one bug in two places. `limits`
+# says on which delivery messages succeed; with a sample of successes it advises `max_deliveries`,
+# without one it only shows how far messages came.
+
+# %%
+triage.similar(letters, 0.5).select("fingerprint", "other_fingerprint", "similarity").show()
+triage.limits(letters).select("task_name", "delivery", "reached", "died").show()
+
+# %% [markdown]
+# ## Decide
+#
+# A decision is a row: which letter, and redrive or discard. Once the rate is in the code, the
+# orders in that currency can run again; the image that kills workers cannot.
+
+# %%
+decisions = letters.selectExpr(
+    "dead_letter_queue",
+    "id",
+    "CASE WHEN get_json_object(kwargs_json, '$.currency') = 'CHF' THEN 'redrive'"
+    " WHEN reason = 'max_deliveries_exceeded' THEN 'discard' END AS action",
+).where("action IS NOT NULL")
+decisions.groupBy("action").count().orderBy("action").show()
+
+# %% [markdown]
+# Carrying it out takes the same crash-safe path as `celery dlq redrive`; it is not run here:
+#
+# ```python
+# from celery_dlq.spark.source import register
+#
+# register(spark)
+# decisions.write.format("celery_dlq").option("app", "shop").mode("append").save()
+# ```
+
+# %% tags=["check"]
+# What CI checks when it runs this notebook on letters of a real worker.
+found = {cause: (rows[0].feature, rows[0].value) for cause, rows in why.items()}
+assert sorted(found.values()) == [("kwargs.currency", "CHF"), ("kwargs.provider", "lastpay")], found
+assert last - first < timedelta(days=1).total_seconds() * 1e6
+assert {row.action for row in decisions.collect()} == {"redrive", "discard"}
+spark.stop()

@@ -1,0 +1,186 @@
+"""Policies in force: shown, different between workers, overridden at run time, trimmed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from waiting import poll
+from workers import HERE, Worker, environment
+
+from celery_dlq import DeadLetter
+
+Start = Callable[..., Worker]
+Ran = Callable[[str], int]
+Letters = Callable[..., list[DeadLetter]]
+
+
+@pytest.fixture
+def dlq(redis_url: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``celery -A poison_app dlq …``."""
+
+    def run(*arguments: str, conf: dict[str, Any] | None = None) -> Any:
+        return subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *arguments],
+            env=environment(redis_url, conf, COLUMNS="80"), cwd=HERE, capture_output=True,
+            text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    return run
+
+
+def test_every_value_is_shown_with_its_source(dlq: Callable[..., Any]) -> None:
+    """At 80 columns, and as lines for programs."""
+    conf = {"dlq_queues": {"orders": {"max_deliveries": 3}, "*": {"dead_letter_ttl": 3600},
+                           "ordesr": {}}}  # fmt: skip
+    shown = dlq("policies", conf=conf)
+    assert shown.returncode == 0, shown.stderr
+    assert "queue orders → orders-DLQ" in shown.stdout
+    assert "max_deliveries   3    dlq_queues['orders']" in shown.stdout
+    assert "dead_letter_ttl  1 h  dlq_queues['*']" in shown.stdout
+    assert "task poison_app.once from queue orders" in shown.stdout
+    assert "dead_letter_policy of poison_app.once" in shown.stdout
+    assert "did you mean 'orders'?" in " ".join(shown.stdout.split())
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+
+    lines = [json.loads(line) for line in dlq("policies", "--json", conf=conf).stdout.splitlines()]
+    (orders,) = [v for v in lines if v.get("queue") == "orders" and v["task"] is None]
+    assert orders["policy"]["dead_letter_ttl"] == {"value": 3600.0, "source": "dlq_queues['*']"}
+    assert orders["policy"]["max_retries"] == {"value": None, "source": "default"}
+
+
+def test_an_override_reaches_running_workers_and_ends(
+    dlq: Callable[..., Any], poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran
+) -> None:
+    """No deploy, no restart; a queue that nothing guarded before is guarded for a while."""
+    conf: dict[str, Any] = {"dlq_queues": {"orders": {"max_deliveries": 3}}}
+    worker = start_worker(conf)
+    assert dlq("policies", "set", "orders", "max_deliveries=1", "--for", "12s").returncode == 0
+    poll(lambda: "overridden by" in worker.output, timeout_seconds=30)
+
+    poison.requeues.delay("under the override")
+    (letter,) = letters()
+    assert (letter.deliveries, letter.max_deliveries, ran("under the override")) == (1, 1, 1)
+    assert "override by " in dlq("policies", conf=conf).stdout
+
+    poll(lambda: "override by" not in dlq("policies", conf=conf).stdout, timeout_seconds=40)
+    poll(lambda: poison.dlq.board.overrides(poison.dlq._clock()) == [], timeout_seconds=10)
+    begun = len(worker.output)
+    poison.requeues.delay("afterwards")
+    found = letters(count=2)
+    assert sorted(letter.deliveries for letter in found) == [1, 3], worker.output[begun:]
+
+
+def test_an_override_guards_what_nothing_guarded(
+    dlq: Callable[..., Any], poison: ModuleType, start_worker: Start, letters: Letters
+) -> None:
+    """The worker was started without any policy."""
+    conf: dict[str, Any] = {"dlq_queues": {}}
+    worker = start_worker(conf)
+    done = dlq(
+        "policies", "set", "orders", "max_deliveries=2", "reasons=", "--for", "5m", conf=conf
+    )
+    assert done.returncode == 2
+    done = dlq("policies", "set", "orders", "max_deliveries=2", "--for", "5m", conf=conf)
+    assert done.returncode == 0, done.stderr
+    poll(lambda: "overridden by" in worker.output, timeout_seconds=30)
+
+    poison.requeues.delay("loop")
+
+    (letter,) = letters()
+    assert letter.deliveries == 2
+    assert dlq("policies", "unset", "orders", conf=conf).returncode == 0
+    again = dlq("policies", "unset", "orders", conf=conf)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "expected an override of any key for queue 'orders', found none" in again.stderr
+
+
+def test_workers_with_different_policies_warn_each_other(
+    dlq: Callable[..., Any], poison: ModuleType, start_worker: Start
+) -> None:
+    """Both logs say it, and `dlq policies` shows it."""
+    first = start_worker({"dlq_queues": {"orders": {"max_deliveries": 3}}},
+                         arguments=("--hostname", "one@here"))  # fmt: skip
+    second = start_worker({"dlq_queues": {"orders": {"max_deliveries": 4}}},
+                          arguments=("--hostname", "two@here"))  # fmt: skip
+    said = "have different policies: max_deliveries"
+    poll(lambda: said in first.output and said in second.output, timeout_seconds=40)
+    assert "max_deliveries 3 and 4; each worker applies its own" in first.output
+    assert "max_deliveries 4 and 3; each worker applies its own" in second.output
+    assert said in " ".join(dlq("policies").stdout.split())
+
+    first.stop()
+    poll(lambda: [w.hostname for w in poison.dlq.board.workers()] == ["two@here"])
+
+
+def test_a_worker_trims_what_is_past_its_time(
+    dlq: Callable[..., Any], poison: ModuleType, start_worker: Start, letters: Letters
+) -> None:
+    """Announced in its log, kept in the audit; the command line trims where no worker runs."""
+    conf: dict[str, Any] = {"dlq_queues": {"orders": {"dead_letter_ttl": 1}}}
+    worker = start_worker(conf)
+    for n in range(3):
+        poison.to_dlq.delay(f"x{n}")
+    letters(count=1)
+    poll(lambda: poison.dlq.store.length("orders-DLQ") == 0, timeout_seconds=30)
+    trimmed = [c for c in poison.dlq.board.changes(limit=9) if c.action == "trimmed"]
+    assert sum(change.letters for change in trimmed) == 3
+    assert "letters from orders-DLQ because of dead_letter_ttl" in worker.output
+
+    worker.stop()
+    worker = start_worker({"dlq_queues": {"orders": {}}})
+    for n in range(3):
+        poison.to_dlq.delay(f"y{n}")
+    letters(count=3)
+    worker.stop()
+    limit = {"dlq_queues": {"orders": {"dead_letter_max_length": 1}}}
+    dry = dlq("trim", "--dry-run", conf=limit)
+    assert "Would trim 2 from orders-DLQ because of dead_letter_max_length." in dry.stdout
+    done = dlq("trim", conf=limit)
+    assert "Trimmed 2 from orders-DLQ because of dead_letter_max_length." in done.stdout
+    assert poison.dlq.store.length("orders-DLQ") == 1
+    assert "Nothing to trim." in dlq("trim", "orders-DLQ", conf=limit).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("policies", "set", "orders", "max_deliveries=0", "--for", "2h"), 1, "1 or more, got 0"),
+        (("policies", "set", "orders", "max_deliveries", "--for", "2h"), 2, "KEY=VALUE"),
+        (("policies", "set", "orders", "max_deliveries=3", "--for", "soon"), 2, "30m, 2h, 7d"),
+        (("policies", "set", "orders", "max_deliveries=3"), 2, "--for"),
+        (("policies", "set", "orders", "max_deliveries=3", "--for", "90d"), 1, "at most 30 days"),
+        (("policies", "unset", "orders", "colour"), 1, "found none"),
+        (("policies", "--queue", "nobodys"), 1, "which nothing rules"),
+        (("trim", "nobodys-DLQ"), 1, "expected the name of a dead-letter queue"),
+    ],
+)
+def test_bad_input_changes_nothing(
+    dlq: Callable[..., Any], poison: ModuleType, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    """One clear line, no traceback."""
+    done = dlq(*arguments)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert poison.dlq.board.changes(limit=9) == []
+
+
+def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(redis_url: str) -> None:
+    """At the start of a worker, with the reason and the way out."""
+    conf = {"dlq_queues": {"orders": {"default_delay": 30}},
+            "broker_transport_options": {"visibility_timeout": 20}}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "worker"],
+        env=environment(redis_url, conf), cwd=HERE, capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "visibility timeout (20 s), got 30 s" in done.stderr
+    assert "Raise visibility_timeout in broker_transport_options" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,181 @@
+"""Retention on every store: what is trimmed, what never, and who is told."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from builders import DLQ, NOW, a_letter, key_of
+
+from celery_dlq.backends.memory import MemoryBoard
+from celery_dlq.events import Action, Change, Event, Events
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.ports import ClaimState, DeadLetterStore
+from celery_dlq.record import DeadLetter
+from celery_dlq.retention import MOST_A_PASS, Retention, RetentionRound
+
+HOUR = timedelta(hours=1)
+
+
+class Place:
+    """A store with a retention, and what the retention told."""
+
+    def __init__(self, store: DeadLetterStore, now: datetime = NOW) -> None:
+        self.store = store
+        self.board = MemoryBoard()
+        self.told: list[Event] = []
+        events = Events()
+        events.subscribe(self.told.append)
+        self.retention = Retention(store, self.board, events, lambda: now, "celery@web-1")
+
+    def put(self, **changes: Any) -> DeadLetter:
+        """Store a letter."""
+        letter = a_letter(**changes)
+        self.store.dead_letter(letter, key_of(letter))
+        return letter
+
+    def ids(self) -> list[str]:
+        """The letters that are left, oldest first."""
+        return [s.letter.id for s in self.store.letters(DLQ, newest_first=False)]
+
+
+@pytest.fixture
+def place(store: DeadLetterStore) -> Place:
+    """Each store in turn, with a retention."""
+    return Place(store)
+
+
+def aged(place: Place, *hours: float) -> list[str]:
+    """Letters that died so many hours ago; their ids."""
+    return [place.put(dead_lettered_at=NOW - age * HOUR).id for age in hours]
+
+
+def test_letters_past_their_time_are_trimmed_counted_and_announced(place: Place) -> None:
+    """To the microsecond: a letter of exactly that age goes."""
+    _old, _older, young = aged(place, 30, 24, 23.9)
+
+    (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=24 * 3600.0))
+
+    assert place.ids() == [young]
+    assert (change.action, change.actor, change.target) == (Action.TRIMMED, "celery@web-1", DLQ)
+    assert change.letters == 2
+    assert change.detail == {
+        "cause": "dead_letter_ttl",
+        "limit": 24 * 3600.0,
+        "oldest_at": "2026-03-02T23:06:07.891011+00:00",
+        "newest_at": "2026-03-03T05:06:07.891011+00:00",
+    }
+    assert place.told == [change] == place.board.changes(limit=9)
+
+
+def test_the_oldest_letters_over_the_limit_are_trimmed(place: Place) -> None:
+    """Until so many are left."""
+    letters = aged(place, 5, 4, 3, 2, 1)
+    (change,) = place.retention.trim(DLQ, Policy(dead_letter_max_length=2))
+    assert place.ids() == letters[3:]
+    assert (change.letters, change.detail["cause"]) == (3, "dead_letter_max_length")
+    assert place.retention.trim(DLQ, Policy(dead_letter_max_length=2)) == []
+
+
+def test_without_a_ttl_a_letter_ends_with_its_message(place: Place) -> None:
+    """Its own expiry is kept; a message that died of it would be gone unseen, so it stays."""
+    over = place.put(dead_lettered_at=NOW - 2 * HOUR, expires=NOW - HOUR)
+    expired = place.put(dead_lettered_at=NOW - 2 * HOUR, expires=NOW - 3 * HOUR)
+    later = place.put(dead_lettered_at=NOW - 2 * HOUR, expires=NOW + HOUR)
+    endless = place.put(dead_lettered_at=NOW - 2000 * HOUR)
+
+    assert place.retention.trim(DLQ, Policy(dead_letter_ttl=9e6)) == []
+    (change,) = place.retention.trim(DLQ, None)
+
+    assert change.detail["cause"] == "expires"
+    assert place.ids() == [expired.id, later.id, endless.id]
+    assert over.id not in place.ids()
+
+
+def test_a_letter_that_a_redrive_holds_is_left_alone(place: Place) -> None:
+    """Else a redrive that fails would find it gone."""
+    held, free = aged(place, 9, 8)
+    assert place.store.claim(DLQ, [held], owner="ann", lease_seconds=60) == [ClaimState.CLAIMED]
+
+    (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=1.0))
+
+    assert change.letters == 1
+    assert place.ids() == [held]
+    assert free not in place.ids()
+
+
+def test_letters_are_kept_until_they_are_exported(place: Place) -> None:
+    """``keep_until_exported``: nothing that no file has."""
+    aged(place, 9, 8, 7)
+    policy = Policy(dead_letter_ttl=1.0, dead_letter_max_length=1, keep_until_exported=True)
+    assert place.retention.trim(DLQ, policy) == []
+
+    second = list(place.store.letters(DLQ, newest_first=False))[1]
+    place.store.note_exported(DLQ, second.position)
+    changes = place.retention.trim(DLQ, policy)
+
+    assert [change.letters for change in changes] == [2]
+    assert len(place.ids()) == 1
+
+
+def test_a_dry_run_changes_nothing(place: Place) -> None:
+    """It says what would be done."""
+    letters = aged(place, 9, 8)
+    (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=1.0), dry_run=True)
+    assert change.letters == 2
+    assert place.ids() == letters
+    assert place.told == place.board.changes(limit=9) == []
+    assert place.store.claim(DLQ, letters, owner="ann", lease_seconds=1) == [ClaimState.CLAIMED] * 2
+
+
+def test_one_pass_is_bounded_and_all_passes_end(place: Place) -> None:
+    """A worker trims some hundred at a time; the command line all that is there."""
+    aged(place, *[9.0] * (MOST_A_PASS + 20))
+    policy = Policy(dead_letter_ttl=1.0)
+    (first,) = place.retention.trim(DLQ, policy)
+    assert first.letters == MOST_A_PASS
+    aged(place, *[9.0] * MOST_A_PASS)
+    (rest,) = place.retention.trim_all(DLQ, policy)
+    assert rest.letters == MOST_A_PASS + 20
+    assert place.ids() == []
+    assert place.retention.trim_all(DLQ, policy) == []
+
+
+def test_without_a_rule_nothing_is_ever_trimmed(place: Place) -> None:
+    """No default limit exists."""
+    aged(place, 9e4, 9e3)
+    assert place.retention.trim(DLQ, Policy(max_deliveries=3)) == []
+    assert len(place.ids()) == 2
+
+
+class Broken(MemoryBoard):
+    """A board that cannot keep an audit."""
+
+    def record(self, change: Change) -> None:
+        """Refuse."""
+        message = f"no room for {change.target}"
+        raise OSError(message)
+
+
+def test_nothing_is_trimmed_that_cannot_be_audited(store: DeadLetterStore) -> None:
+    """The record first, the removal second."""
+    place = Place(store)
+    aged(place, 9)
+    silent = Retention(store, Broken(), Events(), lambda: NOW, "x")
+    with pytest.raises(OSError, match="no room"):
+        silent.trim(DLQ, Policy(dead_letter_ttl=1.0))
+    assert len(place.ids()) == 1
+
+
+def test_a_worker_looks_after_one_queue_a_tick(place: Place) -> None:
+    """Each by the policy that rules it."""
+    place.put(dead_letter_queue="a-DLQ", dead_lettered_at=NOW - 9 * HOUR)
+    place.put(dead_letter_queue="b-DLQ", dead_lettered_at=NOW - 9 * HOUR)
+    book = PolicyBook({"a": Policy(dead_letter_ttl=1.0), "b": Policy(dead_letter_ttl=9e6)})
+    chore = RetentionRound(place.retention, place.store, lambda: book)
+    for _ in range(4):
+        chore.tick()
+    assert [place.store.length(name) for name in ("a-DLQ", "b-DLQ")] == [0, 1]
+    chore.close()

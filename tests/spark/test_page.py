@@ -1,0 +1,192 @@
+"""The HTML report: what it says, that it is self-contained, and how a real browser shows it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from datetime import datetime, timedelta, timezone
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from builders import a_letter
+from click.testing import CliRunner
+from servers import require
+
+from celery_dlq.errors import ExportError
+from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.spark import picture
+from celery_dlq.spark.findings import Findings, findings
+from celery_dlq.spark.page import page, write_page
+
+if TYPE_CHECKING:
+    from conftest import Export
+    from pyspark.sql import SparkSession
+
+NOON = datetime(2026, 3, 29, 12, 0, tzinfo=timezone.utc)
+EVIL = "<script>alert('x')</script>"
+
+
+def letters() -> list[DeadLetter]:
+    """A cause with a planted currency, one that is new, one with an evil name, a look-alike."""
+    dice = Random(7)  # noqa: S311 - the same every time
+    found = []
+    for number in range(240):
+        bad = number % 3 == 0
+        currency = "XXX" if bad else dice.choice(["EUR", "USD"])
+        found.append(
+            a_letter(
+                fingerprint=("a" if bad else "b") * 16,
+                description=f"order {number} cannot be charged" + ("" if bad else " twice"),
+                dead_lettered_at=NOON + timedelta(minutes=number),
+                deliveries=number % 4,
+                reason=Reason.MAX_DELIVERIES_EXCEEDED if bad else Reason.FAILED,
+                kwargs_json=json.dumps({"currency": currency, "n": dice.randrange(9)}),
+            )
+        )
+    found += [
+        a_letter(
+            task_name=EVIL,
+            fingerprint="c" * 16,
+            description=f'{EVIL} & "quoted" \x1b[31m \u202e',
+            dead_lettered_at=NOON + timedelta(minutes=235),
+            dead_letter_queue="mails-DLQ",
+        )
+        for _ in range(40)
+    ]
+    return found
+
+
+class Outline(HTMLParser):
+    """Tags that were opened and closed, and everything that could load something."""
+
+    VOID = frozenset({"meta", "link", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.loads += [str(v) for n, v in attrs if n in {"src", "href", "srcset", "data"}]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_report_says_why_and_needs_nothing(
+    spark: SparkSession, export: Export, tmp_path: Path
+) -> None:
+    """All answers are on the page, escaped; a real browser draws it without any other file."""
+    found = findings(export(letters()), spark)
+    (cause,) = [c for c in found.causes["a" * 16] if c.feature == "kwargs.currency"]
+    assert (cause.value, cause.support, cause.share_of_others) == ("XXX", 1.0, 0.0)
+    assert found.causes["c" * 16]
+    assert [(row.fingerprint, row.kind, row.letters) for row in found.new] == [
+        ("c" * 16, "new", 40)
+    ]
+    assert {row.fingerprint for row in found.spikes} == {"c" * 16}
+    assert [(row.fingerprint, row.other_fingerprint) for row in found.similar] == [
+        ("a" * 16, "b" * 16)
+    ]
+    file = write_page(found, tmp_path / "new folder" / "triage.html", NOON)
+    text = file.read_text("utf-8")
+    outline = Outline(text)
+    assert outline.open == []
+    assert outline.loads == ["data:,"]
+    assert not outline.tags & {"script", "img", "iframe", "object", "base", "form"}
+    assert "default-src 'none'" in text
+    assert "url(" not in text and "@import" not in text  # noqa: PT018 - one thought
+    for said in ("280 dead letters in 2 queues", "<b>XXX</b>", "kwargs.currency", "&lt;script&gt;"):
+        assert said in text
+    assert "\x1b" not in text
+    look_at(file, tmp_path)
+
+
+def look_at(file: Path, folder: Path) -> None:
+    """Chromium shows the page: bars in their colours, evil names as text."""
+    browser = require(
+        shutil.which("chromium") or shutil.which("google-chrome"), "Chromium (a system package)"
+    )
+    png = folder / "page.png"
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={folder / 'profile'}", "--hide-scrollbars", "--window-size=1100,1600",
+    ]  # fmt: skip
+    for extra in ([f"--screenshot={png}"], ["--dump-dom"]):
+        done = subprocess.run(
+            [browser, *options, *extra, file.as_uri()],
+            check=True, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    assert "&lt;script&gt;alert" in done.stdout
+    assert "<script" not in done.stdout
+    image = pytest.importorskip("matplotlib.image").imread(png)
+    seen = {
+        tuple(round(float(part) * 255) for part in pixel[:3])
+        for pixel in image.reshape(-1, image.shape[-1])[::7]
+    }  # noqa: E501
+    for reason in (Reason.MAX_DELIVERIES_EXCEEDED, Reason.FAILED):
+        colour = picture.COLOURS[reason.value]
+        assert tuple(bytes.fromhex(colour[1:])) in seen
+    assert len(seen) > 20  # letters of the text have many shades
+
+
+def test_command_writes_the_report(spark: SparkSession, export: Export, tmp_path: Path) -> None:
+    """``dlq triage PATH --html FILE`` writes it beside what it prints; mistakes are one line."""
+    from celery_dlq.cli.commands import dlq
+
+    folder, file = export([a_letter()]), tmp_path / "triage.html"
+    run = CliRunner().invoke
+    done = run(dlq, ["triage", str(folder), "--html", str(file), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["letters"] == 1
+    text = file.read_text("utf-8")
+    assert "1 dead letter in 1 queue" in text
+    assert "No group is large enough" in text
+    (tmp_path / "file").touch()
+    for arguments, told in [
+        ([str(tmp_path / "nope"), "--html", str(file)], "got no such folder"),
+        ([str(folder), "--html", str(tmp_path / "file" / "x.html")], "file that can be written"),
+    ]:
+        done = run(dlq, ["triage", *arguments])
+        assert done.exit_code == 1
+        assert done.stderr.count("\n") == 1
+        assert told in done.stderr
+
+
+def test_letters_without_times_have_a_report(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows of a foreign writer that lack nearly everything are shown as unknown."""
+    import pyarrow.parquet as pq
+
+    from celery_dlq.export import arrow
+
+    pq.write_table(
+        arrow.table([{b"dead_letter_queue": b"orders-DLQ"}] * 7), tmp_path / "odd.parquet"
+    )
+    found: Findings = findings(tmp_path, spark)
+    assert (found.news_from, found.new, found.causes) == (None, (), {})
+    assert "The letters have no times." in page(found, NOON)
+
+
+def test_unreadable_report_place_is_told(tmp_path: Path) -> None:
+    """A page that cannot be written says so, with its name."""
+    from test_picture import a_triage
+
+    nothing: dict[str, Any] = {"news_from": None, "new": (), "spikes": (), "similar": ()}
+    found = Findings(triage=a_triage(groups=60, reasons=12), causes={}, **nothing)
+    assert "and 10 smaller groups with 10 letters" in page(found, NOON)
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match=r"expected .*x\.html to be a file that can be written"):
+        write_page(found, tmp_path / "file" / "x.html", NOON)

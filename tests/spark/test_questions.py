@@ -1,0 +1,299 @@
+"""What the triage finds in planted data, and does not find in noise."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime, timedelta, timezone
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_dlq.errors import DLQError
+from celery_dlq.record import from_micros
+from celery_dlq.spark import triage as questions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NOON = datetime(2026, 3, 29, 12, 0, tzinfo=timezone.utc)
+CLUSTER = "a" * 16
+
+
+def frame(spark: SparkSession, letters: list[dict[str, Any]]) -> DataFrame:
+    """Letters of which only some columns matter."""
+    rows = [
+        {
+            "task_name": "shop.charge",
+            "source_queue": "orders",
+            "dead_letter_queue": "orders-DLQ",
+            "reason": "failed",
+            "dead_lettered_at": NOON,
+            "fingerprint": CLUSTER,
+            "worker_hostname": "web-1",
+            "release": "v1",
+            "args_json": "[]",
+            "kwargs_json": "{}",
+            "id": str(number),
+            **letter,
+        }
+        for number, letter in enumerate(letters)
+    ]
+    times = {"dead_lettered_at": lambda moment: moment}
+    names = [part.split(" ")[0] for part in questions.schema_ddl().split(", ")]
+    table = [tuple(times.get(n, lambda v: v)(row.get(n)) for n in names) for row in rows]
+    return spark.createDataFrame(table, questions.schema_ddl()).coalesce(1)
+
+
+def rows(df: DataFrame) -> list[dict[str, Any]]:
+    """Rows as mappings, times as aware ones."""
+    times = {name for name, kind in df.dtypes if kind == "timestamp"}
+    plain = df.selectExpr(*(f"unix_micros({n}) AS {n}" if n in times else n for n in df.columns))
+    return [
+        {n: from_micros(v) if n in times and v is not None else v for n, v in row.asDict().items()}
+        for row in plain.collect()
+    ]
+
+
+# -- why --------------------------------------------------------------------------
+
+
+def orders(seed: int, count: int, **planted: Any) -> list[dict[str, Any]]:
+    """Orders of every kind; a fifth of them are in the cluster, with what is planted there."""
+    dice = Random(seed)  # noqa: S311 - the same every time
+    found = []
+    for number in range(count):
+        inside = number % 5 == 0
+        kwargs = {
+            "currency": dice.choice(["EUR", "USD", "GBP"]),
+            "order_id": number,
+            "customer": {"kind": dice.choice(["b2b", "b2c"]), "age": dice.randrange(30)},
+            "tags": [dice.choice("pqr"), dice.choice("stu")],
+        }
+        letter: dict[str, Any] = {
+            "fingerprint": CLUSTER if inside else dice.choice(["b" * 16, "c" * 16]),
+            "worker_hostname": f"web-{dice.randrange(20)}",
+            "release": f"v{dice.randrange(4)}",
+            "dead_lettered_at": NOON + timedelta(minutes=dice.randrange(10_000)),
+            "source_queue": dice.choice(["orders", "express"]),
+        }
+        args: list[Any] = [dice.randrange(50), {"sku": dice.randrange(40)}]
+        if inside and dice.random() < 0.9:
+            kwargs |= planted.get("kwargs", {})
+            letter |= planted.get("letter", {})
+            args = planted.get("args", args)
+        letter |= {"args_json": json.dumps(args), "kwargs_json": json.dumps(kwargs)}
+        found.append(letter)
+    return found
+
+
+def causes(df: DataFrame, **more: Any) -> set[tuple[str, str]]:
+    """Features and values that `why` names."""
+    return {(row["feature"], row["value"]) for row in questions.why(df, CLUSTER, **more).collect()}
+
+
+def test_planted_causes_are_found(spark: SparkSession) -> None:
+    """Values of arguments at any depth, hosts and releases are named, and nothing else."""
+    planted = orders(
+        1,
+        1_500,
+        kwargs={"currency": "XXX", "customer": {"kind": "vip", "age": None}, "coupon": "C"},
+        letter={"worker_hostname": "web-13", "release": "v9"},
+        args=[7, {"sku": 99}],
+    )
+    found = questions.why(frame(spark, planted), CLUSTER[:6]).collect()
+    assert {(row["feature"], row["value"]) for row in found} == {
+        ("kwargs.currency", "XXX"),
+        ("kwargs.customer.kind", "vip"),
+        ("kwargs.customer.age", "null"),
+        ("kwargs.coupon", "(given)"),
+        ("host", "web-13"),
+        ("release", "v9"),
+        ("args[0]", "7"),
+        ("args[1].sku", "99"),
+    }
+    first = next(row for row in found if row["value"] == "XXX")
+    inside = [letter for letter in planted if letter["fingerprint"] == CLUSTER]
+    assert first["letters"] == sum('"XXX"' in letter["kwargs_json"] for letter in inside)
+    assert first["support"] == pytest.approx(first["letters"] / len(inside))
+    assert first["share_of_others"] == 0
+    assert first["against"] == "same tasks"
+    assert first["q_value"] < 1e-100
+
+
+def test_noise_has_no_causes(spark: SparkSession) -> None:
+    """Among hundreds of values without any connection none is named, run after run."""
+    assert [causes(frame(spark, orders(seed, 1_000))) for seed in range(3)] == [set()] * 3
+
+
+def fisher(a: int, c: int, n: int, m: int) -> float:
+    """The exact one-sided p value, by counting."""
+    draws = math.comb(n + m, a + c)
+    terms = (math.comb(n, k) * math.comb(m, a + c - k) for k in range(a, min(n, a + c) + 1))
+    return sum(terms) / draws
+
+
+def test_p_values_are_exact(spark: SparkSession) -> None:
+    """Spark SQL's sum is Fisher's exact test, for small and for large tables."""
+    tables = [(3, 2, 8, 20), (9, 40, 10, 90), (30, 100, 100, 900), (5, 0, 6, 2_000)]
+    for a, c, n, m in tables:
+        letters = [
+            {"fingerprint": CLUSTER, "release": "bad" if i < a else None} for i in range(n)
+        ] + [{"fingerprint": "b" * 16, "release": "bad" if i < c else None} for i in range(m)]
+        found = questions.why(frame(spark, letters), CLUSTER, alpha=0.9999, least=1)
+        (row,) = found.where("feature = 'release'").collect()
+        assert row["p_value"] == pytest.approx(fisher(a, c, n, m), rel=1e-6)
+        assert row["lift"] == pytest.approx((a / n) / ((c or 0.5) / m))
+
+
+def test_successes_are_a_second_comparison(spark: SparkSession) -> None:
+    """Where all letters share the cause, messages that succeeded show it."""
+    dice = Random(5)  # noqa: S311 - the same every time
+    bad = [{"kwargs_json": json.dumps({"currency": "XXX", "n": n % 9})} for n in range(60)]
+    good = [
+        {"kwargs_json": json.dumps({"currency": dice.choice("ABC"), "n": n % 9}),
+         "fingerprint": None}
+        for n in range(200)
+    ]  # fmt: skip
+    mails = [{"task_name": "mail.send", "fingerprint": "m" * 16} for _ in range(30)]
+    df = frame(spark, [*bad, *mails])
+    assert questions.why(df, CLUSTER).where("feature LIKE 'kwargs%'").collect() == []
+    found = rows(questions.why(df, CLUSTER, frame(spark, good)).where("feature LIKE 'kwargs%'"))
+    assert [(row["feature"], row["value"], row["against"]) for row in found] == [
+        ("kwargs.currency", "XXX", "successes")
+    ]
+
+
+@pytest.mark.parametrize("text", ["not json", '"[open"', '{"a": "[open", "b": "{open"}', "null"])
+def test_odd_arguments_stop_nothing(spark: SparkSession, text: str) -> None:
+    """Arguments that are no JSON, or look like it, are values or nothing, never an error."""
+    letters = [{"args_json": text, "kwargs_json": text, "release": "bad"} for _ in range(30)]
+    letters += [{"fingerprint": "b" * 16} for _ in range(30)]
+    assert ("release", "bad") in causes(frame(spark, letters))
+
+
+def test_unknown_cluster_is_told(spark: SparkSession) -> None:
+    """A fingerprint that is not there, or not only one, is named in one line."""
+    df = frame(spark, [{"fingerprint": "ab12"}, {"fingerprint": "ab34"}, {"fingerprint": None}])
+    for cluster, told in [
+        ("ffff", "expected cluster to be a fingerprint of these letters, got 'ffff'"),
+        ("", "got ''"),
+        ("ab", "got several: ab12, ab34"),
+    ]:
+        with pytest.raises(DLQError, match=told) as caught:
+            questions.why(df, cluster)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(DLQError, match="expected alpha between 0 and 1"):
+        questions.why(df, "ab12", alpha=1)
+
+
+# -- trends -----------------------------------------------------------------------
+
+
+def test_new_and_returned_causes(spark: SparkSession) -> None:
+    """A cause is new if it never was before, returned if it was long gone, else neither."""
+    day = timedelta(days=1)
+
+    def at(fingerprint: str, *days: float) -> list[dict[str, Any]]:
+        return [{"fingerprint": fingerprint, "dead_lettered_at": NOON + d * day} for d in days]
+
+    df = frame(
+        spark,
+        [
+            *at("new", 0, 1, 2),
+            *at("back", -20, 3),
+            *at("steady", -1, 1),
+            *at("over", -1),
+            *at("soon", -6.5, 0.4),
+        ],
+    )
+    found = rows(questions.new_since(df, NOON))
+    assert [(row["fingerprint"], row["kind"], row["letters"]) for row in found] == [
+        ("new", "new", 3),
+        ("back", "returned", 1),
+    ]
+    assert (found[0]["first_seen_at"], found[0]["gone_since"]) == (NOON, None)
+    assert found[1]["gone_since"] == NOON - 20 * day
+    shorter = rows(questions.new_since(df, NOON, "6 days"))
+    assert {row["fingerprint"] for row in shorter} == {"new", "back", "soon"}
+    with pytest.raises(DLQError, match="expected since to be an aware datetime"):
+        questions.new_since(df, NOON.replace(tzinfo=None))
+
+
+def test_spikes_stand_out_of_a_steady_rate(spark: SparkSession) -> None:
+    """A flood is found at its time; a steady rate, however high, and single letters are not."""
+    minute = timedelta(minutes=1)
+    steady = [{"fingerprint": "steady", "dead_lettered_at": NOON + minute * m}
+              for m in range(300) for _ in range(3)]  # fmt: skip
+    flood = [{"fingerprint": "flood", "dead_lettered_at": NOON + minute * 200 + minute * n / 50}
+             for n in range(100)]  # fmt: skip
+    rare = [{"fingerprint": "rare", "dead_lettered_at": NOON + minute * m} for m in (50, 170)]
+    df = frame(spark, [*steady, *flood, *rare])
+    found = rows(questions.spikes(df))
+    assert [(row["fingerprint"], row["bucket_start"], row["letters"]) for row in found] == [
+        ("flood", NOON + minute * 200, 100)
+    ]
+    assert found[0]["expected"] == 0
+    with pytest.raises(DLQError, match="expected window to be 1 or more"):
+        questions.spikes(df, window=0)
+
+
+def test_similar_messages_are_paired(spark: SparkSession) -> None:
+    """Two causes that differ in numbers and little else are one pair; others are none."""
+    texts = {
+        "one": "order 4711 of customer 0xdeadbeef has no parts, cannot divide",
+        "two": "order 12 of customer 9f86d081884c7d65 has no parts, cannot ship",
+        "three": "connection to payments refused",
+    }
+    df = frame(
+        spark, [{"fingerprint": n, "description": t} for n, t in texts.items() for _ in range(3)]
+    )
+    (pair,) = rows(questions.similar(df))
+    assert (pair["fingerprint"], pair["other_fingerprint"]) == ("one", "two")
+    assert pair["similarity"] == pytest.approx(8 / 10)
+    assert (pair["letters"], pair["other_message"]) == (3, texts["two"])
+    assert rows(questions.similar(df, 0.9)) == []
+    with pytest.raises(DLQError, match="expected threshold between 0 and 1"):
+        questions.similar(df, 0)
+
+
+# -- limits -----------------------------------------------------------------------
+
+
+def test_limits_advise_where_success_ends(spark: SparkSession) -> None:
+    """The advice is the last delivery that still saves messages; letters alone give none."""
+    history = json.dumps([{"number": n} for n in range(1, 6)])
+    df = frame(
+        spark,
+        [
+            *({"deliveries": 5, "history": history} for _ in range(10)),
+            {"deliveries": None, "history": history},
+            {"task_name": "mail.send", "deliveries": 2, "history": "broken"},
+        ],
+    )
+    good = spark.createDataFrame(
+        [("shop.charge", n) for n, times in [(1, 900), (2, 90), (3, 9), (4, 1)]
+         for _ in range(times)],
+        "task_name STRING, deliveries BIGINT",
+    )  # fmt: skip
+    found = rows(questions.limits(df, good))
+    charges = [row for row in found if row["task_name"] == "shop.charge"]
+    assert [(r["delivery"], r["reached"], r["succeeded"], r["died"]) for r in charges] == [
+        (1, 1_011, 900, 0),
+        (2, 111, 90, 0),
+        (3, 21, 9, 0),
+        (4, 12, 1, 0),
+        (5, 11, 0, 11),
+    ]
+    assert charges[1]["share"] == pytest.approx(90 / 111)
+    assert charges[1]["cumulative_share"] == pytest.approx(0.99)
+    assert {row["advised_max_deliveries"] for row in charges} == {3}
+    mail = next(row for row in found if row["task_name"] == "mail.send")
+    assert (mail["delivery"], mail["advised_max_deliveries"]) == (2, None)
+    assert {row["advised_max_deliveries"] for row in rows(questions.limits(df, good, lost=0))
+            if row["task_name"] == "shop.charge"} == {4}  # fmt: skip
+    assert rows(questions.limits(df, good, sample=0.1))[1]["succeeded"] == 9_000
+    assert {row["cumulative_share"] for row in rows(questions.limits(df))} == {None}
+    with pytest.raises(DLQError, match="expected sample above 0"):
+        questions.limits(df, good, sample=0)

@@ -1,0 +1,465 @@
+"""The data source: live letters in Spark, streams that survive kills, decisions carried out."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta, timezone
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from builders import a_letter, key_of
+from celery import Celery
+from servers import RedisServer
+from waiting import poll
+
+from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.record import field_kinds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.usefixtures("pyspark")
+
+PASSWORD = "hush-hush-4711"
+HERE = Path(__file__).parent
+
+Fill = Callable[[Iterable[DeadLetter]], None]
+
+
+@pytest.fixture
+def source(spark: SparkSession) -> SparkSession:
+    """Give the session, with the format registered."""
+    from celery_dlq.spark.source import register
+
+    register(spark)
+    return spark
+
+
+@pytest.fixture
+def fill(redis_url: str) -> Fill:
+    """Give a function that stores letters."""
+    return lambda letters: store(redis_url, letters)
+
+
+def store(url: str, letters: Iterable[DeadLetter]) -> None:
+    """Put letters into their queues."""
+    place = RedisStore(connect(url, 5), url, Keys())
+    for letter in letters:
+        place.dead_letter(letter, key_of(letter))
+    place.close()
+
+
+def now() -> datetime:
+    """The present, as Redis has it too."""
+    return datetime.now(timezone.utc)
+
+
+def live(spark: SparkSession, url: str, **options: Any) -> DataFrame:
+    """The letters of a Redis."""
+    named = {name: str(value) for name, value in options.items()}
+    return spark.read.format("celery_dlq").option("url", url).options(**named).load()
+
+
+def ids(df: DataFrame) -> list[str]:
+    """The letters' ids, sorted."""
+    return sorted(row[0] for row in df.select("id").collect())
+
+
+def message_of(ask: Callable[[], object]) -> str:
+    """The last line of the error that Spark shows."""
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException) as caught:
+        ask()
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    ours = [line for line in lines if line.startswith("celery_dlq.errors.")]
+    assert ours, str(caught.value)
+    return ours[-1].partition(": ")[2]
+
+
+# -- reading ----------------------------------------------------------------------
+
+
+def test_live_letters_are_those_of_the_store(
+    source: SparkSession, redis_url: str, fill: Fill
+) -> None:
+    """Every field comes as it is in exported files, of all queues, each letter once."""
+    letters = [
+        a_letter(dead_letter_queue=f"q{n % 2}-DLQ", dead_lettered_at=now(), body=b"\x80\xff\x00")
+        for n in range(60)
+    ]
+    fill(letters)
+    df = live(source, redis_url, partitions=2)
+    assert df.columns == list(field_kinds())
+    assert ids(df) == sorted(letter.id for letter in letters)
+    row = df.where(f"id = '{letters[3].id}'").selectExpr("*", "unix_micros(dead_lettered_at) m")
+    found = row.collect()[0]
+    assert (found["body"], found["dead_letter_queue"]) == (b"\x80\xff\x00", "q1-DLQ")
+    assert found["m"] == round(letters[3].dead_lettered_at.timestamp() * 1_000_000)
+
+
+def test_options_choose_queue_columns_and_time(
+    source: SparkSession, redis_url: str, fill: Fill
+) -> None:
+    """Options do what a WHERE and a SELECT would, before anything travels."""
+    old, new = now() - timedelta(days=2), now()
+    fill(
+        [
+            a_letter(dead_letter_queue=queue, dead_lettered_at=moment, description=f"{queue} {n}")
+            for queue in ("a-DLQ", "b-DLQ")
+            for n, moment in enumerate((old, new))
+        ]
+    )
+    day_ago = (now() - timedelta(days=1)).isoformat()
+    df = live(source, redis_url, Queue="a-DLQ", columns="description, id", SINCE=day_ago)
+    assert df.columns == ["description", "id"]
+    assert [row["description"] for row in df.collect()] == ["a-DLQ 1"]
+    until = live(source, redis_url, queue="b-DLQ", until=day_ago)
+    assert [row["description"] for row in until.collect()] == ["b-DLQ 0"]
+    chosen = source.read.format("celery_dlq").schema("id STRING, deliveries BIGINT")
+    assert chosen.option("url", redis_url).load().agg({"deliveries": "sum"}).first()[0] == 4
+
+
+def test_filters_reach_the_source(redis_url: str, fill: Fill) -> None:
+    """A condition on queue or time plans fewer tasks, and begins in the middle of a stream."""
+    from pyspark.sql import datasource as ds
+
+    from celery_dlq.spark.options import ReadOptions
+    from celery_dlq.spark.source import FilteringReader
+
+    fill([a_letter(dead_letter_queue=f"q{n}-DLQ", dead_lettered_at=now()) for n in range(3)])
+    options = ReadOptions.parse({"url": redis_url})
+
+    def planned(*conditions: Any) -> list[Any]:
+        reader = FilteringReader(options, ("id",))
+        assert list(reader.pushFilters(list(conditions))) == list(conditions)
+        copy = pickle.loads(pickle.dumps(reader))
+        return [part.span for part in copy.partitions() if part.span]
+
+    queue, died = ("dead_letter_queue",), ("dead_lettered_at",)
+    assert len(planned()) == 3
+    assert [span.queue for span in planned(ds.EqualTo(queue, "q1-DLQ"))] == ["q1-DLQ"]
+    assert [s.queue for s in planned(ds.In(queue, ("q0-DLQ", "q2-DLQ")))] == ["q0-DLQ", "q2-DLQ"]
+    assert planned(ds.GreaterThan(died, now() + timedelta(days=1))) == []
+    (span,) = planned(
+        ds.EqualTo(queue, "q1-DLQ"), ds.GreaterThan(died, now() - timedelta(minutes=5))
+    )
+    assert span.after != "0-0"
+    assert planned(ds.Not(ds.EqualTo(queue, "q1-DLQ"))) == planned()
+
+
+def test_pushed_filters_give_the_same_rows(
+    source: SparkSession, redis_url: str, fill: Fill
+) -> None:
+    """With push-down on or off, a query has one answer, also at the edges of time."""
+    begun = now()
+    letters = [
+        a_letter(dead_letter_queue=f"q{n % 2}-DLQ", dead_lettered_at=begun - timedelta(hours=n))
+        for n in range(6)
+    ]
+    fill(letters)
+    edge = letters[3].dead_lettered_at.isoformat()
+    where = f"dead_letter_queue = 'q1-DLQ' AND dead_lettered_at <= timestamp '{edge}'"
+    expected = sorted(letter.id for letter in (letters[3], letters[5]))
+    df = live(source, redis_url).where(where)
+    assert ids(df) == expected
+    source.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert ids(live(source, redis_url).where(where)) == expected
+    finally:
+        source.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def test_partitions_have_about_the_same_size(redis_url: str, fill: Fill) -> None:
+    """Tasks share the letters of a stream evenly, without gap or overlap."""
+    from celery_dlq.spark.live import LiveLetters, Span, Window
+    from celery_dlq.spark.options import ReadOptions
+
+    letters = [a_letter(dead_lettered_at=now()) for _ in range(400)]
+    fill(letters)
+    with LiveLetters(ReadOptions.parse({"url": redis_url, "partitions": "4"})) as reader:
+        spans = reader.spans(Span("orders-DLQ", "0-0", reader.end("orders-DLQ")))
+        parts = [
+            [row for batch in reader.batches(span, Window(), ("id",)) for row in batch["id"]]
+            for span in spans
+        ]
+    assert [len(part) for part in parts] == [100] * 4
+    assert [str(one) for part in parts for one in part] == [letter.id for letter in letters]
+
+
+def test_empty_redis_has_no_rows(source: SparkSession, redis_url: str) -> None:
+    """Before the first death there are columns, and no letters."""
+    assert live(source, redis_url).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, r"option 'url' to be set"),
+        ({"url": "localhost"}, r"option 'url' to be a Redis URL"),
+        ({"queu": "a"}, r"got 'queu'; did you mean 'queue'\?"),
+        ({"columns": "idd"}, r"got 'idd'; did you mean 'id'\?"),
+        ({"columns": "id,id"}, "each column once"),
+        ({"since": "yesterday"}, "option 'since' to be an ISO 8601 time, got 'yesterday'"),
+        ({"partitions": "-1"}, "'partitions' to be a whole number"),
+        ({"timeoutSeconds": "inf"}, "'timeoutseconds' to be a number of seconds"),
+        ({"startingOffset": "middle"}, "earliest or latest, got 'middle'"),
+        ({"url": f"redis://:{PASSWORD[:4]}/{PASSWORD[4:]}@h"}, "percent-encoded"),
+    ],
+)
+def test_wrong_option_is_told(options: dict[str, str], told: str) -> None:
+    """A mistake in an option is named before anything runs, and shows no password."""
+    from celery_dlq.errors import SettingsError
+    from celery_dlq.spark.options import ReadOptions
+
+    with pytest.raises(SettingsError, match=told) as caught:
+        ReadOptions.parse({"url": "redis://localhost", **options} if options else {})
+    assert PASSWORD[:4] not in str(caught.value)
+
+
+def test_spark_shows_our_words(source: SparkSession, redis_url: str, fill: Fill) -> None:
+    """What Spark raises ends in one line that says what to do."""
+    fill([a_letter()])
+    assert "did you mean 'queue'?" in message_of(lambda: live(source, redis_url, queu="x"))
+    missing = message_of(lambda: live(source, redis_url, queue="order-DLQ").count())
+    assert missing.endswith("got 'order-DLQ'; did you mean 'orders-DLQ'?")
+
+
+def test_password_is_shown_nowhere(source: SparkSession, tmp_path: Path) -> None:
+    """Plans, errors, logs and checkpoints do not hold the secret of the store."""
+    with RedisServer() as server:
+        server.client().config_set("requirepass", PASSWORD)
+        url = server.url.replace("redis://", f"redis://:{PASSWORD}@")
+        store(url, [a_letter()])
+        df = live(source, url)
+        frames = {"cached": df.cache(), "plain": live(source, url).where("id > ''")}
+        said = [repr(df), *(f._jdf.queryExecution().toString() for f in frames.values())]
+        assert frames["cached"].count() == 1
+        df.unpersist()
+        stream = source.readStream.format("celery_dlq").option("url", url).load()
+        query = (
+            stream.select("id")
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "sink"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        said += [json.dumps([p.json for p in query.recentProgress]), str(query.status)]
+        said.append(query._jsq.explainInternal(True))
+        files = [file for file in tmp_path.rglob("*") if file.is_file()]
+        assert any(file.parent.name == "offsets" for file in files)
+        said += [file.read_bytes().decode("utf-8", "replace") for file in files]
+        place = server.url.partition("//")[2].partition("/")[0]
+        wrong = url.replace(PASSWORD, f"{PASSWORD}-wrong")
+        said.append(message_of(lambda: live(source, wrong).count()))
+        assert f"redis://{place}" in said[-1]
+    sessions = import_module("celery_dlq.spark.session")
+    said.append((sessions._folder() / "spark.log").read_text("utf-8", "replace"))
+    assert [text for text in said if PASSWORD in text] == []
+
+
+# -- streams ----------------------------------------------------------------------
+
+STREAM = """
+import sys
+from celery_dlq.spark.session import local_session
+from celery_dlq.spark.source import register
+url, folder, mode = sys.argv[1:]
+spark = local_session()
+register(spark)
+letters = (spark.readStream.format("celery_dlq").option("url", url).option("partitions", "2")
+           .option("maxLettersPerTrigger", "150").load())
+writer = (letters.writeStream.format("parquet").option("path", folder + "/sink")
+          .option("checkpointLocation", folder + "/checkpoint"))
+trigger = {"availableNow": True} if mode == "rest" else {"processingTime": "0 seconds"}
+writer.trigger(**trigger).start().awaitTermination()
+spark.stop()
+"""
+
+
+def start_stream(url: str, folder: Path, mode: str) -> subprocess.Popen[bytes]:
+    """Stream into a Parquet sink, in a process group of its own."""
+    with (folder / "stream.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", STREAM, url, str(folder), mode],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+
+def test_killed_stream_goes_on_exactly_once(
+    source: SparkSession, redis_url: str, fill: Fill, tmp_path: Path
+) -> None:
+    """SIGKILL in the middle of a stream, more letters, a restart: each letter is there once."""
+    letters = [a_letter(dead_letter_queue=f"q{n % 2}-DLQ", dead_lettered_at=now())
+               for n in range(900)]  # fmt: skip
+    fill(letters[:600])
+    commits = tmp_path / "checkpoint" / "commits"
+    process = start_stream(redis_url, tmp_path, "go on")
+    try:
+        poll(lambda: process.poll() is not None or (commits / "0").exists(), timeout_seconds=90)
+        assert process.poll() is None, (tmp_path / "stream.log").read_text()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+    fill(letters[600:])
+    rest = start_stream(redis_url, tmp_path, "rest")
+    try:
+        assert rest.wait(150) == 0, (tmp_path / "stream.log").read_text()
+    finally:
+        if rest.poll() is None:
+            os.killpg(rest.pid, signal.SIGKILL)
+    found = ids(source.read.parquet(str(tmp_path / "sink")))
+    assert found == sorted(letter.id for letter in letters)
+    assert len(list(commits.glob("[0-9]*"))) >= 6  # 900 letters, 150 at most each
+
+
+def test_offsets_only_grow(redis_url: str, fill: Fill) -> None:
+    """A new queue joins a stream; a queue that was made anew stops it with a reason."""
+    from celery_dlq.errors import StoreError
+    from celery_dlq.spark.options import ReadOptions
+    from celery_dlq.spark.source import LetterStreamReader
+
+    reader = LetterStreamReader(ReadOptions.parse({"url": redis_url}), ("id",))
+    assert (reader.initialOffset(), reader.latestOffset({}, None)) == ({}, {})
+    fill([a_letter()])
+    first = reader.latestOffset({}, None)
+    assert list(first) == ["orders-DLQ"]
+    fill([a_letter(dead_letter_queue="mail-DLQ")])
+    second = reader.latestOffset(first, None)
+    assert second == {**first, "mail-DLQ": second["mail-DLQ"]}
+    assert [part.span.queue for part in reader.partitions(first, second)] == ["mail-DLQ"]
+    assert reader.partitions(second, second) == []
+    ahead = {**second, "orders-DLQ": f"{10**14}-0"}
+    with pytest.raises(StoreError, match="it was deleted and made anew"):
+        reader.latestOffset(ahead, None)
+    latest = ReadOptions.parse({"url": redis_url, "startingOffset": "latest"})
+    assert LetterStreamReader(latest, ("id",)).initialOffset() == second
+
+
+# -- decisions --------------------------------------------------------------------
+
+APP = """
+from celery import Celery
+from celery_dlq import DeadLetters
+app = Celery("decided", broker={url!r}, set_as_current=False)
+app.conf.task_default_queue = "orders"
+DeadLetters(app)
+"""
+
+
+@pytest.fixture(scope="module")
+def app_name(
+    spark: SparkSession, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """Give the name of an app that Spark's processes can import."""
+    name = f"decided_{uuid4().hex}"
+    module = tmp_path_factory.mktemp("app") / f"{name}.py"
+    module.write_text(APP.format(url=redis_server.url), "utf-8")
+    spark.sparkContext.addPyFile(str(module))
+    return f"{name}:app"
+
+
+def decide(spark: SparkSession, rows: list[tuple[Any, ...]], columns: str, **options: str) -> None:
+    """Write decisions."""
+    df = spark.createDataFrame(rows, columns).coalesce(1)
+    df.write.format("celery_dlq").options(**options).mode("append").save()
+
+
+COLUMNS = "dead_letter_queue STRING, id STRING, action STRING"
+
+
+def test_decisions_are_carried_out(
+    source: SparkSession, redis_url: str, fill: Fill, app_name: str, redis_server: RedisServer
+) -> None:
+    """Redriven messages are in their queue, discarded letters are gone, others stay."""
+    letters = [a_letter(dead_lettered_at=now()) for _ in range(7)]
+    fill(letters)
+    rows = [
+        *(("orders-DLQ", letter.id, "redrive") for letter in letters[:3]),
+        ("orders-DLQ", letters[0].id, "REDRIVE"),  # said twice, done once
+        *(("orders-DLQ", letter.id, "discard") for letter in letters[3:5]),
+        ("orders-DLQ", str(uuid4()), "redrive"),  # gone long ago
+    ]
+    decide(source, rows, COLUMNS, app=app_name)
+    dlq = DeadLetters(Celery("look", broker=redis_url, set_as_current=False))
+    left = {letter.id for letter in dlq.letters("orders-DLQ")}
+    assert left == {letter.id for letter in letters[5:]}
+    messages = [json.loads(text) for text in redis_server.client().lrange("orders", 0, -1)]
+    assert sorted(m["headers"]["dlq_letter"] for m in messages) == sorted(
+        letter.id for letter in letters[:3]
+    )
+    rows = [(letters[5].id, "redrive")]  # the queue from the option, an app named as a module
+    decide(source, rows, "id STRING, action STRING", app=app_name[:-4], queue="orders-DLQ")
+    assert [letter.id for letter in dlq.letters("orders-DLQ")] == [letters[6].id]
+    dlq.close()
+
+
+@pytest.mark.parametrize(
+    ("action", "options", "told"),
+    [
+        ("redriv", {}, "got 'redriv'; did you mean 'redrive'?"),
+        (None, {}, "got None; it is empty"),
+        ("discard", {"maxDecisions": "2"}, "at most 2 decisions in one write"),
+        ("redrive and discard", {}, "one action a letter, got both"),
+    ],
+)
+def test_one_wrong_decision_stops_all(
+    source: SparkSession,
+    redis_url: str,
+    fill: Fill,
+    app_name: str,
+    action: str | None,
+    options: dict[str, str],
+    told: str,
+) -> None:
+    """Nothing is redriven or discarded unless every row is a decision."""
+    letters = [a_letter(dead_lettered_at=now()) for _ in range(3)]
+    fill(letters)
+    rows: list[tuple[Any, ...]] = [("orders-DLQ", letter.id, "discard") for letter in letters]
+    if action == "redrive and discard":
+        rows.append(("orders-DLQ", letters[0].id, "redrive"))
+    else:
+        rows[1] = ("orders-DLQ", letters[1].id, action)
+    assert told in message_of(lambda: decide(source, rows, COLUMNS, app=app_name, **options))
+    assert len(ids(live(source, redis_url, columns="id"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "told"),
+    [
+        (COLUMNS, {}, "option 'app' to be set"),
+        (COLUMNS, {"app": "no_such_module_here:app"}, "that the driver can import"),
+        ("a STRING, id STRING, action STRING", {"app": "x"}, "'dead_letter_queue' or the option"),
+        (COLUMNS, {"app": "x", "url": "redis://"}, "got 'url'"),
+    ],
+)
+def test_wrong_write_is_told(
+    source: SparkSession, columns: str, options: dict[str, str], told: str
+) -> None:
+    """What a writer lacks is named."""
+    rows = [("orders-DLQ", "1", "discard")]
+    assert told in message_of(lambda: decide(source, rows, columns, **options))
+
+
+def test_import_needs_neither_celery_nor_redis() -> None:
+    """Executors import the source on machines without Celery, and Redis only to read."""
+    code = (
+        "import sys, celery_dlq.spark.source, celery_dlq.spark.decisions;"
+        "print([n for n in ('celery', 'kombu', 'redis', 'pyarrow') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

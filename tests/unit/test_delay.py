@@ -1,0 +1,298 @@
+"""Default delays: which messages get one, on every way of publishing."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from builders import an_app
+from celery import Celery, chain, group
+from celery.beat import ScheduleEntry, Scheduler
+from celery.signals import before_task_publish
+from kombu import Exchange, Queue
+
+from celery_dlq import DeadLetters, dead_letter_policy
+from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
+
+DELAY = 30.0
+SOURCE = "dlq_queues['slow']"
+
+QUEUES = [
+    Queue("fast"),
+    Queue("slow"),
+    Queue("slow-topic", Exchange("news", type="topic"), routing_key="slow.#"),
+    Queue("slow-direct", Exchange("shop", type="direct"), routing_key="later"),
+    Queue("plain"),
+]
+SETTINGS: dict[str, Any] = {
+    "task_queues": QUEUES,
+    "task_default_queue": "fast",
+    "task_routes": {"routed": "slow", "by_exchange": {"exchange": "shop", "routing_key": "later"}},
+    "dlq_queues": {
+        "slow": {"default_delay": DELAY},
+        "slow-*": {"default_delay": timedelta(seconds=DELAY)},
+        "plain": {"ignore_message_delay": True},
+    },
+}
+
+Published = list[dict[str, Any]]
+
+
+@pytest.fixture
+def published() -> Iterator[Published]:
+    """The headers of every message that is published meanwhile."""
+    found: Published = []
+
+    def receive(headers: dict[str, Any], **_: Any) -> None:
+        found.append(headers)
+
+    before_task_publish.connect(receive)
+    yield found
+    before_task_publish.disconnect(receive)
+
+
+@pytest.fixture
+def app() -> Celery:
+    """An app with delayed and other queues, on kombu's in-memory broker."""
+    return delaying_app()
+
+
+def delaying_app(**settings: Any) -> Celery:
+    """An app whose tasks are named as they are routed."""
+    app = an_app(**{**SETTINGS, **settings})
+    for name in ("here", "routed", "by_exchange"):
+        app.task(name=name)(nothing)
+    DeadLetters(app)
+    return app
+
+
+def nothing(*_args: Any) -> None:
+    """What the tasks do."""
+
+
+def seconds_of(headers: dict[str, Any]) -> float | None:
+    """The delay of a message, from its headers, to the nearest second."""
+    if headers["eta"] is None:
+        return None
+    eta = datetime.fromisoformat(headers["eta"])
+    return round((eta - datetime.now(timezone.utc)).total_seconds())
+
+
+Publish = Callable[[Celery], Any]
+
+
+@pytest.mark.parametrize(
+    "publish",
+    [
+        lambda app: app.tasks["routed"].delay(),
+        lambda app: app.tasks["routed"].apply_async(),
+        lambda app: app.send_task("routed"),
+        lambda app: app.send_task("routed", (), {}, None, None, "an-id"),
+        lambda app: app.send_task("unregistered", queue="slow"),
+        lambda app: app.tasks["here"].apply_async(queue="slow"),
+        lambda app: app.tasks["here"].apply_async(queue=QUEUES[1]),
+        lambda app: app.tasks["here"].apply_async(
+            exchange="news", routing_key="slow.mail", exchange_type="topic"
+        ),
+        lambda app: app.tasks["here"].apply_async(exchange=QUEUES[3].exchange, routing_key="later"),
+        lambda app: app.tasks["by_exchange"].delay(),
+        lambda app: app.tasks["routed"].si().apply_async(),
+        lambda app: app.tasks["routed"].signature().delay(),
+        lambda app: chain(app.tasks["routed"].si(), app.tasks["here"].si()).apply_async(),
+        lambda app: group([app.tasks["routed"].si()], app=app).apply_async(),
+        lambda app: app.tasks["routed"].starmap([(1,), (2,)]).apply_async(),
+        lambda app: app.tasks["routed"].chunks([(1,), (2,)], 2).apply_async(queue="slow"),
+        lambda app: app.tasks["here"].subtask(queue="slow").delay(),
+    ],
+)
+def test_a_message_without_its_own_delay_gets_the_queues(
+    app: Celery, published: Published, publish: Publish
+) -> None:
+    """Whatever way it is published; its headers say how long and why."""
+    publish(app)
+    (headers,) = published
+    assert seconds_of(headers) == DELAY
+    assert headers[DELAY_HEADER] == DELAY
+    assert headers[DELAY_SOURCE_HEADER] in {SOURCE, "dlq_queues['slow-*']"}
+
+
+def test_a_beat_schedule_is_delayed_too(app: Celery, published: Published) -> None:
+    """Beat publishes as everybody does."""
+    scheduler = Scheduler(app, lazy=True)
+    entry = ScheduleEntry("nightly", "routed", schedule=timedelta(days=1), app=app)
+    scheduler.apply_async(entry, advance=False)
+    assert seconds_of(published[0]) == DELAY
+
+
+def test_routes_by_setting_default_queue(published: Published) -> None:
+    """The default queue may be delayed."""
+    delaying_app(task_default_queue="slow").send_task("here")
+    assert seconds_of(published[0]) == DELAY
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"countdown": 0}, 0),
+        ({"countdown": 5}, 5),
+        ({"eta": datetime(2100, 1, 1, tzinfo=timezone.utc)}, None),
+        ({"retries": 1}, None),
+    ],
+)
+def test_a_messages_own_delay_wins(
+    app: Celery, published: Published, options: dict[str, Any], expected: float | None
+) -> None:
+    """``countdown=0`` says now; a retry says what it says."""
+    app.send_task("routed", **options)
+    (headers,) = published
+    assert DELAY_HEADER not in headers
+    if expected is None:
+        assert headers["eta"] == (eta.isoformat() if (eta := options.get("eta")) else None)
+    else:
+        assert abs((seconds_of(headers) or 0) - expected) <= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [({}, None), ({"countdown": 7}, 7)], ids=["none", "own"]
+)
+def test_a_queue_without_a_delay_is_untouched(
+    app: Celery, published: Published, options: dict[str, Any], expected: float | None
+) -> None:
+    """Celery's own countdown works as always."""
+    app.send_task("here", **options)
+    assert seconds_of(published[0]) == expected
+    assert DELAY_HEADER not in published[0]
+
+
+def test_a_queue_may_drop_the_delays_of_messages(
+    app: Celery, published: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``ignore_message_delay``, with a line in the debug log; never for a retry."""
+    with caplog.at_level(logging.DEBUG, "celery_dlq.delay"):
+        app.send_task("here", queue="plain", countdown=60)
+        app.send_task("here", queue="plain", eta=datetime.now(timezone.utc) + timedelta(hours=1))
+    app.send_task("here", queue="plain", countdown=60, retries=1)
+    assert [seconds_of(headers) for headers in published] == [None, None, 60]
+    assert caplog.text.count("ignore_message_delay") == 2
+
+
+def test_a_tasks_policy_beats_its_queues(published: Published) -> None:
+    """Field by field, as everywhere."""
+    app = delaying_app()
+    task = dead_letter_policy(default_delay=3)(app.task(name="routed.three")(nothing))
+    task.apply_async(queue="slow")
+    task.apply_async(queue="fast")
+    assert [seconds_of(headers) for headers in published] == [3, 3]
+    assert published[0][DELAY_SOURCE_HEADER] == "dead_letter_policy of routed.three"
+
+
+def test_a_route_that_draws_lots_is_asked_once(published: Published) -> None:
+    """Else the delay would be that of one queue and the message go to another."""
+    asked: list[str] = []
+
+    def route(name: str, *_: Any, **__: Any) -> dict[str, str]:
+        asked.append(name)
+        return {"queue": random.choice(["fast", "slow"])}  # noqa: S311 - no secret
+
+    app = delaying_app(task_routes=[route])
+    to: list[str] = []
+
+    def receive(routing_key: str, **_: Any) -> None:
+        to.append(routing_key)
+
+    before_task_publish.connect(receive)
+    for _ in range(40):
+        app.send_task("here")
+    before_task_publish.disconnect(receive)
+
+    assert len(asked) == 40
+    assert set(to) == {"fast", "slow"}
+    assert [headers["eta"] is not None for headers in published] == [q == "slow" for q in to]
+
+
+def test_an_expiry_before_the_delay_ends_is_warned_of(
+    app: Celery, published: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would never run; the message is published all the same."""
+    app.send_task("routed", expires=DELAY)
+    app.send_task("routed", expires=datetime.now(timezone.utc) + timedelta(seconds=5))
+    app.send_task("here", countdown=20, expires=10)
+    app.send_task("routed", expires=DELAY + 60)
+    assert len(published) == 4
+    warnings = [r.getMessage() for r in caplog.records if r.name == "celery_dlq.delay"]
+    assert len(warnings) == 3
+    assert all("will never run: it expires at 20" in warning for warning in warnings)
+    assert warnings[0].startswith("Task routed ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"dlq_queues": {}}, {"dlq_queues": {"slow": {"max_deliveries": 3}}}],
+    ids=["no policy", "no delay"],
+)
+def test_an_app_without_delays_asks_nothing(
+    settings: dict[str, Any], published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price of the plugin for a publisher that needs none of it: one call."""
+    monkeypatch.setattr("celery_dlq.decorators._SAYS_DELAY", set())
+    monkeypatch.setattr("celery_dlq.delay.DefaultDelays.apply", lambda *_: pytest.fail("asked"))
+    delaying_app(**settings).send_task("routed", countdown=4)
+    assert seconds_of(published[0]) == 4
+
+
+def test_many_made_up_queues_do_not_fill_the_memory(app: Celery, published: Published) -> None:
+    """Names made up at run time are forgotten again."""
+    delays: Any = app.send_task.__closure__
+    held = [cell.cell_contents for cell in delays if hasattr(cell.cell_contents, "_remembered")]
+    for number in range(5000):
+        held[0].apply(f"task-{number}", (), {}, None, None, {})
+    assert 0 < len(held[0]._remembered) <= 4096
+    assert not published
+
+
+def calls_of(publish: Callable[[], object]) -> int:
+    """How many functions are called, Python's and built-in ones, until a message is published.
+
+    The fewest of several times: once in a while something else is done on the way.
+    """
+    counts: list[int] = []
+
+    def profile(_frame: object, event: str, _arg: object) -> None:
+        counts[-1] += event in {"call", "c_call"}
+
+    before = sys.getprofile()
+    for _ in range(10):
+        counts.append(0)
+        sys.setprofile(profile)
+        try:
+            publish()
+        finally:
+            sys.setprofile(before)
+    return min(counts)
+
+
+@pytest.mark.parametrize(
+    ("queues", "most"),
+    [({}, 6), ({"slow": {"max_deliveries": 3}}, 6), ({"slow": {"default_delay": 30}}, 14)],
+    ids=["no policy", "no delay", "another queue"],
+)
+def test_a_message_without_a_delay_costs_a_handful_of_calls_more(
+    queues: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, not timed: a publish through Redis makes about 1,500."""
+    monkeypatch.setattr("celery_dlq.decorators._SAYS_DELAY", set())
+
+    def publisher(*, with_plugin: bool) -> Callable[[], object]:
+        app = an_app(**{**SETTINGS, "dlq_queues": queues})
+        task = app.task(name="here")(nothing)
+        if with_plugin:
+            DeadLetters(app)
+        return lambda: task.apply_async(())
+
+    plain = calls_of(publisher(with_plugin=False))
+    assert calls_of(publisher(with_plugin=True)) - plain <= most

@@ -1,0 +1,222 @@
+"""How policies combine, and what they must not say together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook, Sourced, check_targets
+
+
+def one_line(raised: pytest.ExceptionInfo[SettingsError]) -> str:
+    """The text of an error, which must be one line."""
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_layers_fill_each_other_field_by_field() -> None:
+    """The task's decorator wins, then the exact queue name, then the pattern."""
+    book = PolicyBook(
+        {
+            "orders": Policy(max_deliveries=5, max_retries=7),
+            "*": Policy(max_deliveries=20, max_retries=20, default_delay=3.0),
+        }
+    )
+    task = Policy(max_deliveries=2)
+    assert book.resolve("orders", task) == Policy(
+        max_deliveries=2, max_retries=7, default_delay=3.0
+    )
+    assert book.resolve("orders") == Policy(max_deliveries=5, max_retries=7, default_delay=3.0)
+    assert book.resolve("other") == Policy(max_deliveries=20, max_retries=20, default_delay=3.0)
+
+
+def test_a_value_of_zero_is_set() -> None:
+    """``0`` retries and ``0`` seconds are decisions, not gaps."""
+    book = PolicyBook(
+        {
+            "orders": Policy(max_retries=0, default_delay=0.0),
+            "*": Policy(max_retries=3, default_delay=9.0),
+        }
+    )
+    assert book.resolve("orders") == Policy(max_retries=0, default_delay=0.0)
+
+
+@pytest.mark.parametrize(
+    ("queue", "patterns", "winner"),
+    [
+        ("orders", ["*", "orders"], "orders"),
+        ("orders", ["order?", "orders"], "orders"),
+        ("orders", ["*", "or*"], "or*"),
+        ("orders", ["or*", "orde*"], "orde*"),
+        ("orders", ["*s", "ord*s"], "ord*s"),
+        ("orders", ["order?", "*"], "order?"),
+        ("orders", ["[n-p]*", "*"], "[n-p]*"),
+        ("orders", ["or*", "[n-p]*"], "or*"),
+        ("orders", ["orders*", "[abcdefghijklmnop]*"], "orders*"),
+        ("a*", ["a*", "a[*]"], "a*"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, -1])
+def test_the_most_specific_pattern_wins_in_any_order(
+    queue: str, patterns: list[str], winner: str, step: int
+) -> None:
+    """The order in the settings says nothing; literal characters do, and a class is one of many."""
+    book = PolicyBook({name: Policy(dead_letter_queue=f"for {name}") for name in patterns[::step]})
+    resolved = book.resolve(queue)
+    assert resolved is not None
+    assert resolved.dead_letter_queue == f"for {winner}"
+
+
+def test_nothing_guards_a_queue_without_a_policy() -> None:
+    """No default policy exists."""
+    assert PolicyBook({"orders": Policy(max_deliveries=5)}).resolve("mail") is None
+    assert not PolicyBook()
+
+
+def test_a_task_policy_alone_guards_in_any_queue() -> None:
+    """A decorator needs no queue policy beside it."""
+    policy = Policy(max_deliveries=3)
+    assert PolicyBook().resolve("anything", policy) == policy
+
+
+@pytest.mark.parametrize("queue", ["orders-DLQ", "anything-DLQ", "graveyard"])
+def test_no_pattern_guards_a_dead_letter_queue(queue: str) -> None:
+    """Letters of letters would never end."""
+    book = PolicyBook(
+        {"*": Policy(max_deliveries=20), "orders": Policy(dead_letter_queue="graveyard")}
+    )
+    assert book.resolve(queue) is None
+
+
+def test_resolving_gives_the_same_object_again() -> None:
+    """A worker asks for each message; the answer is made once."""
+    book = PolicyBook({"*": Policy(max_deliveries=20)})
+    assert book.resolve("orders") is book.resolve("orders")
+
+
+def test_made_up_queue_names_do_not_fill_the_memory() -> None:
+    """Routing keys may be made at run time, without end."""
+    book = PolicyBook({"*": Policy(max_deliveries=20)})
+    for number in range(10_000):
+        assert book.resolve(f"q-{number}") == Policy(max_deliveries=20)
+    assert len(book._resolved) <= 4096
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        {"orders": {"dead_letter_queue": "orders"}},
+        {"orders": {"dead_letter_queue": "mail"}, "mail": {}},
+        {"orders": {}, "orders-DLQ": {}},
+        {"*": {"dead_letter_queue": "orders"}, "orders": {}},
+        {"*": {}, "orders-DLQ": {}},
+        {"or*": {}, "orders-DLQ": {}},
+    ],
+)
+def test_a_dead_letter_queue_must_not_be_guarded(queues: dict[str, dict[str, Any]]) -> None:
+    """Chains and circles of dead-letter queues are refused, with the way out."""
+    with pytest.raises(SettingsError) as raised:
+        check_targets({name: Policy(**keys) for name, keys in queues.items()})
+    text = one_line(raised)
+    assert text.startswith("expected ")
+    assert "got" in text
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        {},
+        {"orders": {}, "mail": {}},
+        {"orders": {"dead_letter_queue": "graveyard"}, "mail": {"dead_letter_queue": "graveyard"}},
+        {"*": {"dead_letter_queue": "graveyard"}},
+        {"*": {}, "orders": {"dead_letter_queue": "orders-dead"}},
+    ],
+)
+def test_queues_may_share_a_dead_letter_queue(queues: dict[str, dict[str, Any]]) -> None:
+    """Everything that makes no chain is allowed."""
+    check_targets({name: Policy(**keys) for name, keys in queues.items()})
+
+
+def test_every_value_says_where_it_comes_from() -> None:
+    """What `dlq policies` shows: override, decorator, exact name, pattern, default."""
+    book = PolicyBook(
+        {"orders": Policy(max_retries=7), "*": Policy(default_delay=3.0, max_retries=9)},
+        {"shop.charge": Policy(max_deliveries=3)},
+        {"orders": (Policy(ignore=("KeyError",)), "ann@desk")},
+    )
+    explained = book.explain("orders", "shop.charge")
+    assert {name: sourced for name, sourced in explained.items() if sourced.value is not None} == {
+        "ignore": Sourced(("KeyError",), "override by ann@desk"),
+        "max_deliveries": Sourced(3, "dead_letter_policy of shop.charge"),
+        "max_retries": Sourced(7, "dlq_queues['orders']"),
+        "default_delay": Sourced(3.0, "dlq_queues['*']"),
+    }
+    assert book.explain("orders")["max_deliveries"] == Sourced(None, "default")
+
+
+def test_an_override_beats_everything_and_guards_alone() -> None:
+    """An operator at night means it."""
+    book = PolicyBook({}, {}, {"orders": (Policy(max_deliveries=1), "ann@desk")})
+    assert book.resolve("orders", Policy(max_deliveries=5)) == Policy(max_deliveries=1)
+    assert book
+    assert book.resolve("mail") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "ttl"),
+    [("orders-DLQ", 5.0), ("mails-DLQ", 1.0), ("grave", 7.0), ("x-DLQ", 1.0), ("other", None),
+     ("charges", 9.0)],
+)  # fmt: skip
+def test_a_dead_letter_queue_finds_the_policy_that_rules_it(name: str, ttl: float | None) -> None:
+    """Through the queue that names it, through its default name, or through a task."""
+    book = PolicyBook(
+        {
+            "*": Policy(dead_letter_ttl=1.0),
+            "orders": Policy(dead_letter_ttl=5.0),
+            "old": Policy(dead_letter_ttl=7.0, dead_letter_queue="grave"),
+        },
+        {"shop.charge": Policy(dead_letter_queue="charges", dead_letter_ttl=9.0)},
+    )
+    book.check()
+    ruling = book.of_dead_letter_queue(name)
+    assert (ruling.dead_letter_ttl if ruling else None) == ttl
+
+
+@pytest.mark.parametrize("key", ["dead_letter_ttl", "dead_letter_max_length"])
+def test_one_dead_letter_queue_has_one_retention(key: str) -> None:
+    """Two policies for one DLQ would take turns to trim it."""
+    book = PolicyBook(
+        {
+            "orders": Policy.parse({key: 5, "dead_letter_queue": "grave"}, "x"),
+            "mails": Policy.parse({key: 6, "dead_letter_queue": "grave"}, "x"),
+        }
+    )
+    with pytest.raises(SettingsError) as raised:
+        book.check()
+    assert f"expected one {key} for the dead-letter queue 'grave'" in one_line(raised)
+    assert "'orders'" in str(raised.value)
+    assert "'mails'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"dead_letter_queue": "orders"}, "no guarded queue"),
+        ({"dead_letter_ttl": 5}, "beside a dead_letter_queue of its own"),
+    ],
+)
+def test_a_task_keeps_the_same_rules(policy: dict[str, Any], said: str) -> None:
+    """Its decorator makes neither a chain nor a second retention."""
+    book = PolicyBook({"orders": Policy()}, {"shop.charge": Policy.parse(policy, "x")})
+    with pytest.raises(SettingsError, match=said):
+        book.check()
+
+
+def test_a_policy_for_a_queue_that_nobody_knows_is_named() -> None:
+    """Patterns are left out: they are meant to match what is not there yet."""
+    book = PolicyBook({"ordesr": Policy(), "mail*": Policy(), "mails": Policy()})
+    assert book.unknown_queues({"orders", "mails"}) == {"ordesr": "did you mean 'orders'?"}

@@ -1,0 +1,172 @@
+"""Overrides, drift, and what `dlq policies` shows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from builders import NOW
+
+from celery_dlq.backends.memory import MemoryBoard
+from celery_dlq.drift import differences
+from celery_dlq.errors import NotFound, SettingsError
+from celery_dlq.events import Action, Event, Events
+from celery_dlq.overrides import by_queue
+from celery_dlq.policy import Policy
+from celery_dlq.policybook import PolicyBook
+from celery_dlq.ports import Override, WorkerCard
+from celery_dlq.rules import Rulebook, whoami
+
+HOUR = timedelta(hours=1)
+BOOK = PolicyBook(
+    {"orders": Policy(max_deliveries=5), "ord*": Policy(dead_letter_ttl=60.0)},
+    {"shop.charge": Policy(max_retries=2)},
+)
+
+
+@pytest.fixture
+def board() -> MemoryBoard:
+    """An empty board."""
+    return MemoryBoard()
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    """What the rulebook told."""
+    return []
+
+
+@pytest.fixture
+def rulebook(board: MemoryBoard, told: list[Event]) -> Rulebook:
+    """The rules of a small app."""
+    events = Events()
+    events.subscribe(told.append)
+    return Rulebook(BOOK, board, events, lambda: NOW)
+
+
+def a_card(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerCard:
+    """The card of a worker with these policies."""
+    return WorkerCard(
+        hostname=hostname, pid=1, version="0.1.0", started_at=NOW, queues=queues, policies=policies
+    )
+
+
+def test_an_override_is_in_force_audited_and_told(
+    rulebook: Rulebook, board: MemoryBoard, told: list[Event]
+) -> None:
+    """From the command line values are text."""
+    rulebook.override("orders", HOUR, {"max_deliveries": "3", "reasons": "failed, rejected"})
+
+    explained = rulebook.in_force().explain("orders")
+    assert explained["max_deliveries"].value == 3
+    assert explained["max_deliveries"].source == f"override by {whoami()} until 2026-03-04T06:06Z"
+    assert sorted(r.value for r in explained["reasons"].value) == ["failed", "rejected"]
+    assert explained["dead_letter_ttl"].value == 60.0
+    (change,) = board.changes(limit=9)
+    assert told == [change]
+    assert (change.action, change.target) == (Action.POLICY_SET, "orders")
+    assert change.detail["values"] == {"max_deliveries": 3, "reasons": ["failed", "rejected"]}
+    assert change.detail["until"] == "2026-03-04T06:06:07.891011+00:00"
+
+
+def test_an_override_can_be_taken_back(rulebook: Rulebook, board: MemoryBoard) -> None:
+    """All keys of a queue, or one."""
+    rulebook.override("orders", HOUR, {"max_deliveries": 3, "max_retries": 0})
+    assert rulebook.lift("orders", ("max_retries",)) == ["max_retries"]
+    assert rulebook.lift("orders", ()) == ["max_deliveries"]
+    assert rulebook.in_force().explain("orders")["max_deliveries"].value == 5
+    assert [c.action for c in board.changes(limit=2)] == [Action.POLICY_UNSET] * 2
+    with pytest.raises(NotFound, match="expected an override of any key for queue 'orders'"):
+        rulebook.lift("orders", ())
+
+
+@pytest.mark.parametrize(
+    ("queue", "span", "values", "said"),
+    [
+        ("orders", HOUR, {"max_deliveries": "0"}, "a whole number of 1 or more, got 0"),
+        ("orders", HOUR, {"max_deliveries": "many"}, "a whole number of 1 or more, got 'many'"),
+        ("orders", HOUR, {"max_delivery": "3"}, "did you mean 'max_deliveries'"),
+        ("orders", HOUR, {"default_delay": "3"}, "publishers do not ask Redis"),
+        ("orders", HOUR, {"dead_letter_queue": "x"}, "kept beside their letters"),
+        ("orders", HOUR, {"reasons": "tired"}, "expected only known reasons"),
+        ("ord*", HOUR, {"max_deliveries": "3"}, "exact name of a queue"),
+        ("", HOUR, {"max_deliveries": "3"}, "exact name of a queue"),
+        ("orders", timedelta(0), {"max_deliveries": "3"}, "more than 0 and at most 30 days"),
+        ("orders", timedelta(days=31), {"max_deliveries": "3"}, "at most 30 days"),
+        ("orders", HOUR, {"max_deliveries": "3", "max_retries": "-1"}, "0 or more"),
+    ],
+)
+def test_an_unusable_override_changes_nothing(
+    rulebook: Rulebook, board: MemoryBoard, queue: str, span: timedelta, values: Any, said: str
+) -> None:
+    """One line, and neither an override nor a record of one."""
+    with pytest.raises(SettingsError, match="expected ") as raised:
+        rulebook.override(queue, span, values)
+    assert said in str(raised.value)
+    assert board.overrides(NOW) == board.changes(limit=9) == []
+
+
+def test_an_override_of_another_version_is_passed_over() -> None:
+    """A worker obeys what it understands."""
+    made = [
+        Override(queue="orders", key=key, value=3, until=NOW, actor="ann@desk")
+        for key in ("max_deliveries", "colour")
+    ]
+    assert by_queue(made) == {
+        "orders": (Policy(max_deliveries=3), "ann@desk until 2026-03-04T05:06Z")
+    }
+
+
+def test_a_duration_may_be_written_as_people_do(rulebook: Rulebook) -> None:
+    """``14d`` for the time to live of letters."""
+    rulebook.override("mails", HOUR, {"dead_letter_ttl": "14d"})
+    assert rulebook.in_force().explain("mails")["dead_letter_ttl"].value == 14 * 86400
+
+
+def test_workers_that_differ_are_named() -> None:
+    """For queues that both have to do with, as each resolves them."""
+    one = a_card("one", {"*": {"max_deliveries": 20}, "a": {}}, "orders", "mails")
+    two = a_card(
+        "two",
+        {
+            "*": {"max_deliveries": 20},
+            "orders": {"max_deliveries": 5},
+            "task:t": {"max_retries": 1},
+        },
+        "orders",
+    )
+    assert differences(one, two) == [
+        "For queue 'orders', one and two have different policies: max_deliveries 20 and 5"
+    ]
+    three = a_card("three", {**two.policies, "task:t": {"max_retries": 2, "new_key": 1}}, "orders")
+    assert differences(two, three) == [
+        "For task t, two and three have different policies: max_retries 1 and 2"
+    ]
+    assert differences(two, two) == []
+
+
+def test_apps_that_share_a_redis_do_not_differ() -> None:
+    """Their queues have nothing to do with each other."""
+    one = a_card("one", {"*": {"max_deliveries": 20}}, "orders")
+    two = a_card("two", {"mails": {"max_deliveries": 5}}, "mails")
+    assert differences(one, two) == []
+
+
+def test_all_policies_are_shown_with_their_warnings(rulebook: Rulebook, board: MemoryBoard) -> None:
+    """Queues, then tasks; unknown queues and differences last."""
+    board.announce(a_card("one", {"orders": {"max_deliveries": 5}}, "orders"))
+    board.announce(a_card("two", {"orders": {"max_deliveries": 6}}, "orders"))
+    rules = rulebook.rules({"default"}, {"shop.charge": "default"})
+    assert [(view.queue, view.task) for view in rules.views] == [
+        ("ord*", None), ("orders", None), ("default", "shop.charge"),
+    ]  # fmt: skip
+    assert rules.warnings == (
+        "For queue 'orders', one and two have different policies: max_deliveries 5 and 6",
+    )
+    *lines, warning = rules.to_json()
+    assert warning == {"warning": rules.warnings[0]}
+    assert lines[1]["dead_letter_queue"] == "orders-DLQ"
+    assert lines[1]["policy"]["max_deliveries"] == {"value": 5, "source": "dlq_queues['orders']"}
+    assert lines[1]["policy"]["ignore"] == {"value": None, "source": "default"}
+    assert lines[2]["policy"]["max_retries"]["source"] == "dead_letter_policy of shop.charge"

@@ -1,0 +1,111 @@
+"""The event that tells Sentry of a letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import a_letter
+
+from celery_dlq.contrib.sentry import (
+    Seldom,
+    SentryReporter,
+    _sends_values,
+    event_id_of,
+    event_of,
+)
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.reports import Report, Why
+
+REPORT = Report(why=Why.GREW, number=10, letter_ids=("a", "b"))
+
+
+def event(*, with_values: bool = False, **changes: Any) -> dict[str, Any]:
+    return event_of(a_letter(sentry_event_id="e" * 32, **changes), REPORT, with_values=with_values)
+
+
+def test_a_death_without_an_exception_is_a_message() -> None:
+    """Sentry shows it as the title of the issue."""
+    made = event(exception_type=None, exception_message=None, reason=Reason.EXPIRED,
+                 description="too late")  # fmt: skip
+    assert made["logentry"]["formatted"] == "shop.charge dead-lettered: expired: too late"
+    assert "exception" not in made
+
+
+def test_an_exception_without_a_traceback_has_no_frames() -> None:
+    """A lost process left none."""
+    made = event(exception_type="billiard.exceptions.WorkerLostError", exception_message="SIGKILL")
+    (value,) = made["exception"]["values"]
+    assert (value["module"], value["type"]) == ("billiard.exceptions", "WorkerLostError")
+    assert value["value"] == "SIGKILL"
+    assert "stacktrace" not in value
+
+
+def test_arguments_and_body_need_permission() -> None:
+    """They are nowhere in the event otherwise."""
+    secret = {"args_json": '["s3cret"]', "argsrepr": "('s3cret',)", "body": b'[["s3cret"], {}, {}]'}
+    assert "s3cret" not in repr(event(**secret))
+    assert event(**secret, with_values=True)["extra"] == {
+        "args": '["s3cret"]', "kwargs": "{}", "body": '[["s3cret"], {}, {}]',
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "sends"),
+    [
+        ({}, False),
+        ({"send_default_pii": None}, False),
+        ({"send_default_pii": True}, True),
+        ({"send_default_pii": True, "data_collection": {"provided_by_user": False}}, True),
+        (
+            {
+                "send_default_pii": True,
+                "data_collection": {"provided_by_user": True, "queues": False},
+            },
+            False,
+        ),
+        ({"data_collection": {"provided_by_user": True, "queues": True}}, True),
+    ],
+)
+def test_permission_is_what_sentry_was_told(options: dict[str, Any], *, sends: bool) -> None:
+    """The newer option beats the older one, as in Sentry's own integrations."""
+    assert _sends_values(options) is sends
+
+
+def test_a_letter_told_twice_is_one_event() -> None:
+    """The id follows from the letter, and is one that Sentry takes."""
+    letter = a_letter()
+    assert event_id_of(letter) == event_id_of(letter)
+    assert len(event_id_of(letter)) == 32
+    assert event_id_of(letter) != event_id_of(a_letter())
+
+
+class Away:
+    """Reports that cannot be asked."""
+
+    def of(self, letter: DeadLetter) -> Report | None:
+        raise StoreUnavailable("away")
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def test_letters_are_stored_unmarked_while_nobody_can_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reporting is no reason to fail."""
+    monkeypatch.setattr("celery_dlq.contrib.sentry.client", object)
+    letter = a_letter()
+    assert SentryReporter(Away()).mark(letter) is letter
+
+
+def test_lines_of_one_kind_pass_once_a_minute() -> None:
+    """The next kind passes at once."""
+    now = [0.0]
+    seldom = Seldom(lambda: now[0])
+    assert seldom.may("multiprocessing", "Process %r exited")
+    assert not seldom.may("multiprocessing", "Process %r exited")
+    assert seldom.may("celery_dlq.worker", "Process %r exited")
+    now[0] = 60.0
+    assert seldom.may("multiprocessing", "Process %r exited")

@@ -1,0 +1,56 @@
+"""Events as Celery-style signals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import NOW, a_letter, an_app
+
+from celery_dlq import DeadLetters
+from celery_dlq.events import Action, Change, DeadLettered, Redriven
+from celery_dlq.signals import task_dead_lettered, task_redriven
+
+
+@pytest.fixture
+def dlq() -> DeadLetters:
+    """An installation whose events become signals."""
+    return DeadLetters(an_app(dlq_store="memory"))
+
+
+def test_a_receiver_is_told_of_its_task_alone(dlq: DeadLetters) -> None:
+    """The sender is the task's name."""
+    told: list[Any] = []
+
+    def receiver(sender: str, letter: Any, **_: Any) -> None:
+        told.append((sender, letter))
+
+    task_dead_lettered.connect(receiver, sender="shop.charge")
+    try:
+        letter = a_letter()
+        dlq.events.emit(DeadLettered(at=NOW, letter=letter))
+        dlq.events.emit(DeadLettered(at=NOW, letter=a_letter(task_name="shop.mail")))
+        dlq.events.emit(Change(at=NOW, action=Action.PURGED, actor="ann@desk", target="orders-DLQ"))
+    finally:
+        task_dead_lettered.disconnect(receiver, sender="shop.charge")
+    assert told == [("shop.charge", letter)]
+
+
+def test_a_receiver_that_raises_harms_nothing(dlq: DeadLetters) -> None:
+    """The others are told all the same."""
+    told: list[Any] = []
+
+    def broken(**_: Any) -> None:
+        raise LookupError("this receiver is broken")
+
+    def receiver(redrive_id: str, **_: Any) -> None:
+        told.append(redrive_id)
+
+    task_redriven.connect(broken)
+    task_redriven.connect(receiver)
+    try:
+        dlq.events.emit(Redriven(at=NOW, letter=a_letter(), redrive_id="r-1"))
+    finally:
+        task_redriven.disconnect(broken)
+        task_redriven.disconnect(receiver)
+    assert told == ["r-1"]

@@ -140,7 +140,9 @@ class Adoption:
             failure=None,
             history=(),
             deliveries=native.deliveries,
-            now=min(native.at or now, now),
+            # Not when the broker says it died: its time here begins now, or an old one would
+            # be trimmed before anybody could see it.
+            now=now,
             **self._by,  # type: ignore[arg-type]
         )
         cause = f"{Reason.ADOPTED}: {native.reason}" if native.reason else Reason.ADOPTED.value

@@ -26,6 +26,7 @@ _DEATH_HEADERS = (
     "x-last-death-reason",
     "x-last-death-exchange",
 )
+_MOST_DELIVERIES = 2**31 - 1  # what every reader of letters can hold
 _SQS_COUNT = "ApproximateReceiveCount"
 _SQS_SOURCE = "DeadLetterQueueSourceArn"
 
@@ -62,7 +63,9 @@ class NativeDeath:
             return "the broker's history of its death cannot be read; it is kept in native_death"
         if self.reason is None:
             return f"received {self.deliveries} times"
-        return f"{self.reason} in queue {self.queue!r}" if self.queue else self.reason
+        where = f" in queue {self.queue!r}" if self.queue else ""
+        when = "" if self.at is None else f" at {self.at.isoformat(timespec='seconds')}"
+        return f"{self.reason}{where}{when}"
 
 
 def native_death(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> NativeDeath:
@@ -94,8 +97,8 @@ def _from_rabbitmq(said: Mapping[str, Any]) -> NativeDeath:
 def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
     attributes = _sqs_attributes(properties)
     try:
-        deliveries = max(0, int(attributes.get(_SQS_COUNT, 0)))
-    except (TypeError, ValueError):
+        deliveries = min(max(0, int(attributes.get(_SQS_COUNT, 0))), _MOST_DELIVERIES)
+    except (TypeError, ValueError, OverflowError):
         deliveries = 0
     if _SQS_COUNT not in attributes:
         return NativeDeath()

@@ -82,7 +82,8 @@ def test_sqs_may_name_the_source_queue() -> None:
 def test_nothing_is_said_without_a_word_of_the_broker() -> None:
     """Somebody just put the message there."""
     assert native_death({}, {}).history is None
-    assert native_death({}, {"ApproximateReceiveCount": "many"}).deliveries == 0
+    for count, deliveries in (("many", 0), (float("inf"), 0), (-1, 0), (10**30, 2**31 - 1)):
+        assert native_death({}, {"ApproximateReceiveCount": count}).deliveries == deliveries
 
 
 SCALARS = (

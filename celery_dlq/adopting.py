@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 import threading
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq.actor import whoami
 from celery_dlq.announcing import PostOffice
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
@@ -134,7 +134,7 @@ class Adoptions:
         return Change(
             at=self._clock(),
             action=Action.ADOPTED,
-            actor=_operator(),
+            actor=whoami(),
             target=dead_letter_queue,
             letters=letters,
             detail={"queue": queue},
@@ -150,14 +150,6 @@ def _drain(adopter: Adopter, limit: int | None, *, follow: bool) -> None:
     with suppress(KeyboardInterrupt):
         adopter.drain(1)  # a queue that is not there is a mistake now, later it is not
         follow_queues([adopter], threading.Event())
-
-
-def _operator() -> str:
-    """Who runs this process, for the audit."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a user id without a name, as containers have
-        return f"{os.getuid()}@{socket.gethostname()}"
 
 
 def _alive(where: str, queue: str, hostname: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_dlq.backends.memory import MemoryBoard, MemoryCounter, MemoryStore
+from celery_dlq.backends.memory import MemoryBoard, MemoryCounter, MemoryJobBook, MemoryStore
 from celery_dlq.config import Settings
-from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter
+from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, JobBook
 
 
 def make_store(settings: Settings, broker_url: object) -> DeadLetterStore:
@@ -40,6 +40,18 @@ def make_board(settings: Settings, broker_url: object) -> Board:
 
     url = settings.redis_url(broker_url)
     return RedisBoard(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
+
+
+def make_job_book(settings: Settings, broker_url: object) -> JobBook:
+    """The job book; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryJobBook()
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.jobs import RedisJobBook  # noqa: PLC0415
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    return RedisJobBook(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
 def make_counter(settings: Settings, broker_url: object, store: DeadLetterStore) -> DeliveryCounter:

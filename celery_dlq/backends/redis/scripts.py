@@ -58,12 +58,21 @@ class NodeReply(IntEnum):
     KNOWN = 1
 
 
+class RestoreReply(IntEnum):
+    """Replies of ``restore.lua``."""
+
+    NOT_THERE = 0
+    RESTORED = 1
+    TAKEN = 2
+
+
 REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
     "claim": ClaimReply,
     "node": NodeReply,
+    "restore": RestoreReply,
 }
 
 MOST_IDS = 500
@@ -84,6 +93,7 @@ class Scripts:
     ended: Script
     dead_letter: Script
     remove: Script
+    restore: Script
     claim: Script
     mark_published: Script
     release: Script

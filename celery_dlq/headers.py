@@ -13,3 +13,6 @@ LETTER_HEADER = "dlq_letter"
 
 DELAY_HEADER = "dlq_default_delay"
 """Seconds of the queue's default delay, if the message got one."""
+
+EDITED_HEADER = "dlq_edited"
+"""The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""

@@ -247,7 +247,7 @@ class DeadLetterStore(Protocol):
         """Position and raw fields of one letter, or of the entry at a position; or ``None``."""
 
     def position_at(self, moment: datetime) -> str:
-        """The position before which nothing was stored at or after a moment, by this store's clock."""
+        """A position before which nothing is that was stored at or after a moment."""
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """The position of the newest letter ever stored, or ``None``."""
@@ -443,6 +443,9 @@ class JobBook(Protocol):
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
         """Want a job cancelled, or no more."""
+
+    def take(self, job_id: str, run: int) -> bool:
+        """Become the one process that does this run of a job; whether nobody else has."""
 
     def close(self) -> None:
         """Let go of connections; never raises."""

@@ -495,6 +495,8 @@ class MemoryJobBook:
     def __init__(self) -> None:
         self._states: dict[str, Mapping[str, Any]] = {}
         self._cancelled: set[str] = set()
+        self._taken: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Keep a state."""
@@ -518,6 +520,13 @@ class MemoryJobBook:
             self._cancelled.add(job_id)
         else:
             self._cancelled.discard(job_id)
+
+    def take(self, job_id: str, run: int) -> bool:
+        """Become the one that does this run."""
+        with self._lock:
+            free = (job_id, run) not in self._taken
+            self._taken.add((job_id, run))
+            return free
 
     def close(self) -> None:
         """Nothing to let go of."""

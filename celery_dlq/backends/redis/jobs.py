@@ -65,6 +65,11 @@ class RedisJobBook:
             else:
                 self._client.hdel(self._keys.wishes(), job_id)
 
+    def take(self, job_id: str, run: int) -> bool:
+        """Become the one process that does this run."""
+        with translated(self._url):
+            return bool(self._client.hsetnx(self._keys.wishes(), f"{job_id}:{run}", "taken"))
+
     def close(self) -> None:
         """Disconnect."""
         with suppress(Exception):
@@ -75,7 +80,10 @@ class RedisJobBook:
         old = job_ids[: len(job_ids) - MOST_JOBS]
         if old:
             self._client.hdel(self._keys.jobs(), *old)
-            self._client.hdel(self._keys.wishes(), *old)
+            wishes = self._client.hkeys(self._keys.wishes())
+            gone = [wish for wish in wishes if wish.partition(b":")[0] in set(old)]
+            if gone:
+                self._client.hdel(self._keys.wishes(), *gone)
 
 
 def _state(text: bytes) -> Mapping[str, Any] | None:

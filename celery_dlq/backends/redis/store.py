@@ -169,9 +169,7 @@ class RedisStore:
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
         """Raw pages; see `DeadLetterStore.fields`."""
-        return self._pages(
-            dead_letter_queue, after, until, page_size, newest_first=newest_first
-        )
+        return self._pages(dead_letter_queue, after, until, page_size, newest_first=newest_first)
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """The stream's last generated id."""
@@ -276,9 +274,7 @@ class RedisStore:
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """The bin; what is left there beyond its time goes with the next discard."""
-        return self._pages_of(
-            self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True
-        )
+        return self._pages_of(self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True)
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
         """Leave a mark where the message's deliveries will be counted."""

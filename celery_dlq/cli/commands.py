@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli import changing, data, reading
+from celery_dlq.cli import changing, data, jobs, reading
 from celery_dlq.errors import DLQError
 
 
@@ -35,7 +35,13 @@ for _command in (
     reading.list_,
     reading.show,
     reading.groups,
+    reading.tail,
+    reading.audit,
     changing.redrive,
+    changing.discard,
+    changing.purge,
+    changing.restore,
+    jobs.jobs,
     data.export,
     data.triage,
 ):

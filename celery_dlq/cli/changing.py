@@ -158,12 +158,10 @@ def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, 
         raise click.ClickException(message)
     try:
         new = json.loads(after)
-        if set(new) != {"args", "kwargs"}:
-            raise TypeError
-        return {"args": list(new["args"]), "kwargs": dict(new["kwargs"])}
-    except (ValueError, TypeError):
-        message = 'expected JSON such as {"args": [], "kwargs": {}}, got something else; nothing was redriven'
-        raise click.ClickException(message) from None
+        return {"args": [*new["args"]], "kwargs": {**new["kwargs"]}}
+    except (ValueError, TypeError, KeyError):
+        message = 'expected JSON such as {"args": [], "kwargs": {}}, got something else'
+        raise click.ClickException(f"{message}; nothing was redriven") from None
 
 
 def _removal_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,7 +76,9 @@ def none_matched(queue: str) -> click.ClickException:
     return click.ClickException(f"expected letters in {queue!r} that match, found none")
 
 
-def print_lines(objects: Iterable[dict[str, Any]]) -> None:
-    """Print one JSON object a line."""
-    for item in objects:
+def print_lines(objects: Iterable[dict[str, Any]]) -> int:
+    """Print one JSON object a line; returns how many."""
+    lines = 0
+    for lines, item in enumerate(objects, 1):  # noqa: B007 - the count is the result
         click.echo(json.dumps(item, ensure_ascii=False))
+    return lines

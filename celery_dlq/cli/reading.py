@@ -61,10 +61,7 @@ def list_(
         )
         wanted = islice(entries, (page - 1) * limit, page * limit)
         if as_json:
-            shown = 0
-            for found in wanted:
-                print_lines([entry_json(found)])
-                shown += 1
+            shown = print_lines(map(entry_json, wanted))
         else:
             rows = [readable(found) for found in wanted]
             shown = len(rows)

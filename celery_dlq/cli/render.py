@@ -37,6 +37,7 @@ _DESCRIPTION_LIMIT = 300
 _BODY_LIMIT = 4_000
 _SHORT_ID = 8
 _LEFT: JustifyMethod = "left"
+HELD = "another operator has them, or one that died within the last minute; run it again then"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,8 @@ class Screen:
         if not queues:
             self.say("No dead letters: there is no dead-letter queue yet.")
             return
-        table = table_of("Dead-letter queues", "queue", ("letters", "right"), ("last hour", "right"),
-                       "oldest", "newest", "reasons")  # fmt: skip
+        table = table_of("Dead-letter queues", "queue", ("letters", "right"),
+                         ("last hour", "right"), "oldest", "newest", "reasons")  # fmt: skip
         for queue in queues:
             reasons = "\n".join(f"{count} {reason}" for reason, count in queue.reasons.items())
             table.add_row(
@@ -151,33 +152,12 @@ class Screen:
         """What a redrive did."""
         total = report.published + report.finished
         self.say(f"Redriven from {queue}: {letters_text(total)} (redrive {report.redrive_id}).")
-        if report.finished:
-            self.say(f"  {report.finished:,} of them were published by an interrupted redrive.")
-        if report.maybe_twice:
-            self.say(
-                f"  {report.maybe_twice:,} may have been published by an interrupted redrive too; "
-                f"equal dlq_letter headers show the copies."
-            )
-        if report.canary is not None:
-            self.say("  Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} have "
-                     "not ended.".format(**report.canary))  # fmt: skip
-        if report.state != "done":
-            self.say(f"  It was {report.state} before its end; `dlq jobs resume "
-                     f"{report.redrive_id}` goes on.", style="red")  # fmt: skip
-        if report.corrupt:
-            self.say(f"  {report.corrupt:,} entries are no letters; they were passed over.")
-        if report.skipped:
-            self.say(f"  {report.skipped:,} skipped: another operator has them, or one that died "
-                     f"within the last minute; run it again then.")  # fmt: skip
-        if not total and not report.failed and not report.skipped:
-            self.say("  No letter matched.")
+        for text, style in _redrive_notes(report):
+            self.say(f"  {text}", style=style)
         for letter_id, error in list(report.failed.items())[:10]:
             self.say(f"  failed {letter_id}: {error}", style="red")
         if report.failures:
             self.say(f"  {report.failures:,} failed and stay in {queue}.", style="red")
-        if report.doubtful:
-            self.say(f"  The broker may have taken {report.doubtful:,} of them all the same.",
-                     style="red")  # fmt: skip
 
     def exported(self, report: ExportReport) -> None:
         """What an export wrote."""
@@ -341,6 +321,26 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
             yield name, Text(str(value))
 
 
+def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str | None]]:
+    if report.canary is not None:
+        said = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} still open."
+        yield said.format(**report.canary), None
+    if report.state != "done":
+        again = f"`dlq jobs resume {report.redrive_id}` goes on"
+        yield f"It was {report.state} before its end; {again}.", "red"
+    if report.corrupt:
+        yield f"{report.corrupt:,} entries are no letters; they were passed over.", None
+    if report.finished:
+        yield f"{report.finished:,} of them were published by an interrupted redrive.", None
+    if report.maybe_twice:
+        copies = "equal dlq_letter headers show the copies"
+        yield f"{report.maybe_twice:,} may have been published before as well; {copies}.", None
+    if report.skipped:
+        yield f"{report.skipped:,} skipped: {HELD}.", None
+    if report.doubtful:
+        yield f"The broker may have taken {report.doubtful:,} of those that failed.", "red"
+
+
 def _cause(group: Group) -> Text:
     reason = reason_text(group.reason)
     if group.exception_type is None:
@@ -394,8 +394,10 @@ def _moment(moment: datetime | None) -> str:
 
 
 def letters_text(count: int) -> str:
+    """So many letters."""
     return f"{count:,} letter{'' if count == 1 else 's'}"
 
 
 def shortened(text: str, limit: int) -> str:
+    """The text, or its beginning."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from celery_dlq import jsontext
-from celery_dlq.cli.render import Screen, Unreadable, age, letters_text, shortened, table_of
+from celery_dlq.cli.render import HELD, Screen, Unreadable, age, letters_text, shortened, table_of
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.record import DeadLetter
 
@@ -116,8 +116,7 @@ def discarded(screen: Screen, queue: str, verb: str, report: DiscardReport) -> N
     if report.kept_until:
         screen.say(f"  `dlq restore ID` brings them back until {report.kept_until}.")
     if report.skipped:
-        screen.say(f"  {report.skipped:,} skipped: another operator has them, or one that died "
-                   f"within the last minute; run it again then.")  # fmt: skip
+        screen.say(f"  {report.skipped:,} skipped: {HELD}.")
     if report.state != "done":
         screen.say(f"  It was {report.state} before its end; `dlq jobs resume {report.job_id}` "
                    f"goes on.", style="red")  # fmt: skip

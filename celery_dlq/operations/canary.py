@@ -1,4 +1,4 @@
-"""The canary: a few letters first, spread over what is dying, and a look at what becomes of them."""
+"""The canary: a few letters first, and a look at what becomes of them."""
 
 from __future__ import annotations
 

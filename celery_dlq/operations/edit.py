@@ -125,12 +125,7 @@ def _assign(place: Any, path: Sequence[str], value: Any, whole: str) -> None:
     try:
         for step in way:
             place = place[int(step)] if isinstance(place, list) else place[step]
-        if isinstance(place, list):
-            place[int(last)] = value
-        elif isinstance(place, dict):
-            place[last] = value
-        else:
-            raise TypeError
+        place[int(last) if isinstance(place, list) else last] = value
     except (KeyError, IndexError, ValueError, TypeError):
         message = (
             f"expected {whole!r} to lead to a place in the arguments, got a way that ends before"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,18 +16,13 @@ from celery_dlq.record import from_micros
 
 # Set by a broker or by us on an earlier journey; they would be wrong or harmful on the next.
 # x-death: https://github.com/celery/celery/issues/10111
-_STALE_HEADERS = frozenset({
-    "redelivered",
-    "x-first-death-exchange",
-    "x-first-death-queue",
-    "x-first-death-reason",
-    "x-last-death-exchange",
-    "x-last-death-queue",
-    "x-last-death-reason",
+_STALE_BEGINNINGS = (
+    "x-death",
+    "x-first-death-",
+    "x-last-death-",
     "x-delivery-count",
     "x-acquired-count",
-})  # fmt: skip
-_STALE_BEGINNING = "x-death"
+)
 # Given anew by kombu for each publish.
 _TRANSPORT_PROPERTIES = frozenset({
     "delivery_info",
@@ -121,8 +115,11 @@ def outgoing(found: Found, options: RedriveOptions, *, redrive_id: str, now: dat
         RedriveError: An option cannot be applied to this message.
     """
     raw = found.fields
+    if not found.is_letter:
+        message = f"expected a dead letter at {found.position}, got an entry that is none"
+        raise CorruptLetter(message)
     try:
-        headers = _clean(_json(raw.get(b"headers", b"{}")))
+        headers = _clean(raw.get(b"headers", b"{}"))
         properties = {
             name: value
             for name, value in _json(raw.get(b"properties", b"{}")).items()
@@ -161,15 +158,19 @@ def _json(text: bytes) -> dict[str, Any]:
         value = jsontext.loads(text.decode("utf-8", "replace"))
     else:
         value = json.loads(text)
-    return {} if value is None else dict(value)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError(type(value))
+    return value
 
 
-def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {
-        name: value
-        for name, value in headers.items()
-        if name not in _STALE_HEADERS and not name.startswith(_STALE_BEGINNING)
-    }
+def _clean(text: bytes) -> dict[str, Any]:
+    kept = _json(text)
+    kept.pop("redelivered", None)
+    if b'"x-' in text:
+        for name in [name for name in kept if name.startswith(_STALE_BEGINNINGS)]:
+            del kept[name]
     if "retries" in kept:
         kept["retries"] = 0
     if "eta" in kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -33,6 +34,36 @@ class _BrokerGoneError(Exception):
     """Batch after batch, the broker took nothing: to go on would only claim letters for nothing."""
 
 
+class Remover:
+    """Removes one batch of letters while the next is made ready; a context manager.
+
+    Args:
+        remove: Removes letters by their ids.
+    """
+
+    def __init__(self, remove: Callable[[Sequence[str]], object]) -> None:
+        self._remove = remove
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlq-remover")
+        self._last: Future[object] | None = None
+
+    def __enter__(self) -> Remover:  # noqa: PYI034 - Self came with Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+
+    def remove(self, letter_ids: Sequence[str]) -> None:
+        """Remove letters, once the ones before are removed."""
+        self.wait()
+        self._last = self._pool.submit(self._remove, letter_ids)
+
+    def wait(self) -> None:
+        """Wait for the last removal; raises what it raised."""
+        if self._last is not None:
+            last, self._last = self._last, None
+            last.result()
+
+
 @dataclass(slots=True, kw_only=True)
 class Work:
     """One redrive on its way.
@@ -43,6 +74,7 @@ class Work:
         run: The job.
         report: What was done so far.
         transform: Changes each message before it goes out.
+        remover: Removes letters in the background.
     """
 
     queue: str
@@ -50,6 +82,7 @@ class Work:
     run: JobRun
     report: RedriveReport
     transform: Transform | None = None
+    remover: Remover
 
     def counts(self) -> dict[str, int]:
         """What the job keeps of the report."""
@@ -97,17 +130,17 @@ class Redriver:
     ) -> RedriveReport:
         """Do a job; see `DeadLetters.redrive`."""
         report = RedriveReport(redrive_id=run.job.id, **_earlier(run))
-        work = Work(queue=run.job.queue, options=options, run=run, report=report,
-                    transform=transform)  # fmt: skip
+        queue, owner = run.job.queue, run.owner
+        remover = Remover(lambda ids: self._store.remove(queue, ids, owner=owner))
+        work = Work(queue=queue, options=options, run=run, report=report, transform=transform,
+                    remover=remover)  # fmt: skip
         span = Span(after=run.job.position, until=run.job.until)
-        left = None if options.limit is None else max(0, options.limit - report.touched)
-        with Publisher(self._app) as publisher:
+        with remover, Publisher(self._app) as publisher:
             try:
                 if canary is not None and not self._canary(publisher, work, where, canary):
                     report.state = STOPPED
                     return report
-                if left is not None and report.canary is not None:
-                    left = max(0, left - report.canary["redriven"])
+                left = None if options.limit is None else max(0, options.limit - report.touched)
                 found = select(self._store, work.queue, where, span=span, scanned=scanned)
                 self._all(publisher, work, islice(found, left), progress)
             except CancelledError:
@@ -124,19 +157,21 @@ class Redriver:
         rate = work.options.rate
         size = publisher.batch_size if rate is None else max(1, min(100, int(rate)))
         pace = Pace(rate, lambda: work.run.beat(work.counts()))
-        refusals = 0
+        refusals, settled = 0, work.run.job.position
         for batch in batches(found, size):
             work.run.beat(work.counts())
             pace.wait(len(batch))  # before the claim, which does not hold for ever
             before = work.report.published + work.report.finished
             self._batch(publisher, work, batch)
-            work.run.beat(work.counts(), batch[-1].position)
+            work.run.beat(work.counts(), settled)
+            settled = batch[-1].position
             nothing = work.report.published + work.report.finished == before
             refusals = refusals + 1 if nothing and work.report.failures else 0
             if refusals >= _MOST_REFUSALS:
                 raise _BrokerGoneError
             if progress is not None:
                 progress(len(batch))
+        work.remover.wait()
 
     def _batch(self, publisher: Publisher, work: Work, batch: Sequence[Found]) -> list[Outgoing]:
         """Redrive some letters; whatever happens, their claims tell the next run of it."""
@@ -205,7 +240,8 @@ class Redriver:
         for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):
             report.fail(letter_id, error)
         self._store.mark_published(work.queue, over, owner=work.run.owner)
-        self._store.remove(work.queue, over, owner=work.run.owner)
+        # While the store removes these, the next ones are made ready.
+        work.remover.remove(over)
 
     def _seed(self, work: Work, found: Found, message: Outgoing) -> None:
         """Let earlier deliveries count, with one more allowed: else it would never run."""
@@ -252,6 +288,7 @@ class Redriver:
                 watched += [message for message in messages if message.letter_id not in lost]
         finally:
             work.transform = inner
+        work.remover.wait()
         result = self._watch(work, canary, watched)
         work.report.canary = result.to_json()
         return result.died + result.open <= canary.max_failures

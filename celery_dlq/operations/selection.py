@@ -17,40 +17,39 @@ BATCH_BYTES = 8 * 1024 * 1024
 CLOCK_SKEW = timedelta(minutes=15)
 """A letter is stored after its death; by so much may the clocks of worker and store differ."""
 
-_REQUIRED = (b"id", b"task_id", b"task_name", b"source_queue", b"dead_letter_queue",
-             b"dead_lettered_at", b"fingerprint")  # fmt: skip
+
+_REQUIRED = frozenset({
+    b"id", b"task_id", b"task_name", b"source_queue", b"dead_letter_queue", b"dead_lettered_at",
+    b"fingerprint",
+})  # fmt: skip
 _REASONS = frozenset(reason.value.encode() for reason in Reason)
 
 Scanned = Callable[[int], object]
 
 
-@dataclass(frozen=True, slots=True)
 class Found:
     """One entry of the store, not decoded.
 
     Attributes:
         position: Its place.
         fields: Its raw fields.
+        is_letter: Whether it has what every letter has; its values may still be unreadable.
+        key: The letter's id; the position of what is no letter.
     """
 
-    position: str
-    fields: Mapping[bytes, bytes]
+    __slots__ = ("fields", "is_letter", "key", "position")
 
-    @property
-    def is_letter(self) -> bool:
-        """Whether it has what every letter has; its values may still be unreadable."""
-        fields = self.fields
-        return fields.get(b"reason") in _REASONS and all(name in fields for name in _REQUIRED)
-
-    @property
-    def key(self) -> str:
-        """The letter's id; the position of what is no letter."""
-        return self.text("id") if self.is_letter else self.position
+    def __init__(self, position: str, fields: Mapping[bytes, bytes]) -> None:
+        self.position = position
+        self.fields = fields
+        self.is_letter = fields.get(b"reason") in _REASONS and fields.keys() >= _REQUIRED
+        self.key = self.text("id") if self.is_letter else position
 
     @property
     def size(self) -> int:
-        """About how many bytes it holds."""
-        return sum(map(len, self.fields.values()))
+        """About how many bytes it holds: the rest of a letter is capped."""
+        fields = self.fields
+        return len(fields.get(b"body", b"")) + len(fields.get(b"headers", b"")) + 4000
 
     def text(self, name: str) -> str:
         """One field as text."""

@@ -32,7 +32,7 @@ _COMMON = (
     b'Traceback (most recent call last):\n  File "/usr/local/lib/python3.11/site-packages/'
     b'celery/app/trace.py", line 479, in trace_task\n    R = retval = fun(*args, **kwargs)\n'
     b'               ^^^^^^^^^^^^^^^^^^^^\n  File "celery/app/trace.py", line 779, in '
-    b"__protected_call__\n    return self.run(*args, **kwargs)\n           ^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+    b"__protected_call__\n    return self.run(*args, **kwargs)\n           ^^^^^^^^^^^^^^^^^^^^^\n"
     b'[{"number":1,"retries":0,"started_at":"2026-01-01T00:00:00.000000+00:00","ended_at":"2026-'
     b'","worker_hostname":"celery@","worker_pid":,"outcome":"failed","exception_type":null,'
     b'"exception_message":null}]{"correlation_id":"","reply_to":"","delivery_mode":2,'
@@ -43,8 +43,8 @@ _COMMON = (
     b'"replaced_task_nesting":0,"stamped_headers":null,"stamps":{}}application/jsonutf-8'
     b"schema_version,task_id,source_queue,dead_letter_queue,description,first_delivered_at,"
     b"deliveries,retries,max_deliveries,max_retries,exception_message,traceback,history,exchange,"
-    b"routing_key,content_type,content_encoding,headers,properties,@args_json,@kwargs_json,argsrepr,"
-    b"kwargsrepr,root_id,origin,worker_pid\n1,36,6,10,20,16,1,1,1,1,"
+    b"routing_key,content_type,content_encoding,headers,properties,@args_json,@kwargs_json,"
+    b"argsrepr,kwargsrepr,root_id,origin,worker_pid\n1,36,6,10,20,16,1,1,1,1,"
 )
 
 

@@ -86,19 +86,21 @@ def audit(screen: Screen, changes: Sequence[Change]) -> None:
     if not changes:
         screen.say("Nobody has changed anything yet.")
         return
-    table = table_of("Changes, newest first", "!when", "who", "!what", "where", ("letters", "right"),
-                   "how")  # fmt: skip
+    columns = ("!when", "who", "!what", "where", ("letters", "right"), "how")
+    table = table_of("Changes, newest first", *columns)
     for change in changes:
         how = json.dumps(dict(change.detail), ensure_ascii=False)
-        table.add_row(age(change.at), Text(change.actor), change.action.value,
-                      Text(change.target), f"{change.letters:,}", Text(shortened(how, _DETAIL)))  # fmt: skip
+        table.add_row(
+            age(change.at), Text(change.actor), change.action.value, Text(change.target),
+            f"{change.letters:,}", Text(shortened(how, _DETAIL)),
+        )  # fmt: skip
     screen.console.print(table)
 
 
 def dry_run(screen: Screen, queue: str, run: DryRun) -> None:
     """What a redrive would do."""
-    screen.say(f"Would redrive {letters_text(run.letters)} of {queue} ({run.bytes / 1024:,.0f} KiB); "
-               f"nothing was changed.", style="bold")  # fmt: skip
+    what = f"{letters_text(run.letters)} of {queue} ({run.bytes / 1024:,.0f} KiB)"
+    screen.say(f"Would redrive {what}; nothing was changed.", style="bold")
     if run.corrupt:
         screen.say(f"  {run.corrupt:,} entries are no letters and would be passed over.")
     for title, checks in (("queue", run.queues), ("task", run.tasks)):

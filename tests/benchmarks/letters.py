@@ -23,7 +23,7 @@ GROUPS = 20
 _TRACEBACK = """Traceback (most recent call last):
   File "/app/.venv/lib/python3.11/site-packages/celery/app/trace.py", line 479, in trace_task
     R = retval = fun(*args, **kwargs)
-  File "/app/.venv/lib/python3.11/site-packages/celery/app/trace.py", line 779, in __protected_call__
+  File "/app/.venv/lib/python3.11/site-packages/celery/app/trace.py", line 779, in __protected__
     return self.run(*args, **kwargs)
   File "/app/shop/tasks.py", line {line}, in charge
     price = prices[order["sku"]]

@@ -35,10 +35,8 @@ def main() -> None:
             before = resource.getrusage(resource.RUSAGE_SELF)
             client.config_resetstat()
             start = time.perf_counter()
-            if profiler is None:
-                report = dlq.redrive(DLQ)
-            else:
-                report = profiler.runcall(dlq.redrive, DLQ)
+            call = profiler.runcall if profiler is not None else lambda f, *args: f(*args)
+            report = call(dlq.redrive, DLQ)
             seconds = time.perf_counter() - start
             after = resource.getrusage(resource.RUSAGE_SELF)
             cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -46,7 +44,8 @@ def main() -> None:
             assert client.llen("orders") == options.letters
             assert client.xlen(Keys().letters(DLQ)) == 0
             print(
-                f"{options.letters:,} letters in {seconds:.1f} s: {options.letters / seconds:,.0f}/s; "
+                f"{options.letters:,} letters in {seconds:.1f} s: "
+                f"{options.letters / seconds:,.0f}/s; "
                 f"{cpu / options.letters * 1e6:.0f} us CPU a letter; "
                 f"{after.ru_maxrss / 1024:.0f} MiB at most"
             )

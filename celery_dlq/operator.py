@@ -469,7 +469,10 @@ class Operator:
         return Jobs(self.job_book, self._clock).all()
 
     def job(self, job_id: str) -> Job:
-        """One job; of a redrive also how many of its letters died again (``died_again``).
+        """One job; of a redrive also how many of its messages ``died_again`` and ``succeeded``.
+
+        A death is seen by the mark that the new letter carries; a success is counted by the
+        worker, on guarded queues.
 
         Raises:
             NotFound: There is no such job.
@@ -477,7 +480,8 @@ class Operator:
         job = Jobs(self.job_book, self._clock).get(job_id)
         if job.kind != "redrive":
             return job
-        return replace(job, counts={**job.counts, "died_again": self._died_again(job)})
+        ends = {"died_again": self._died_again(job), "succeeded": self.job_book.succeeded(job_id)}
+        return replace(job, counts={**job.counts, **ends})
 
     def cancel(self, job_id: str) -> Job:
         """Let a job end after its present batch; no letter is left half done.

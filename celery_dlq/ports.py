@@ -108,6 +108,9 @@ class DeliveryCounter(Protocol):
     def succeeded(self, key: MessageKey) -> None:
         """Forget a message that is done; may be put off to the next write."""
 
+    def redrive_succeeded(self, redrive_id: str) -> None:
+        """Count that a message of a redrive succeeded; may be put off to the next write."""
+
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
         """All recorded deliveries of the task of this message, over its retries, oldest first.
 
@@ -443,6 +446,9 @@ class JobBook(Protocol):
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
         """Want a job cancelled, or no more."""
+
+    def succeeded(self, job_id: str) -> int:
+        """How many messages of a redrive have succeeded, as far as guarded queues tell."""
 
     def take(self, job_id: str, run: int) -> bool:
         """Become the one process that does this run of a job; whether nobody else has."""

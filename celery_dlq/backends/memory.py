@@ -44,6 +44,7 @@ class MemoryCounter:
         self._counts: Counter[MessageKey] = Counter()
         self._dead: dict[MessageKey, None] = {}
         self.watched: set[MessageKey] = set()
+        self.successes: Counter[str] = Counter()
         self._aside: dict[tuple[str, str, int], deque[Delivery]] = {}
         self._lock = threading.Lock()
 
@@ -90,6 +91,10 @@ class MemoryCounter:
     def succeeded(self, key: MessageKey) -> None:
         """Forget the task."""
         self.forget(key)
+
+    def redrive_succeeded(self, redrive_id: str) -> None:
+        """Count it."""
+        self.successes[redrive_id] += 1
 
     def died(self, key: MessageKey) -> None:
         """Forget the task, and remember that this message of it is dead; bounded."""
@@ -520,6 +525,10 @@ class MemoryJobBook:
             self._cancelled.add(job_id)
         else:
             self._cancelled.discard(job_id)
+
+    def succeeded(self, job_id: str) -> int:  # noqa: ARG002 - workers in memory have no book
+        """Nothing here tells."""
+        return 0
 
     def take(self, job_id: str, run: int) -> bool:
         """Become the one that does this run."""

@@ -86,8 +86,8 @@ def audit(screen: Screen, changes: Sequence[Change]) -> None:
     if not changes:
         screen.say("Nobody has changed anything yet.")
         return
-    columns = ("!when", "who", "!what", "where", ("letters", "right"), "how")
-    table = table_of("Changes, newest first", *columns)
+    table = table_of("Changes, newest first", "!when", "who", "!what", "where",
+                     ("letters", "right"), "how")  # fmt: skip
     for change in changes:
         how = json.dumps(dict(change.detail), ensure_ascii=False)
         table.add_row(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -268,6 +267,9 @@ def test_a_canary_that_lives_lets_the_rest_go(poison: ModuleType, start_worker: 
     report = poison.dlq.redrive(QUEUE, canary=3, canary_wait=30)
     assert (report.state, report.published) == ("done", 10)
     assert report.canary == {"redriven": 3, "succeeded": 3, "died": 0, "open": 0}
+    assert poll(lambda: poison.dlq.job(report.redrive_id).counts["succeeded"] == 10,
+                timeout_seconds=30)  # fmt: skip
+    assert poison.dlq.job(report.redrive_id).counts["died_again"] == 0
 
 
 def test_a_canary_nobody_runs_stops_the_redrive(poison: ModuleType) -> None:
@@ -516,9 +518,42 @@ def test_unknown_jobs_are_refused(poison: ModuleType) -> None:
             call("x")
 
 
-def test_bulk_redrives_leave_no_process_behind(poison: ModuleType) -> None:
-    """The thread that removes letters ends with the redrive."""
+def test_a_redrive_leaves_no_thread_behind(poison: ModuleType) -> None:
+    """The one that removes letters ends with the redrive."""
     put(poison)
     poison.dlq.redrive(QUEUE)
     assert not [t for t in threading.enumerate() if t.name.startswith("dlq-remover")]
-    assert os.getpid()
+
+
+RABBIT = """
+import json, sys
+import poison_app
+
+report = poison_app.dlq.redrive("orders-DLQ", to_queue=sys.argv[1] or None)
+print(json.dumps(report.to_json()))
+"""
+
+
+def test_rabbitmq_confirms_each_message_and_refuses_an_unknown_queue(
+    poison: ModuleType, redis_url: str, request: pytest.FixtureRequest
+) -> None:
+    """A message to a queue that is nowhere would be dropped by the broker; the letter stays."""
+    server = request.getfixturevalue("rabbit_server")
+    server.delete_queues("orders")
+    sent = {put(poison).id for _ in range(5)}
+
+    def run(to_queue: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", RABBIT, to_queue],
+            env=environment(redis_url, POISON_BROKER=server.url), cwd=HERE, capture_output=True,
+            text=True, timeout=60, check=True,
+        )  # fmt: skip
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    refused = run("nowhere-at-all")
+    assert (refused["published"], refused["failures"], refused["doubtful"]) == (0, 5, 0)
+    assert set(left(poison)) == sent
+    report = run("")
+    assert (report["published"], report["failures"], report["maybe_twice"]) == (5, 0, 0)
+    assert left(poison) == []

@@ -65,6 +65,11 @@ class RedisJobBook:
             else:
                 self._client.hdel(self._keys.wishes(), job_id)
 
+    def succeeded(self, job_id: str) -> int:
+        """As the workers counted."""
+        with translated(self._url):
+            return int(self._client.hget(self._keys.successes(), job_id) or 0)
+
     def take(self, job_id: str, run: int) -> bool:
         """Become the one process that does this run."""
         with translated(self._url):
@@ -82,6 +87,7 @@ class RedisJobBook:
             self._client.hdel(self._keys.jobs(), *old)
             wishes = self._client.hkeys(self._keys.wishes())
             gone = [wish for wish in wishes if wish.partition(b":")[0] in set(old)]
+            self._client.hdel(self._keys.successes(), *old)
             if gone:
                 self._client.hdel(self._keys.wishes(), *gone)
 

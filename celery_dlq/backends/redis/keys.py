@@ -53,6 +53,10 @@ class Keys:
         """HASH: job id to what somebody else wants of it; bounded with the jobs."""
         return f"{self.prefix}:{{board}}:wishes"
 
+    def successes(self) -> str:
+        """HASH: id of a redrive to how many of its messages succeeded; bounded like jobs."""
+        return f"{self.prefix}:{{board}}:successes"
+
     def letters(self, dead_letter_queue: str) -> str:
         """STREAM: one entry per letter; see `celery_dlq.backends.redis.packing`."""
         return f"{self._of(dead_letter_queue)}:letters"

@@ -144,6 +144,15 @@ class Operator:
         where = where or LetterFilter(**fields)
         self._check_queue(dead_letter_queue)
         after = self.store.last_position(dead_letter_queue)
+        return self._tail(dead_letter_queue, where, after, stop)
+
+    def _tail(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter,
+        after: str | None,
+        stop: Callable[[], bool],
+    ) -> Iterator[DeadLetter]:
         while not stop():
             until = self.store.last_position(dead_letter_queue)
             if until == after:
@@ -460,7 +469,11 @@ class Operator:
         self._check_queue(dead_letter_queue)
         for page in self.store.discarded(dead_letter_queue):
             for position, fields in page:
-                yield Found(position, fields)
+                kept = dict(fields)
+                key = kept.pop(b"~key", b"").decode("utf-8", "replace")
+                found = Found(position, kept)
+                found.key = key or found.key
+                yield found
 
     # -- jobs and audit -----------------------------------------------------------
 

@@ -239,7 +239,7 @@ def _remove(
     if count > 1 and not yes:
         _ask(verb, queue, count)
     operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
-    with screen.counting(f"{verb}ed", quiet=as_json, total=None if yes else count) as progress:
+    with screen.counting(done.lower(), quiet=as_json, total=None if yes else count) as progress:
         report = operation(queue, where, limit=limit, export_first=export_first,
                            progress=progress, **how)  # fmt: skip
     if as_json:

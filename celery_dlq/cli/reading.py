@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +17,9 @@ from celery_dlq.cli.context import (
     screen_of,
 )
 from celery_dlq.cli.options import filter_options, json_option
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.selection import Found
 
 
 @click.command()
@@ -38,6 +42,7 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
 @click.option("--page", type=click.IntRange(min=1), default=1, help="Which LIMIT of letters.")
 @click.option("--oldest-first", is_flag=True, help="Oldest letters first.")
+@click.option("--discarded", is_flag=True, help="What lies in the bin, last discarded first.")
 @json_option
 @click.pass_context
 def list_(
@@ -48,6 +53,7 @@ def list_(
     limit: int,
     page: int,
     oldest_first: bool,
+    discarded: bool,
     as_json: bool,
     **fields: Any,
 ) -> None:
@@ -56,9 +62,15 @@ def list_(
 
     where, screen = letter_filter(fields), screen_of(ctx)
     with screen.counting("scanned", quiet=as_json or not where) as scanned:
-        entries = dead_letters_of(ctx).entries(
-            queue, where, newest_first=not oldest_first, scanned=scanned
-        )
+        dead_letters = dead_letters_of(ctx)
+        entries: Iterator[Found]
+        if discarded:
+            binned = dead_letters.discarded(queue)
+            entries = (found for found in binned if where.matches_fields(found.fields))
+        else:
+            entries = dead_letters.entries(
+                queue, where, newest_first=not oldest_first, scanned=scanned
+            )
         wanted = islice(entries, (page - 1) * limit, page * limit)
         if as_json:
             shown = print_lines(map(entry_json, wanted))
@@ -128,8 +140,10 @@ def tail(
 ) -> None:
     """Show the newest letters of QUEUE, a line each; with --follow also those to come."""
     dead_letters, where, screen = dead_letters_of(ctx), letter_filter(fields), screen_of(ctx)
+    coming = dead_letters.tail(queue, where) if follow else iter(())  # from this moment on
     newest = list(dead_letters.letters(queue, where, newest_first=True, limit=lines or None))
-    coming = dead_letters.tail(queue, where) if follow else iter(())
+    shown = {letter.id for letter in newest}
+    coming = (letter for letter in coming if letter.id not in shown)
     try:
         for letters in (reversed(newest if lines else []), coming):
             for letter in letters:

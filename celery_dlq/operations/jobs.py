@@ -157,7 +157,7 @@ class Jobs:
         """A job that begins; nothing is kept of it before its first `JobRun.beat`."""
         now = self._clock()
         job = Job(
-            id=f"{now:%Y%m%d-%H%M%S}-{uuid4().hex[:6]}", kind=kind, queue=queue, actor=whoami(),
+            id=f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}-{uuid4().hex[:6]}", kind=kind, queue=queue, actor=whoami(),
             started_at=now, updated_at=now, filter=where, options=options, until=until,
             total=total, pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip

@@ -49,8 +49,10 @@ class Remover:
     def __enter__(self) -> Remover:  # noqa: PYI034 - Self came with Python 3.11
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown(wait=True)
+        if kind is None:  # else there is an error to tell already, and the next run removes them
+            self.wait()
 
     def remove(self, letter_ids: Sequence[str]) -> None:
         """Remove letters, once the ones before are removed."""
@@ -266,7 +268,8 @@ class Redriver:
     ) -> bool:
         """Redrive a few letters and look what becomes of them; whether to go on."""
         span = Span(after=work.run.job.position, until=work.run.job.until)
-        letter_ids = chosen(select(self._store, work.queue, where, span=span), canary.letters)
+        most = min(canary.letters, work.options.limit or canary.letters)
+        letter_ids = chosen(select(self._store, work.queue, where, span=span), most)
         if not letter_ids:
             return True
         few = select(self._store, work.queue, LetterFilter(ids=frozenset(letter_ids)))

@@ -274,6 +274,8 @@ def test_a_discard_is_asked_for_and_can_be_taken_back(
         "Discarded from orders-DLQ: 1 letter"
         in in_process("discard", "orders-DLQ", one.id[:8]).stdout
     )
+    (binned,) = in_process("list", "orders-DLQ", "--discarded", "--json").stdout_lines
+    assert binned == one.to_json()
     assert "Restored" in in_process("restore", one.id).stdout
     path = str(tmp_path / "gone.parquet")
     (report,) = in_process(

@@ -156,8 +156,9 @@ class Jobs:
     ) -> JobRun:
         """A job that begins; nothing is kept of it before its first `JobRun.beat`."""
         now = self._clock()
+        moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
         job = Job(
-            id=f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}-{uuid4().hex[:6]}", kind=kind, queue=queue, actor=whoami(),
+            id=f"{moment}-{uuid4().hex[:6]}", kind=kind, queue=queue, actor=whoami(),
             started_at=now, updated_at=now, filter=where, options=options, until=until,
             total=total, pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
@@ -206,12 +207,16 @@ class JobRun:
         self._book = book
         self._clock = clock
         self.job = job
+        self._token = uuid4().hex
         self._written_at: float | None = None
 
     @property
     def owner(self) -> str:
-        """Who claims letters: another one for each run of the job."""
-        return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}"
+        """Who claims letters: another one for each run of the job.
+
+        Long on purpose: small hashes of short values are searched from end to end by Redis.
+        """
+        return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
 
     @property
     def forebear(self) -> str:

@@ -33,7 +33,8 @@ end
 for i = 3, #ARGV do
   local id, held = ARGV[i], redis.call('HGET', KEYS[4], ARGV[i])
   if owner == '' or (held and string.match(held, '^%a+|(.*)|%d+$') == owner) then
-    local entry = redis.call('HGET', KEYS[2], id) or string.match(id, '^%d+%-%d+$')
+    local known = redis.call('HGET', KEYS[2], id)
+    local entry = known or string.match(id, '^%d+%-%d+$')
     local found = entry and redis.call('XRANGE', KEYS[1], entry, entry)[1]
     local letter = {}
     for n = 1, found and #found[2] or 0, 2 do letter[found[2][n]] = found[2][n + 1] end
@@ -45,7 +46,8 @@ for i = 3, #ARGV do
       end
       redis.call('XDEL', KEYS[1], entry)
       local name = letter.id or id
-      if letter.reason and letter.fingerprint and redis.call('HGET', KEYS[2], name) == entry then
+      if letter.reason and letter.fingerprint
+        and (known or redis.call('HGET', KEYS[2], name) == entry) then
         forget(letter, name)
         redis.call('HDEL', KEYS[2], name)
       end

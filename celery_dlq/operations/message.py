@@ -153,11 +153,10 @@ def outgoing(found: Found, options: RedriveOptions, *, redrive_id: str, now: dat
     )
 
 
-def _json(text: bytes) -> dict[str, Any]:
-    if b"__type__" in text:  # values that JSON does not know
-        value = jsontext.loads(text.decode("utf-8", "replace"))
-    else:
-        value = json.loads(text)
+def _json(raw: bytes) -> dict[str, Any]:
+    text = raw.decode("utf-8", "replace")
+    # Only text with tags holds values that JSON does not know.
+    value = jsontext.loads(text) if "__type__" in text else json.loads(text)
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -120,23 +120,32 @@ class Change(Event):
 
 
 Observer = Callable[[Event], None]
+Wants = Callable[[type[Event]], bool]
 
 
 class Events:
     """Carries events to observers, in the order in which they subscribed."""
 
     def __init__(self) -> None:
-        self._observers: list[Observer] = []
+        self._observers: dict[Observer, Wants | None] = {}
 
-    def subscribe(self, observer: Observer) -> None:
-        """Tell an observer of every event from now on; once, however often it is given."""
-        if observer not in self._observers:
-            self._observers.append(observer)
+    def subscribe(self, observer: Observer, wants: Wants | None = None) -> None:
+        """Tell an observer of every event from now on; once, however often it is given.
+
+        Args:
+            observer: Called with each event.
+            wants: Whether it cares for a kind of event at this moment; asked where an event
+                is dear to make. ``None``: always.
+        """
+        self._observers.setdefault(observer, wants)
 
     def unsubscribe(self, observer: Observer) -> None:
         """Tell it no more."""
-        if observer in self._observers:
-            self._observers.remove(observer)
+        self._observers.pop(observer, None)
+
+    def wanted(self, kind: type[Event]) -> bool:
+        """Whether any observer cares for a kind of event."""
+        return any(wants is None or wants(kind) for wants in self._observers.values())
 
     def emit(self, event: Event) -> None:
         """Tell all observers; what one raises is logged, and the others are told all the same."""

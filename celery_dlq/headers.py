@@ -37,3 +37,6 @@ DELIVERIES_HEADER = "dlq_deliveries"
 
 RETRIES_HEADER = "dlq_retries"
 """Its retry number; a whole number."""
+
+EDITED_HEADER = "dlq_edited"
+"""The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from celery_dlq.events import Event, Redriven
 from celery_dlq.metrics import REDRIVEN, Counts, MetricsStore, WorkerGauges
 
 FLUSH_SECONDS = 5.0
@@ -31,11 +30,10 @@ class Measuring:
         self._flushed_at = clock()
         self._lock = threading.RLock()
 
-    def __call__(self, event: Event) -> None:
-        """An observer of events: counts redrives."""
-        if isinstance(event, Redriven):
-            self.counts.count(REDRIVEN, event.letter.dead_letter_queue)
-            self.tick()
+    def redriven(self, dead_letter_queue: str, letters: int) -> None:
+        """Count letters whose messages were published again."""
+        self.counts.count(REDRIVEN, dead_letter_queue, by=letters)
+        self.tick()
 
     def tick(self, gauges: Callable[[], WorkerGauges] | None = None) -> None:
         """Add up, if it is time."""

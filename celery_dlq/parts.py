@@ -8,6 +8,7 @@ from typing import Any
 from celery_dlq.backends.memory import (
     MemoryBoard,
     MemoryCounter,
+    MemoryJobBook,
     MemoryMetrics,
     MemoryOutbox,
     MemoryReports,
@@ -15,7 +16,7 @@ from celery_dlq.backends.memory import (
 )
 from celery_dlq.config import Settings
 from celery_dlq.metrics import MetricsStore
-from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, Outbox
+from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, JobBook, Outbox
 from celery_dlq.reports import Reports
 
 
@@ -50,6 +51,18 @@ def make_board(settings: Settings, broker_url: object) -> Board:
 
     url = settings.redis_url(broker_url)
     return RedisBoard(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
+
+
+def make_job_book(settings: Settings, broker_url: object) -> JobBook:
+    """The job book; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryJobBook()
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.jobs import RedisJobBook  # noqa: PLC0415
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    return RedisJobBook(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
 def make_metrics(settings: Settings, broker_url: object) -> MetricsStore:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,10 @@ from celery_dlq.errors import NotFound
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.measuring import Measuring
-from celery_dlq.operations import Redriver, RedriveReport
-from celery_dlq.parts import WorkerParts, make_board, make_metrics, make_store
-from celery_dlq.ports import Board, Clock, DeadLetterStore, Group, Keeper, Override, QueueSummary
-from celery_dlq.record import DeadLetter
+from celery_dlq.operations.selection import Found
+from celery_dlq.operator import Operator
+from celery_dlq.parts import WorkerParts, make_board, make_job_book, make_metrics, make_store
+from celery_dlq.ports import Board, Clock, DeadLetterStore, JobBook, Keeper, Override
 from celery_dlq.retention import Retention
 from celery_dlq.rules import Rulebook, Rules
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("celery_dlq")
 
 _ATTRIBUTE = "_celery_dlq"
-_ID_LENGTH = 36
-_SHORTEST_PREFIX = 6
 
 
 def utc_now() -> datetime:
@@ -43,7 +40,7 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-class DeadLetters:
+class DeadLetters(Operator):
     """Installs the plugin on a Celery app; also the operator's API.
 
     Making it touches neither the configuration nor Redis, so it may stand before or
@@ -66,14 +63,14 @@ class DeadLetters:
         self._settings: Settings | None = None
         self._store: DeadLetterStore | None = None
         self._board: Board | None = None
+        self._job_book: JobBook | None = None
         self.events = Events()
         self._post_office = PostOffice(app, lambda: self.settings, self._own_store)
         self._adoptions = Adoptions(
             app, lambda: self.settings, self.events, self._post_office, clock
         )
         self._measuring = Measuring(lambda: make_metrics(self.settings, self.app.conf.broker_url))
-        self.events.subscribe(self._measuring)
-        self.events.subscribe(signals.relay)
+        self.events.subscribe(signals.relay, signals.wants)
         if getattr(app, _ATTRIBUTE, None) is None:
             setattr(app, _ATTRIBUTE, self)
             self._install()
@@ -140,131 +137,23 @@ class DeadLetters:
             if self._board is not None and self.settings.store == "redis":
                 self._board.close()
                 self._board = None
+            if self._job_book is not None and self.settings.store == "redis":
+                self._job_book.close()
+                self._job_book = None
             if self._store is not None and self.settings.store == "redis":
                 self._store.close()
                 self._store = None
             self._post_office.close()
 
-    # -- reading ------------------------------------------------------------------
+    @property
+    def job_book(self) -> JobBook:
+        """Where jobs are kept."""
+        with self._lock:
+            if self._job_book is None:
+                self._job_book = make_job_book(self.settings, self.app.conf.broker_url)
+            return self._job_book
 
-    def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues: name, number of letters, ages, letters by reason.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-        """
-        return self.store.queues()
-
-    def letters(
-        self,
-        dead_letter_queue: str,
-        where: LetterFilter | None = None,
-        *,
-        newest_first: bool = False,
-        limit: int | None = None,
-        **fields: Any,
-    ) -> Iterator[DeadLetter]:
-        """The letters of a queue, streamed; nothing is changed by reading.
-
-        Letters that arrive while you iterate are left out.
-
-        Args:
-            dead_letter_queue: Its name, e.g. ``"orders-DLQ"``.
-            where: Which letters; or give the fields of `LetterFilter` as keywords.
-            newest_first: The order.
-            limit: Most letters; ``None`` for all.
-            **fields: E.g. ``reason="max_deliveries_exceeded"``.
-
-        Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
-            DLQError: A field of the filter is not usable.
-        """
-        where = where or LetterFilter(**fields)
-        self._check_queue(dead_letter_queue)
-        stored = self.store.letters(dead_letter_queue, newest_first=newest_first)
-        return islice((s.letter for s in stored if where.matches(s.letter)), limit)
-
-    def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:
-        """One letter by its id.
-
-        Args:
-            letter_id: The letter's id, or its first digits (6 or more), if they are unique.
-            dead_letter_queue: Where it is; ``None`` looks in all.
-
-        Raises:
-            NotFound: No queue has it, or several letters begin so.
-            StoreUnavailable: Redis does not answer.
-        """
-        names = [dead_letter_queue] if dead_letter_queue else self.store.names()
-        for name in names:
-            letter = self.store.get(name, letter_id)
-            if letter is not None:
-                return letter
-        if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
-            found = [(n, i) for n in names for i in self.store.ids(n, letter_id, most=2)]
-            if len(found) == 1:
-                return self.get(found[0][1], found[0][0])
-            if found:
-                several = ", ".join(letter_id for _, letter_id in found)
-                message = f"expected one letter whose id begins so, got several: {several}"
-                raise NotFound(message)
-        where = ", ".join(names) or "no queue at all"
-        message = f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
-        raise NotFound(message)
-
-    def groups(self, dead_letter_queue: str) -> list[Group]:
-        """The letters of a queue by fingerprint, largest group first.
-
-        Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
-        """
-        self._check_queue(dead_letter_queue)
-        return self.store.groups(dead_letter_queue)
-
-    # -- changing -----------------------------------------------------------------
-
-    def redrive(
-        self,
-        dead_letter_queue: str,
-        where: LetterFilter | None = None,
-        *,
-        rate: float | None = None,
-        limit: int | None = None,
-        progress: Callable[[int], None] | None = None,
-        **fields: Any,
-    ) -> RedriveReport:
-        """Publish the original messages of letters again, then remove the letters.
-
-        At least once: killed between publishing and removing, the next redrive
-        publishes no letter again that is known to be published; of the one batch where
-        that is not known, it says how many (``maybe_twice``). Letters that arrive
-        meanwhile are not touched.
-
-        Args:
-            dead_letter_queue: Its name.
-            where: Which letters; or give the fields of `LetterFilter` as keywords. With
-                neither, all of them.
-            rate: Most letters a second; ``None`` for as fast as the broker takes them.
-            limit: Most letters.
-            progress: Called with the size of every batch that is done.
-            **fields: E.g. ``fingerprint="…"``.
-
-        Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
-            DLQError: ``rate``, ``limit`` or a field is not usable.
-        """
-        where = where or LetterFilter(**fields)
-        self._check_queue(dead_letter_queue)
-        redriver = Redriver(self.app, self.store, self._clock, self.events.emit)
-        try:
-            return redriver.redrive(
-                dead_letter_queue, where, rate=rate, limit=limit, progress=progress
-            )
-        finally:
-            self._measuring.close()
+    # -- letters as data ----------------------------------------------------------
 
     def export(
         self,
@@ -501,6 +390,13 @@ class DeadLetters:
 
         return Rulebook(book_of(self.app, self.settings), self.board, self.events, self._clock)
 
+    def _redriven(self, queue: str, found: Sequence[Found], redrive_id: str) -> None:
+        self._measuring.redriven(queue, len(found))
+        super()._redriven(queue, found, redrive_id)
+
+    def _job_over(self) -> None:
+        self._measuring.close()
+
     # -- wiring -------------------------------------------------------------------
 
     def _install(self) -> None:
@@ -544,10 +440,3 @@ class DeadLetters:
 
     def _make_store(self) -> DeadLetterStore:
         return make_store(self.settings, self.app.conf.broker_url)
-
-    def _check_queue(self, name: str) -> None:
-        names = self.store.names()
-        if name not in names:
-            known = ", ".join(names) or "none at all yet"
-            message = f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
-            raise NotFound(message)

@@ -108,6 +108,9 @@ class DeliveryCounter(Protocol):
     def succeeded(self, key: MessageKey) -> None:
         """Forget a message that is done; may be put off to the next write."""
 
+    def redrive_succeeded(self, redrive_id: str) -> None:
+        """Count that a message of a redrive succeeded; may be put off to the next write."""
+
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
         """All recorded deliveries of the task of this message, over its retries, oldest first.
 
@@ -151,6 +154,7 @@ class QueueSummary:
     oldest_at: datetime | None = None
     newest_at: datetime | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)
+    last_hour: int = field(default=0, compare=False)  # letters that were stored in the last hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +216,26 @@ class FlatFields(Mapping[bytes, bytes]):
         return len(set(self.flat[::2]))
 
 
+class Restored(Enum):
+    """What taking a letter out of the bin did."""
+
+    RESTORED = "restored"
+    NOT_THERE = "not_there"
+    TAKEN = "taken"  # the queue has a letter of this id again
+
+
+class Fate(Enum):
+    """What became of a redriven message that is watched."""
+
+    OPEN = "open"  # it waits, or runs
+    DIED = "died"
+    SUCCEEDED = "succeeded"
+
+
+RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
+"""Positions and storage forms, nothing decoded."""
+
+
 class DeadLetterStore(Protocol):
     """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`."""
 
@@ -237,9 +261,33 @@ class DeadLetterStore(Protocol):
         """
 
     def fields(
-        self, dead_letter_queue: str, *, after: str | None, until: str, page_size: int
-    ) -> Iterator[Sequence[tuple[str, Mapping[bytes, bytes]]]]:
-        """Raw pages of (position, fields) for the exporter, oldest first, nothing decoded."""
+        self,
+        dead_letter_queue: str,
+        *,
+        after: str | None,
+        until: str | None,
+        page_size: int,
+        newest_first: bool = False,
+    ) -> Iterator[RawPage]:
+        """Raw pages of (position, fields), nothing decoded; bounded in letters and bytes.
+
+        Entries that are no letters are among them, with whatever fields they have.
+
+        Args:
+            dead_letter_queue: Its name.
+            after: Leave out everything up to here; ``None`` for nothing.
+            until: The last position taken; ``None`` for the newest one now.
+            page_size: Most letters a page.
+            newest_first: The order.
+        """
+
+    def entry(
+        self, dead_letter_queue: str, letter_id: str
+    ) -> tuple[str, Mapping[bytes, bytes]] | None:
+        """Position and raw fields of one letter, or of the entry at a position; or ``None``."""
+
+    def position_at(self, moment: datetime) -> str:
+        """A position before which nothing is that was stored at or after a moment."""
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """The position of the newest letter ever stored, or ``None``."""
@@ -272,24 +320,86 @@ class DeadLetterStore(Protocol):
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues at a glance, by name."""
 
-    def groups(self, dead_letter_queue: str) -> list[Group]:
-        """The groups of a queue, largest first."""
+    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
+        """The groups of a queue, largest first; at most ``most``."""
 
     def claim(
-        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str, lease_seconds: float
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        lease_seconds: float,
+        forebear: str = "",
     ) -> list[ClaimState]:
-        """Claim letters for a redrive, so that two operators never redrive one letter twice."""
+        """Claim letters for an operation, so that no two take one letter.
+
+        Asked twice by one owner, the answer is the same.
+
+        Args:
+            dead_letter_queue: Its name.
+            letter_ids: Letter ids, or positions of entries that are no letters.
+            owner: Who claims; another one for each process of an operation.
+            lease_seconds: For how long.
+            forebear: Owners whose names begin so are known to have died.
+        """
 
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
-        """Note that the broker has confirmed these letters' messages."""
+        """Note that the broker has confirmed the messages of letters that this owner claimed."""
 
-    def release(self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str) -> None:
-        """Give claims back that were not used."""
+    def release(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        doubtful: bool = False,
+    ) -> None:
+        """Give claims back that were not used.
 
-    def remove(self, dead_letter_queue: str, letter_ids: Iterable[str]) -> int:
-        """Remove letters with their claims; returns how many were there."""
+        With ``doubtful``, the next owner is told that the message may have been published.
+        """
+
+    def remove(
+        self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
+    ) -> int:
+        """Remove letters with their claims; returns how many were there.
+
+        With ``owner``, only letters that it has claimed: then a repetition does no harm.
+        """
+
+    def discard(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Iterable[str],
+        *,
+        owner: str,
+        keep_seconds: float,
+    ) -> int:
+        """As `remove`, but into the bin, where they are kept for some time."""
+
+    def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
+        """Put a discarded letter back, as the newest one, in one atomic step."""
+
+    def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
+        """Raw pages of the bin, newest first."""
+
+    def watch(self, keys: Sequence[MessageKey]) -> None:
+        """Remember messages that are about to be redriven, so that `fates` can tell of them."""
+
+    def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
+        """What became of messages that are watched."""
+
+    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
+        """Let a message that is about to be redriven begin with deliveries it had before.
+
+        Args:
+            key: The redriven message.
+            deliveries: How many count.
+            last: The last of them; its ``number`` is not looked at.
+        """
 
     def close(self) -> None:
         """Let go of connections; never raises."""
@@ -411,6 +521,34 @@ class Board(Protocol):
 
     def overrides(self, now: datetime) -> list[Override]:
         """The overrides in force, by queue and key; those that ended are taken down."""
+
+    def close(self) -> None:
+        """Let go of connections; never raises."""
+
+
+class JobBook(Protocol):
+    """Keeps what is known of jobs, bounded. Every method may raise `StoreUnavailable`."""
+
+    def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
+        """Keep the state of a job; whether somebody wants it cancelled.
+
+        The states of the five hundred newest jobs are kept.
+        """
+
+    def read(self, job_id: str) -> Mapping[str, Any] | None:
+        """The state of a job, or ``None``."""
+
+    def all(self) -> list[Mapping[str, Any]]:
+        """The states of all jobs, newest first."""
+
+    def cancel(self, job_id: str, *, wanted: bool = True) -> None:
+        """Want a job cancelled, or no more."""
+
+    def succeeded(self, job_id: str) -> int:
+        """How many messages of a redrive have succeeded, as far as guarded queues tell."""
+
+    def take(self, job_id: str, run: int) -> bool:
+        """Become the one process that does this run of a job; whether nobody else has."""
 
     def close(self) -> None:
         """Let go of connections; never raises."""

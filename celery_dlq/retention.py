@@ -130,22 +130,22 @@ class Retention:
     def _remove(
         self, name: str, cause: str, chosen: list[Heading], policy: Policy, *, dry_run: bool
     ) -> Change | None:
+        owner = f"trim {uuid4()}"
         if chosen and not dry_run:
-            chosen = self._claimed(name, chosen)
+            chosen = self._claimed(name, chosen, owner)
         if not chosen:
             return None
         change = self._change(name, cause, chosen, policy)
         if not dry_run:
             # The record first: killed in between, the audit says too much, never too little.
             self._board.record(change)
-            self._store.remove(name, [heading.letter_id for heading in chosen])
+            self._store.remove(name, [heading.letter_id for heading in chosen], owner=owner)
             self._announce(change)
         return change
 
-    def _claimed(self, name: str, chosen: list[Heading]) -> list[Heading]:
+    def _claimed(self, name: str, chosen: list[Heading], owner: str) -> list[Heading]:
         """Those that no redrive holds."""
         ids = [heading.letter_id for heading in chosen]
-        owner = f"trim {uuid4()}"
         states = self._store.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
         return [h for h, state in zip(chosen, states, strict=True) if state in _TRIMMABLE]
 

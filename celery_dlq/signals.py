@@ -25,6 +25,12 @@ task_dead_lettered = Signal(name="task_dead_lettered", providing_args={"letter"}
 task_redriven = Signal(name="task_redriven", providing_args={"letter", "redrive_id"})
 
 
+def wants(kind: type[Event]) -> bool:
+    """Whether anybody receives the signal of a kind of event."""
+    signal = {DeadLettered: task_dead_lettered, Redriven: task_redriven}.get(kind)
+    return signal is not None and bool(signal.receivers)
+
+
 def relay(event: Event) -> None:
     """An observer of events: sends the signal of an event that has one."""
     if isinstance(event, DeadLettered):

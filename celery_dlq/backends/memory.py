@@ -7,20 +7,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from itertools import islice
+from typing import Any
 
 from celery_dlq.events import Change
 from celery_dlq.metrics import Measured, Series, WorkerGauges
 from celery_dlq.ports import (
     ClaimState,
     Count,
+    Fate,
     Group,
     Heading,
     MessageKey,
     Notice,
     Override,
     QueueSummary,
+    RawPage,
+    Restored,
     Standing,
     Stored,
     StoredLetter,
@@ -33,7 +37,8 @@ _MOST_ASIDE = 20
 _MOST_DEAD = 10_000
 _MOST_CHANGES = 10_000
 
-RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
+_MOST_JOBS = 500
+_HOUR = timedelta(hours=1)
 
 
 class MemoryCounter:
@@ -43,6 +48,8 @@ class MemoryCounter:
         self._runs: dict[tuple[str, str, int], dict[tuple[int, int], Delivery]] = {}
         self._counts: Counter[MessageKey] = Counter()
         self._dead: dict[MessageKey, None] = {}
+        self.watched: set[MessageKey] = set()
+        self.successes: Counter[str] = Counter()
         self._aside: dict[tuple[str, str, int], deque[Delivery]] = {}
         self._lock = threading.Lock()
 
@@ -90,6 +97,10 @@ class MemoryCounter:
         """Forget the task."""
         self.forget(key)
 
+    def redrive_succeeded(self, redrive_id: str) -> None:
+        """Count it."""
+        self.successes[redrive_id] += 1
+
     def died(self, key: MessageKey) -> None:
         """Forget the task, and remember that this message of it is dead; bounded."""
         self.forget(key)
@@ -98,10 +109,27 @@ class MemoryCounter:
             while len(self._dead) > _MOST_DEAD:
                 del self._dead[next(iter(self._dead))]
 
+    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
+        """Count deliveries that a message had before it was redriven."""
+        with self._lock:
+            self._counts[key] = deliveries
+            place = (key.retries, deliveries)
+            self._runs.setdefault(_run(key), {})[place] = replace(last, number=deliveries)
+
+    def is_dead(self, key: MessageKey) -> bool:
+        """Whether this message, or a retry of it, was dead-lettered."""
+        with self._lock:
+            return any(_run(dead) == _run(key) for dead in self._dead)
+
+    def knows(self, key: MessageKey) -> bool:
+        """Whether the task is watched, or has deliveries on record."""
+        return key in self.watched or _run(key) in self._runs
+
     def forget(self, key: MessageKey) -> None:
         """Forget the task over all its retries."""
         with self._lock:
             self._runs.pop(_run(key), None)
+            self.watched = {other for other in self.watched if _run(other) != _run(key)}
             self._aside.pop(_run(key), None)
             for other in [k for k in self._counts if _run(k) == _run(key)]:
                 del self._counts[other]
@@ -135,6 +163,8 @@ class MemoryStore:
         self._claims: dict[tuple[str, str], tuple[str, str, float]] = {}
         self._lasts: dict[str, int] = {}
         self._exported: dict[str, str] = {}
+        self._arrivals: dict[str, deque[datetime]] = {}
+        self._bin: dict[tuple[str, str], tuple[float, DeadLetter]] = {}
         self._lock = threading.RLock()
 
     def check(self) -> None:
@@ -147,16 +177,31 @@ class MemoryStore:
             queue = self._queues.setdefault(letter.dead_letter_queue, {})
             if letter.id in queue:
                 return Stored.ALREADY_THERE
-            last = self._lasts[letter.dead_letter_queue] = (
-                self._lasts.get(letter.dead_letter_queue, 0) + 1
-            )
-            queue[letter.id] = (last, letter)
+            self._put(letter)
+            arrivals = self._arrivals.setdefault(letter.dead_letter_queue, deque())
+            arrivals.append(datetime.now(timezone.utc))
             return Stored.NEW
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """One letter by its id."""
         found = self._queues.get(dead_letter_queue, {}).get(letter_id)
-        return found[1] if found else None
+        if found is None:
+            return next((letter for position, letter in self._entries(dead_letter_queue)
+                         if position == letter_id), None)  # fmt: skip
+        return found[1]
+
+    def entry(
+        self, dead_letter_queue: str, letter_id: str
+    ) -> tuple[str, Mapping[bytes, bytes]] | None:
+        """Position and raw fields of one letter."""
+        for position, letter in self._entries(dead_letter_queue):
+            if letter_id in (letter.id, position):
+                return position, _raw(letter)
+        return None
+
+    def position_at(self, moment: datetime) -> str:  # noqa: ARG002 - positions are numbers here
+        """The beginning: nothing here says when a letter was stored."""
+        return _position(0)
 
     def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
         """Ids that begin with a text."""
@@ -170,13 +215,19 @@ class MemoryStore:
             yield StoredLetter(position=_position(position), letter=letter)
 
     def fields(
-        self, dead_letter_queue: str, *, after: str | None, until: str, page_size: int
+        self,
+        dead_letter_queue: str,
+        *,
+        after: str | None,
+        until: str | None,
+        page_size: int,
+        newest_first: bool = False,
     ) -> Iterator[RawPage]:
-        """Raw pages, oldest first."""
+        """Raw pages."""
         entries = [
-            (stored.position, {k.encode(): v for k, v in stored.letter.to_fields().items()})
-            for stored in self.letters(dead_letter_queue, newest_first=False)
-            if (after or "") < stored.position <= until
+            (stored.position, _raw(stored.letter))
+            for stored in self.letters(dead_letter_queue, newest_first=newest_first)
+            if (after or "") < stored.position and (until is None or stored.position <= until)
         ]
         for start in range(0, len(entries), page_size):
             yield entries[start : start + page_size]
@@ -221,7 +272,7 @@ class MemoryStore:
         """All dead-letter queues at a glance, by name."""
         return [self._summary(name) for name in self.names()]
 
-    def groups(self, dead_letter_queue: str) -> list[Group]:
+    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, largest first."""
         members: dict[str, list[DeadLetter]] = {}
         for stored in self.letters(dead_letter_queue, newest_first=False):
@@ -239,15 +290,21 @@ class MemoryStore:
             )
             for fingerprint, letters in members.items()
         ]
-        return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
+        return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))[:most]
 
     def claim(
-        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str, lease_seconds: float
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        lease_seconds: float,
+        forebear: str = "",
     ) -> list[ClaimState]:
-        """Claim letters for one redrive."""
+        """Claim letters for one operation."""
         with self._lock:
             return [
-                self._claim_one(dead_letter_queue, letter_id, owner, lease_seconds)
+                self._claim_one(dead_letter_queue, letter_id, owner, lease_seconds, forebear)
                 for letter_id in letter_ids
             ]
 
@@ -257,27 +314,89 @@ class MemoryStore:
         """Note that these are on the broker."""
         with self._lock:
             for letter_id in letter_ids:
-                self._claims[dead_letter_queue, letter_id] = ("published", owner, 0.0)
+                if self._owner(dead_letter_queue, letter_id) == owner:
+                    self._claims[dead_letter_queue, letter_id] = ("published", owner, 0.0)
 
-    def release(self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str) -> None:
+    def release(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        doubtful: bool = False,
+    ) -> None:
         """Give unused claims back."""
         with self._lock:
             for letter_id in letter_ids:
-                if self._claims.get((dead_letter_queue, letter_id), ("",))[:2] == (
-                    "claimed",
-                    owner,
-                ):
-                    del self._claims[dead_letter_queue, letter_id]
+                place = (dead_letter_queue, letter_id)
+                what, who, _till = self._claims.get(place, ("", "", 0.0))
+                if who != owner or what == "published":
+                    continue
+                if what == "claimed" and not doubtful:
+                    del self._claims[place]
+                else:
+                    self._claims[place] = ("reclaimed", owner, 0.0)
 
-    def remove(self, dead_letter_queue: str, letter_ids: Iterable[str]) -> int:
+    def remove(
+        self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
+    ) -> int:
         """Remove letters and their claims."""
         with self._lock:
-            queue = self._queues.get(dead_letter_queue, {})
-            removed = 0
-            for letter_id in letter_ids:
-                removed += queue.pop(letter_id, None) is not None
-                self._claims.pop((dead_letter_queue, letter_id), None)
-            return removed
+            return sum(
+                self._take(dead_letter_queue, letter_id, owner) is not None
+                for letter_id in letter_ids
+            )
+
+    def discard(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Iterable[str],
+        *,
+        owner: str,
+        keep_seconds: float,
+    ) -> int:
+        """Remove letters into the bin."""
+        with self._lock:
+            taken = [self._take(dead_letter_queue, i, owner) for i in letter_ids]
+            ends = time.monotonic() + keep_seconds
+            kept = {
+                (dead_letter_queue, letter.id): (ends, letter)
+                for letter in taken if letter is not None
+            }  # fmt: skip
+            self._bin.update(kept)
+            return len(kept)
+
+    def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
+        """Put a letter back."""
+        with self._lock:
+            self._empty_bin()
+            if (dead_letter_queue, letter_id) not in self._bin:
+                return Restored.NOT_THERE
+            if letter_id in self._queues.get(dead_letter_queue, {}):
+                return Restored.TAKEN
+            self._put(self._bin.pop((dead_letter_queue, letter_id))[1])
+            return Restored.RESTORED
+
+    def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
+        """The bin, newest first."""
+        with self._lock:
+            self._empty_bin()
+            kept = [letter for (name, _id), (_till, letter) in self._bin.items()
+                    if name == dead_letter_queue]  # fmt: skip
+        for letter in reversed(kept):
+            yield [("0-0", {b"~key": letter.id.encode(), **_raw(letter)})]
+
+    def watch(self, keys: Sequence[MessageKey]) -> None:
+        """Remember messages."""
+        self.counter.watched.update(keys)
+
+    def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
+        """What became of them."""
+        return [self._fate(key) for key in keys]
+
+    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
+        """Count deliveries that the message had before."""
+        self.counter.seed(key, deliveries, last)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -290,22 +409,61 @@ class MemoryStore:
             oldest_at=letters[0].dead_lettered_at if letters else None,
             newest_at=letters[-1].dead_lettered_at if letters else None,
             reasons=dict(sorted(Counter(letter.reason.value for letter in letters).items())),
+            last_hour=self._last_hour(name),
         )
 
+    def _last_hour(self, name: str) -> int:
+        arrivals = self._arrivals.get(name, deque())
+        while arrivals and arrivals[0] <= datetime.now(timezone.utc) - _HOUR:
+            arrivals.popleft()
+        return len(arrivals)
+
+    def _put(self, letter: DeadLetter) -> None:
+        name = letter.dead_letter_queue
+        last = self._lasts[name] = self._lasts.get(name, 0) + 1
+        self._queues.setdefault(name, {})[letter.id] = (last, letter)
+
+    def _take(self, name: str, letter_id: str, owner: str | None) -> DeadLetter | None:
+        if owner is not None and self._owner(name, letter_id) != owner:
+            return None
+        self._claims.pop((name, letter_id), None)
+        found = self._queues.get(name, {}).pop(letter_id, None)
+        return None if found is None else found[1]
+
+    def _owner(self, name: str, letter_id: str) -> str | None:
+        claim = self._claims.get((name, letter_id))
+        return None if claim is None else claim[1]
+
+    def _entries(self, name: str) -> list[tuple[str, DeadLetter]]:
+        return [(_position(p), letter) for p, letter in self._queues.get(name, {}).values()]
+
+    def _empty_bin(self) -> None:
+        now = time.monotonic()
+        for place in [place for place, (ends, _) in self._bin.items() if ends <= now]:
+            del self._bin[place]
+
+    def _fate(self, key: MessageKey) -> Fate:
+        if self.counter.is_dead(key):
+            return Fate.DIED
+        return Fate.OPEN if self.counter.knows(key) else Fate.SUCCEEDED
+
     def _claim_one(
-        self, dead_letter_queue: str, letter_id: str, owner: str, lease_seconds: float
-    ) -> ClaimState:
+        self, dead_letter_queue: str, letter_id: str, owner: str, lease_seconds: float,
+        forebear: str,
+    ) -> ClaimState:  # fmt: skip
         if self.get(dead_letter_queue, letter_id) is None:
             return ClaimState.GONE
         place, now = (dead_letter_queue, letter_id), time.monotonic()
         what, who, till = self._claims.get(place, ("", "", 0.0))
-        if what and who != owner and till > now:
+        dead = bool(forebear) and who.startswith(forebear)
+        if what and who != owner and till > now and not dead:
             return ClaimState.HELD
-        state = {"": ClaimState.CLAIMED, "published": ClaimState.PUBLISHED}.get(
-            what, ClaimState.RECLAIMED
-        )
-        kept = what if state is ClaimState.PUBLISHED else "claimed"
-        self._claims[place] = (kept, owner, now + lease_seconds)
+        note, state = ("reclaimed", ClaimState.RECLAIMED)
+        if what == "published":
+            note, state = ("published", ClaimState.PUBLISHED)
+        elif not what or (who == owner and what == "claimed"):
+            note, state = ("claimed", ClaimState.CLAIMED)
+        self._claims[place] = (note, owner, now + lease_seconds)
         return state
 
 
@@ -423,6 +581,53 @@ class MemoryMetrics:
         """Nothing to let go of."""
 
 
+class MemoryJobBook:
+    """The `JobBook` in memory."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, Mapping[str, Any]] = {}
+        self._cancelled: set[str] = set()
+        self._taken: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+
+    def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
+        """Keep a state."""
+        self._states[job_id] = dict(state)
+        for old in sorted(self._states)[:-_MOST_JOBS]:
+            del self._states[old]
+            self._cancelled.discard(old)
+        return job_id in self._cancelled
+
+    def read(self, job_id: str) -> Mapping[str, Any] | None:
+        """One state."""
+        return self._states.get(job_id)
+
+    def all(self) -> list[Mapping[str, Any]]:
+        """All states, newest first."""
+        return [state for _, state in sorted(self._states.items(), reverse=True)]
+
+    def cancel(self, job_id: str, *, wanted: bool = True) -> None:
+        """Want a job cancelled, or no more."""
+        if wanted:
+            self._cancelled.add(job_id)
+        else:
+            self._cancelled.discard(job_id)
+
+    def succeeded(self, job_id: str) -> int:  # noqa: ARG002 - workers in memory have no book
+        """Nothing here tells."""
+        return 0
+
+    def take(self, job_id: str, run: int) -> bool:
+        """Become the one that does this run."""
+        with self._lock:
+            free = (job_id, run) not in self._taken
+            self._taken.add((job_id, run))
+            return free
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
 class MemoryReports:
     """The `Reports` in memory; without returns and without an allowance."""
 
@@ -446,6 +651,10 @@ class MemoryReports:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def _raw(letter: DeadLetter) -> dict[bytes, bytes]:
+    return {name.encode(): value for name, value in letter.to_fields().items()}
 
 
 def _run(key: MessageKey) -> tuple[str, str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli import adopting, changing, data, policies, reading
+from celery_dlq.cli import adopting, changing, data, jobs, policies, reading
 from celery_dlq.cli.exporter import exporter
 from celery_dlq.errors import DLQError
 
@@ -36,7 +36,13 @@ for _command in (
     reading.list_,
     reading.show,
     reading.groups,
+    reading.tail,
+    reading.audit,
     changing.redrive,
+    changing.discard,
+    changing.purge,
+    changing.restore,
+    jobs.jobs,
     adopting.import_,
     data.export,
     data.triage,

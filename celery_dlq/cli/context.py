@@ -46,7 +46,39 @@ def given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: fields[name] for name in FILTER_NAMES if fields.get(name) is not None}
 
 
-def print_lines(objects: Iterable[dict[str, Any]]) -> None:
-    """Print one JSON object a line."""
-    for item in objects:
+def chosen(
+    dead_letters: DeadLetters,
+    queue: str,
+    fields: dict[str, Any],
+    letter_ids: Iterable[str],
+    *,
+    everything: bool,
+) -> LetterFilter:
+    """The filter of a command that changes letters: ids, filter options, or ``--all``.
+
+    Raises:
+        UsageError: None of them was given.
+    """
+    from celery_dlq.filters import LetterFilter  # noqa: PLC0415 - see the module's docstring
+
+    where = letter_filter(fields, letter_ids)
+    if not where and not everything:
+        message = "expected IDs, a filter such as --fingerprint, or --all; got none of them"
+        raise click.UsageError(message)
+    if where.ids is None:
+        return where
+    whole = frozenset(dead_letters.entry(letter_id, queue)[1].key for letter_id in letter_ids)
+    return LetterFilter(**{**given(fields), "ids": whole})
+
+
+def none_matched(queue: str) -> click.ClickException:
+    """What to say when a filter matches nothing."""
+    return click.ClickException(f"expected letters in {queue!r} that match, found none")
+
+
+def print_lines(objects: Iterable[dict[str, Any]]) -> int:
+    """Print one JSON object a line; returns how many."""
+    lines = 0
+    for lines, item in enumerate(objects, 1):  # noqa: B007 - the count is the result
         click.echo(json.dumps(item, ensure_ascii=False))
+    return lines

@@ -26,7 +26,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
         """Read the text; a usage error (exit code 2) if it is neither."""
         if isinstance(value, datetime):
             return value
-        age = re.fullmatch(r"(\d+)([smhdw])", value.strip())
+        age = re.fullmatch(r"(\d+)([smhdw])", value.strip(), re.ASCII)
         try:
             if age:
                 seconds = int(age[1]) * _UNITS[age[2]]
@@ -42,21 +42,44 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
         return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
 
 
-class Span(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
-    """A length of time such as 30m, 2h, 7d."""
+class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
+    """A length of time: seconds, or such as 30s, 5m, 2h, 7d."""
 
-    name = "span"
+    name = "duration"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta:
-        """Read the text; a usage error (exit code 2) if it is not one."""
-        if isinstance(value, timedelta):
-            return value
-        found = re.fullmatch(r"(\d{1,9})([smhdw])", value.strip())
-        if not found:
-            self.fail(f"expected a length of time such as 30m, 2h, 7d, got {value!r}", param, ctx)
-        return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Read the text; a usage error (exit code 2) if it is none."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", value.strip(), re.ASCII)
+        if found is None:
+            self.fail(f"expected seconds or such as 30s, 5m, 2h, got {value!r}", param, ctx)
+        return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+class Rate(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
+    """Letters a second: 100 or 100/s."""
+
+    name = "rate"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Read the text; a usage error (exit code 2) if it is no number."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        found = re.fullmatch(r"(-?\d+(?:\.\d+)?)(/s)?", value.strip(), re.ASCII)
+        if found is None:
+            self.fail(f"expected letters a second such as 100 or 100/s, got {value!r}", param, ctx)
+        return float(found[1])
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
-from celery_dlq.cli.options import Span, json_option
+from celery_dlq.cli.options import Duration, json_option
 
 
 @click.group(invoke_without_command=True)
@@ -32,18 +32,19 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
 @click.argument("queue")
 @click.argument("values", metavar="KEY=VALUE...", nargs=-1, required=True)
 @click.option(
-    "--for", "span", type=Span(), required=True, help="How long, e.g. 30m, 2h, 7d; at most 30d."
+    "--for", "span", type=Duration(), required=True, help="How long, e.g. 30m, 2h, 7d; at most 30d."
 )
 @click.pass_context
-def set_(ctx: click.Context, queue: str, values: tuple[str, ...], *, span: timedelta) -> None:
+def set_(ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float) -> None:
     """Override policy keys of QUEUE for a while, without a deploy.
 
     Workers notice within seconds. At the end the configured values come back.
     """
     pairs = dict(_pair(text) for text in values)
-    dead_letters_of(ctx).override_policy(queue, span, **pairs)
+    length = timedelta(seconds=span)
+    dead_letters_of(ctx).override_policy(queue, length, **pairs)
     named = ", ".join(values)
-    screen_of(ctx).say(f"Policy of {queue} overridden for {span}: {named}.")
+    screen_of(ctx).say(f"Policy of {queue} overridden for {length}: {named}.")
 
 
 @policies.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,15 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +37,20 @@ _DESCRIPTION_LIMIT = 300
 _BODY_LIMIT = 4_000
 _SHORT_ID = 8
 _LEFT: JustifyMethod = "left"
+HELD = "another operator has them, or one that died within the last minute; run it again then"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """An entry of a queue that is no letter.
+
+    Attributes:
+        position: Its place, by which it can be shown and discarded.
+        error: What is wrong with it.
+    """
+
+    position: str
+    error: str
 
 
 class Screen:
@@ -46,26 +69,31 @@ class Screen:
         if not queues:
             self.say("No dead letters: there is no dead-letter queue yet.")
             return
-        table = _table("Dead-letter queues", "queue", ("letters", "right"), "oldest", "newest",
-                       "reasons")  # fmt: skip
+        table = table_of("Dead-letter queues", "queue", ("letters", "right"),
+                         ("last hour", "right"), "oldest", "newest", "reasons")  # fmt: skip
         for queue in queues:
             reasons = "\n".join(f"{count} {reason}" for reason, count in queue.reasons.items())
             table.add_row(
                 Text(queue.name, "bold"),
                 f"{queue.letters:,}",
+                f"+{queue.last_hour:,}",
                 age(queue.oldest_at),
                 age(queue.newest_at),
                 Text(reasons),
             )
         self.console.print(table)
 
-    def letters(self, queue: str, letters: Sequence[DeadLetter], limit: int) -> None:
-        """Letters, a row each."""
+    def letters(self, queue: str, letters: Sequence[DeadLetter | Unreadable], limit: int) -> None:
+        """Letters, a row each; also what should be one and cannot be read."""
         if not letters:
-            self.say(f"No letter in {queue} matches.")
+            self.say(f"{queue} has no letters here.")
             return
-        table = _table(queue, "!id", "task, reason", "!when, deliveries", "description")
+        table = table_of(queue, "!id", "task, reason", "!when, deliveries", "description")
         for letter in letters:
+            if isinstance(letter, Unreadable):
+                table.add_row(letter.position, Text("not a letter", "red"), "-",
+                              Text(shortened(letter.error, _DESCRIPTION_LIMIT)))  # fmt: skip
+                continue
             table.add_row(
                 letter.id[:_SHORT_ID],
                 _two_lines(Text(letter.task_name, "bold"), reason_text(letter.reason.value)),
@@ -74,14 +102,14 @@ class Screen:
             )
         self.console.print(table)
         if len(letters) == limit:
-            self.say(f"The first {limit}; --limit shows more.")
+            self.say(f"{limit} letters; --page shows the next, --limit more at a time.")
 
-    def groups(self, queue: str, groups: Sequence[Group]) -> None:
+    def groups(self, queue: str, groups: Sequence[Group], limit: int | None = None) -> None:
         """Groups, a row each."""
         if not groups:
             self.say(f"{queue} is empty.")
             return
-        table = _table(f"{queue} by cause", "!fingerprint", ("letters", "right"), "task, cause",
+        table = table_of(f"{queue} by cause", "!fingerprint", ("letters", "right"), "task, cause",
                        "!seen")  # fmt: skip
         for group in groups:
             table.add_row(
@@ -91,6 +119,8 @@ class Screen:
                 f"first {age(group.first_seen_at)}\nlast  {age(group.last_seen_at)}",
             )
         self.console.print(table)
+        if len(groups) == limit:
+            self.say(f"The {limit} largest; --limit shows more.")
 
     def letter(self, letter: DeadLetter) -> None:
         """One letter, everything."""
@@ -109,38 +139,40 @@ class Screen:
             # Long lines stay whole: a person copies them.
             self.console.print(Text(letter.traceback.rstrip()), soft_wrap=True)
 
+    def line(self, letter: DeadLetter) -> None:
+        """One letter in one line."""
+        said = Text.assemble(
+            (f"{_moment(letter.dead_lettered_at)}  {letter.id[:_SHORT_ID]}  ", "dim"),
+            (letter.task_name, "bold"), "  ", reason_text(letter.reason.value), "  ",
+            shortened(letter.description.replace("\n", " "), _DESCRIPTION_LIMIT),
+        )  # fmt: skip
+        self.console.print(said, soft_wrap=True)
+
     def redriven(self, queue: str, report: RedriveReport) -> None:
         """What a redrive did."""
         total = report.published + report.finished
-        self.say(f"Redriven from {queue}: {_letters(total)} (redrive {report.redrive_id}).")
-        if report.finished:
-            self.say(f"  {report.finished:,} of them were published by an interrupted redrive.")
-        if report.maybe_twice:
-            self.say(
-                f"  {report.maybe_twice:,} may have been published by an interrupted redrive too; "
-                f"equal dlq_letter headers show the copies."
-            )
-        if report.skipped:
-            self.say(f"  {report.skipped:,} skipped: another redrive has them.")
-        if not total and not report.failed and not report.skipped:
-            self.say("  No letter matched.")
+        self.say(f"Redriven from {queue}: {letters_text(total)} (redrive {report.redrive_id}).")
+        for text, style in _redrive_notes(report):
+            self.say(f"  {text}", style=style)
         for letter_id, error in list(report.failed.items())[:10]:
             self.say(f"  failed {letter_id}: {error}", style="red")
-        if report.failed:
-            self.say(f"  {len(report.failed):,} failed and stay in {queue}.", style="red")
+        if report.failures:
+            self.say(f"  {report.failures:,} failed and stay in {queue}.", style="red")
 
     def exported(self, report: ExportReport) -> None:
         """What an export wrote."""
         if report.letters:
             size = report.bytes / 1024
             self.say(
-                f"Exported {_letters(report.letters)} ({size:,.0f} KiB in {report.files:,} "
+                f"Exported {letters_text(report.letters)} ({size:,.0f} KiB in {report.files:,} "
                 f"file{'' if report.files == 1 else 's'}) to {report.destination}"
             )
         else:
             self.say(f"Nothing new to export; {report.destination} is up to date.")
         if report.trimmed:
-            self.say(f"Trimmed {_letters(report.trimmed)}: read back from the files, then removed.")
+            self.say(
+                f"Trimmed {letters_text(report.trimmed)}: read back from the files, then removed."
+            )
         if report.waiting:
             self.say(f"Waiting for a later --until: {', '.join(report.waiting)}")
         if report.unreadable:
@@ -152,19 +184,19 @@ class Screen:
     def triage(self, triage: Triage) -> None:
         """What PySpark found."""
         span = f"{_moment(triage.first_seen_at)} to {_moment(triage.last_seen_at)}"
-        self.say(f"{_letters(triage.letters)}, {span}", style="bold")
-        table = _table("Groups: what is dying", ("letters", "right"), "task", "cause", "example")
+        self.say(f"{letters_text(triage.letters)}, {span}", style="bold")
+        table = table_of("Groups: what is dying", ("letters", "right"), "task", "cause", "example")
         for group in triage.groups[:20]:
             cause = group.exception_type or ", ".join(group.reasons)
             table.add_row(f"{group.letters:,}", Text(group.task_name, "bold"), Text(cause),
-                          Text(_short(group.example_description or "", 100)))  # fmt: skip
+                          Text(shortened(group.example_description or "", 100)))  # fmt: skip
         self.console.print(table)
-        table = _table("Reasons", "reason", ("letters", "right"), ("share", "right"))
+        table = table_of("Reasons", "reason", ("letters", "right"), ("share", "right"))
         for reason in triage.reasons:
             table.add_row(reason_text(reason.reason), f"{reason.letters:,}", f"{reason.share:.0%}")
         self.console.print(table)
         self.console.print(_timeline(triage))
-        table = _table(
+        table = table_of(
             "Deliveries before death", "task", ("deliveries", "right"), ("letters", "right")
         )
         for row in triage.deliveries[:30]:
@@ -178,14 +210,19 @@ class Screen:
         self.console.print(Text(text, style or ""), soft_wrap=True)
 
     @contextmanager
-    def counting(self, verb: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-        """A live count on a terminal, nothing elsewhere."""
+    def counting(
+        self, verb: str, *, quiet: bool = False, total: int | None = None
+    ) -> Iterator[Callable[[int], None]]:
+        """A live count on a terminal, a bar when the total is known; nothing elsewhere."""
         if quiet or not self.console.is_terminal:
             yield lambda _count: None
             return
-        columns = (SpinnerColumn(), TextColumn("{task.completed:,} " + verb), TimeElapsedColumn())
+        bar = () if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            SpinnerColumn(), TextColumn("{task.completed:,} " + verb), *bar, TimeElapsedColumn()
+        )  # fmt: skip
         with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(verb, total=None)
+            task = progress.add_task(verb, total=total)
             yield lambda count: progress.advance(task, count)
 
     def _body(self, letter: DeadLetter) -> None:
@@ -201,7 +238,7 @@ class Screen:
                     f"bytes  {jsontext.safe_repr(letter.body[:200])}",
                 ]
             )
-        self.console.print(Padding(Text(_short(shown, _BODY_LIMIT)), (0, 0, 0, 2)))
+        self.console.print(Padding(Text(shortened(shown, _BODY_LIMIT)), (0, 0, 0, 2)))
 
 
 def queue_json(queue: QueueSummary) -> dict[str, Any]:
@@ -211,6 +248,7 @@ def queue_json(queue: QueueSummary) -> dict[str, Any]:
         "letters": queue.letters,
         "oldest_at": iso(queue.oldest_at),
         "newest_at": iso(queue.newest_at),
+        "last_hour": queue.last_hour,
         "reasons": dict(queue.reasons),
     }
 
@@ -246,7 +284,7 @@ def reason_text(reason: str) -> Text:
     return Text(reason, "red" if reason in lethal else "yellow")
 
 
-def _table(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:
+def table_of(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:
     """A table; a column's name may carry ``!`` for "never wrap"."""
     table = Table(
         title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
@@ -294,6 +332,26 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
             yield name, Text(str(value))
 
 
+def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str | None]]:
+    if report.canary is not None:
+        said = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} still open."
+        yield said.format(**report.canary), None
+    if report.state != "done":
+        again = f"`dlq jobs resume {report.redrive_id}` goes on"
+        yield f"It was {report.state} before its end; {again}.", "red"
+    if report.corrupt:
+        yield f"{report.corrupt:,} entries are no letters; they were passed over.", None
+    if report.finished:
+        yield f"{report.finished:,} of them were published by an interrupted redrive.", None
+    if report.maybe_twice:
+        copies = "equal dlq_letter headers show the copies"
+        yield f"{report.maybe_twice:,} may have been published before as well; {copies}.", None
+    if report.skipped:
+        yield f"{report.skipped:,} skipped: {HELD}.", None
+    if report.doubtful:
+        yield f"The broker may have taken {report.doubtful:,} of those that failed.", "red"
+
+
 def _cause(group: Group) -> Text:
     reason = reason_text(group.reason)
     if group.exception_type is None:
@@ -303,7 +361,7 @@ def _cause(group: Group) -> Text:
 
 def _history(history: Sequence[Delivery]) -> Table:
     names = ("!retry", "!delivery", "!started (UTC)", "!took", "!outcome", "!pid", "exception")
-    table = _table("history", *names)
+    table = table_of("history", *names)
     for one in history:
         took = f"{(one.ended_at - one.started_at).total_seconds():.2f} s" if one.ended_at else "-"
         said = ": ".join(part for part in (one.exception_type, one.exception_message) if part)
@@ -314,7 +372,7 @@ def _history(history: Sequence[Delivery]) -> Table:
             took,
             Text(one.outcome.value if one.outcome else "running"),
             str(one.worker_pid or "-"),
-            Text(_short(said, _DESCRIPTION_LIMIT)),
+            Text(shortened(said, _DESCRIPTION_LIMIT)),
         )
     return table
 
@@ -323,7 +381,7 @@ def _timeline(triage: Triage) -> Table:
     totals: dict[datetime, int] = {}
     for row in triage.timeline:
         totals[row.bucket_start] = totals.get(row.bucket_start, 0) + row.letters
-    table = _table(f"Over time, by {triage.bucket}", "from (UTC)", ("letters", "right"), "")
+    table = table_of(f"Over time, by {triage.bucket}", "from (UTC)", ("letters", "right"), "")
     most = max(totals.values(), default=1)
     for start, letters in sorted(totals.items())[-30:]:
         bar = "█" * max(1, round(30 * letters / most))
@@ -335,7 +393,7 @@ def _description(letter: DeadLetter) -> Text:
     text = letter.description
     if letter.exception_type and letter.reason.value != "rejected":
         text = f"{letter.exception_type.rpartition('.')[2]}: {text}"
-    return Text(_short(text, _DESCRIPTION_LIMIT))
+    return Text(shortened(text, _DESCRIPTION_LIMIT))
 
 
 def _of(count: int, limit: int | None) -> str:
@@ -346,9 +404,11 @@ def _moment(moment: datetime | None) -> str:
     return "-" if moment is None else f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z"
 
 
-def _letters(count: int) -> str:
+def letters_text(count: int) -> str:
+    """So many letters."""
     return f"{count:,} letter{'' if count == 1 else 's'}"
 
 
-def _short(text: str, limit: int) -> str:
+def shortened(text: str, limit: int) -> str:
+    """The text, or its beginning."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -109,7 +109,7 @@ def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
         for start in range(0, len(ids), _BATCH):
             some = ids[start : start + _BATCH]
             if action == DISCARD:
-                done["discarded"] += dlq.store.remove(queue, some)
+                done["discarded"] += dlq.discard(queue, ids=frozenset(some)).removed
             else:
                 report = dlq.redrive(queue, ids=frozenset(some))
                 done["redriven"] += report.published + report.finished

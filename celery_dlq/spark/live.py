@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.packing import readable
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
 from celery_dlq.policy import suggestion
 from celery_dlq.record import to_micros
@@ -185,7 +186,7 @@ class LiveLetters:
         while True:
             page = self._range(span.queue, position, span.until, _PAGE)
             for _position, parts in page:
-                yield dict(zip(parts[::2], parts[1::2], strict=True))
+                yield readable(dict(zip(parts[::2], parts[1::2], strict=True)))
             if len(page) < _PAGE:
                 return
             position = page[-1][0]

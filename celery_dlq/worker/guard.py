@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.headers import REDRIVES_HEADER
+from celery_dlq.headers import REDRIVE_HEADER, REDRIVES_HEADER
 from celery_dlq.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, SUCCEEDED, UNCOUNTED, Counts
 from celery_dlq.policy import Policy
 from celery_dlq.ports import Clock, DeliveryCounter, MessageKey, Standing
@@ -32,6 +32,7 @@ from celery_dlq.worker.plan import Plan, Plans
 logger = logging.getLogger("celery_dlq.worker")
 
 HISTORY_IN_LETTER = 50
+_LONGEST_ID = 64
 
 LANE_SECONDS = 30.0
 """Longest wait of a message that may have killed its worker for another one of that kind."""
@@ -194,6 +195,8 @@ class Guard:
             self._counter.succeeded(tracked.key)
             self._missed.forget(tracked.key)
             self._counts.count(DELIVERIES, tracked.plan.queue, SUCCEEDED)
+            if tracked.key.redrives:
+                self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
 
     def end(
         self, request: Any, failure: Failure, done: Callable[[], None], *, requeued: bool
@@ -312,6 +315,10 @@ class Guard:
             chore.close()
         self.chores.clear()
         self._counter.close()
+
+    def _redrive_succeeded(self, redrive_id: object) -> None:
+        if isinstance(redrive_id, str) and len(redrive_id) <= _LONGEST_ID:
+            self._counter.redrive_succeeded(redrive_id)
 
     def _track(self, request: Any, plan: Plan) -> Tracked:
         retries = _count(request.request_dict.get("retries"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from workers import HERE, Worker, environment
 
-from celery_dlq import DeadLetter
+from celery_dlq import DeadLetter, Reason
 
 Letters = Callable[..., list[DeadLetter]]
 Start = Callable[..., Worker]
@@ -107,22 +107,89 @@ MISTAKES = [
     (("export", "/proc/letters"), 1, "can be written"),
     (("export", "x", "--queue", "nowhere"), 1, "'nowhere'"),
     (("triage", "no-such-folder"), 1, "no-such-folder"),
+    (("list", "orders-DLQ", "--task", "nobody"), 1, "that match, found none"),
+    (("list", "\udcff-DLQ"), 1, "expected the name of a dead-letter queue"),
+    (("list", "orders-DLQ", "--grep", "\udcff"), 1, "that match, found none"),
+    (("show", "\udcff\udcfe"), 1, "found none"),
+    (("show", "1-1"), 1, "'1-1', found none"),
+    (("redrive", "orders-DLQ", "--fingerprint", "ffff"), 1, "that match, found none"),
+    (("redrive", "orders-DLQ", "--all", "--rate", "fast"), 2, "got 'fast'"),
+    (("redrive", "orders-DLQ", "--all", "--delay", "soon"), 2, "got 'soon'"),
+    (("redrive", "orders-DLQ", "--all", "--limit", "0"), 1, "limit to be 1 or more"),
+    (("redrive", "orders-DLQ", "--all", "--canary", "0"), 1, "canary to be 1"),
+    (("redrive", "orders-DLQ", "--all", "--to-queue", "orders-DLQ"), 1, "got the dead-letter"),
+    (("redrive", "orders-DLQ", "--all", "--set", "kwargs.a=1"), 2, "the ID of the one letter"),
+    (("redrive", "orders-DLQ", "--all", "--dry-run", "--to-queue", "no"), 1, ""),
+    (("discard", "orders-DLQ"), 2, "or --all; got none of them"),
+    (("discard", "orders-DLQ", "--all"), 2, "expected --yes to discard 3 letters"),
+    (("purge", "orders-DLQ", "--reason", "failed"), 2, "expected --yes to purge 2 letters"),
+    (("purge", "orders-DLQ", "--all", "--yes", "--export-first", "/proc/x"), 1, "can be written"),
+    (("purge", "orders-DLQ", "--task", "nobody", "--yes"), 1, "that match, found none"),
+    (("restore", "no-such-id"), 1, "none in the bin"),
+    (("restore", "x", "--queue", "nowhere"), 1, "'nowhere'"),
+    (("jobs", "status", "no-such-job"), 1, "expected the id of a job"),
+    (("jobs", "cancel", "no-such-job"), 1, "expected the id of a job"),
+    (("jobs", "resume", "no-such-job"), 1, "expected the id of a job"),
+    (("tail", "nowhere"), 1, "'nowhere'"),
+    (("audit", "--limit", "0"), 2, "0"),
     (("frobnicate",), 2, "frobnicate"),
 ]
 
 
+@pytest.fixture
+def in_process(poison: ModuleType) -> Callable[..., Any]:
+    """Run a command in this process: the same code, without the start of an interpreter."""
+    from types import SimpleNamespace
+
+    from click.testing import CliRunner
+
+    from celery_dlq.cli.commands import dlq as commands
+
+    def run(*arguments: str, **more: Any) -> Any:
+        obj = SimpleNamespace(app=poison.app, no_color=True)
+        done = CliRunner(env={"COLUMNS": "160"}).invoke(commands, [*arguments], obj=obj, **more)
+        done.stdout_lines = [json.loads(x) for x in done.stdout.splitlines() if x[:1] == "{"]
+        return done
+
+    return run
+
+
+@pytest.fixture
+def three(poison: ModuleType) -> list[DeadLetter]:
+    """Three letters, stored as a worker would have stored them."""
+    from builders import a_letter, a_request, key_of
+
+    made = []
+    for name in ("a", "b", "c"):
+        letter = a_letter(
+            task_id=f"task-{name}",
+            task_name="poison_app.fails",
+            reason=Reason.REJECTED if name == "c" else Reason.FAILED,
+            headers=json.dumps(a_request(id=f"task-{name}", task="poison_app.fails")),
+            body=json.dumps([[name], {}, {"callbacks": None}]).encode(),
+            args_json=json.dumps([name]),
+        )
+        poison.dlq.store.dead_letter(letter, key_of(letter))
+        made.append(letter)
+    return list(poison.dlq.letters("orders-DLQ"))
+
+
 def test_mistakes_get_one_clear_line_and_change_nothing(
-    dlq: Dlq, dead: list[DeadLetter], poison: ModuleType
+    in_process: Callable[..., Any], three: list[DeadLetter], poison: ModuleType
 ) -> None:
     """Exit code 1 for refused or failed, 2 for wrong usage; never a traceback."""
     for arguments, code, text in MISTAKES:
-        done = dlq(*arguments)
+        done = in_process(*arguments)
+        done.returncode = done.exit_code
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         assert (arguments, done.returncode) == (arguments, code), done.stderr
         assert text in done.stderr, (arguments, done.stderr)
         assert "Traceback" not in done.stderr + done.stdout, arguments
-        last = done.stderr.strip().splitlines()[-1]
-        assert last.startswith("Error: "), (arguments, done.stderr)
-    assert [letter.id for letter in poison.dlq.letters("orders-DLQ")] == [x.id for x in dead]
+        if text:
+            last = done.stderr.strip().splitlines()[-1]
+            assert last.startswith("Error: "), (arguments, done.stderr)
+    assert poison.dlq.jobs() == poison.dlq.changes() == []
+    assert [letter.id for letter in poison.dlq.letters("orders-DLQ")] == [x.id for x in three]
 
 
 BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
@@ -186,3 +253,150 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(
         assert done.returncode == 1, done.stderr
         assert f"pip install 'celery_dlq[{extra}]'" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_undecodable_arguments_of_a_shell_are_one_clear_line(
+    dlq: Dlq, three: list[DeadLetter]
+) -> None:
+    """Bytes that are no UTF-8 reach Python as lone surrogates."""
+    done = dlq("show", "\udcff")
+    assert done.returncode == 1
+    assert "found none" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_discard_is_asked_for_and_can_be_taken_back(
+    in_process: Callable[..., Any], three: list[DeadLetter], poison: ModuleType, tmp_path: Path
+) -> None:
+    """One letter needs no answer; many need --yes; the bin gives them back; the audit tells."""
+    one = three[0]
+    assert (
+        "Discarded from orders-DLQ: 1 letter"
+        in in_process("discard", "orders-DLQ", one.id[:8]).stdout
+    )
+    (binned,) = in_process("list", "orders-DLQ", "--discarded", "--json").stdout_lines
+    assert binned == one.to_json()
+    assert "Restored" in in_process("restore", one.id).stdout
+    path = str(tmp_path / "gone.parquet")
+    (report,) = in_process(
+        "purge", "orders-DLQ", "--all", "--yes", "--export-first", path, "--json"
+    ).stdout_lines
+    assert (report["removed"], report["exported"], report["state"]) == (3, 3, "done")
+    assert list(poison.dlq.letters("orders-DLQ")) == []
+    changes = in_process("audit", "--json").stdout_lines
+    assert [c["action"] for c in changes] == ["purged", "restored", "discarded"]
+    assert {c["target"] for c in changes} == {"orders-DLQ"}
+    assert "purged" in in_process("audit").stdout
+    jobs = in_process("jobs", "--json").stdout_lines
+    assert [job["kind"] for job in jobs] == ["purge", "discard"]
+    status = in_process("jobs", "status", jobs[0]["id"])
+    assert "purge of orders-DLQ: done" in status.stdout
+    assert jobs[0]["id"] in in_process("jobs").stdout
+
+
+def test_a_redrive_can_be_tried_dry_edited_and_watched(
+    in_process: Callable[..., Any], three: list[DeadLetter], poison: ModuleType
+) -> None:
+    """Tables for people, lines for programs, the same facts."""
+    dry = in_process("redrive", "orders-DLQ", "--all", "--dry-run")
+    assert "Would redrive 3 letters" in dry.stdout
+    assert "poison_app.fails" in dry.stdout
+    (plan,) = in_process("redrive", "orders-DLQ", "--all", "--dry-run", "--json").stdout_lines
+    assert plan["letters"] == 3
+    letter = three[0]
+    (report,) = in_process(
+        "redrive", "orders-DLQ", letter.id, "--set", "kwargs.tenant=42", "--json"
+    ).stdout_lines
+    assert report["published"] == 1
+    (report,) = in_process(
+        "redrive", "orders-DLQ", "--all", "--rate", "1000/s", "--delay", "1h", "--json"
+    ).stdout_lines
+    assert (report["published"], report["state"]) == (2, "done")
+    (job, *_) = in_process("jobs", "--json").stdout_lines
+    assert job["id"] == report["redrive_id"]
+    assert job["options"] == {"rate": 1000.0, "delay_seconds": 3600.0}
+
+
+def test_an_editor_changes_the_arguments_of_one_letter(
+    in_process: Callable[..., Any], three: list[DeadLetter], poison: ModuleType, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What is saved is redriven; no change, or no JSON, is not."""
+    letter = next(letter for letter in three if letter.args_json == '["a"]')
+    editor = tmp_path / "editor"
+    for script, code in (("true", 1), ("echo nonsense >", 1), ('sed -i s/"a"/"b"/', 0)):
+        command = f'#!/bin/sh\n{script} "$1"\n' if script != "true" else "#!/bin/sh\ntrue\n"
+        editor.write_text(command.replace('s/"a"/"b"/', '\'s/"a"/"b"/\''))
+        editor.chmod(0o755)
+        monkeypatch.setenv("EDITOR", str(editor))
+        monkeypatch.delenv("VISUAL", raising=False)
+        done = in_process("redrive", "orders-DLQ", letter.id, "--edit")
+        assert done.exit_code == code, (script, done.output)
+        assert ("nothing was redriven" in done.output) is bool(code)
+    with poison.app.connection_for_read() as connection:
+        raw = json.loads(connection.default_channel.client.lindex("orders", 0))
+    assert json.loads(raw["headers"]["dlq_edited"])[0]["to"] == '[["b"], {}]'
+
+
+def test_an_entry_that_is_no_letter_has_a_row_and_a_page(
+    in_process: Callable[..., Any], three: list[DeadLetter], redis_url: str
+) -> None:
+    """It stops nothing, and can be shown and discarded by its position."""
+    import redis
+
+    with redis.Redis.from_url(redis_url) as client:
+        position = client.xadd("dlq:{orders-DLQ}:letters", {"mood": b"\xff"}).decode()
+    shown = in_process("list", "orders-DLQ")
+    assert shown.exit_code == 0
+    assert position in shown.stdout
+    assert "not a letter" in shown.stdout
+    assert in_process("list", "orders-DLQ", "--json").stdout_lines[0]["position"] == position
+    assert "mood" in in_process("show", position).stdout
+    assert in_process("show", position, "--json").stdout_lines[0]["corrupt"]
+    assert in_process("discard", "orders-DLQ", position, "--forever").exit_code == 0
+    assert in_process("show", position).exit_code == 1
+    assert len(in_process("list", "orders-DLQ", "--json").stdout_lines) == 3
+
+
+def test_lists_have_pages_and_tails(
+    in_process: Callable[..., Any], three: list[DeadLetter]
+) -> None:
+    """The second page begins where the first ended."""
+    pages = [
+        in_process("list", "orders-DLQ", "--json", "--limit", "2", "--page", str(page))
+        for page in (1, 2, 3)
+    ]
+    ids = [[x["id"] for x in page.stdout_lines] for page in pages]
+    assert ids == [[three[2].id, three[1].id], [three[0].id], []]
+    tail = in_process("tail", "orders-DLQ", "--lines", "2", "--json").stdout_lines
+    assert [x["id"] for x in tail] == [three[1].id, three[2].id]
+    assert three[2].id[:8] in in_process("tail", "orders-DLQ").stdout
+
+
+def test_tail_follows_until_it_is_interrupted(
+    redis_url: str, three: list[DeadLetter], poison: ModuleType
+) -> None:
+    """A new letter is a new line; Ctrl-C is a normal end."""
+    import signal
+
+    from builders import a_letter, key_of
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "tail", "orders-DLQ",
+         "--follow", "--lines", "1", "--json"],
+        env=environment(redis_url, PYTHONUNBUFFERED="1"), cwd=HERE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["id"] == three[2].id
+        letter = a_letter()
+        poison.dlq.store.dead_letter(letter, key_of(letter))
+        assert json.loads(process.stdout.readline())["id"] == letter.id
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.letters import fill
+from benchmarks.shop_letters import fill
 from builders import DLQ
 from servers import RedisServer
 

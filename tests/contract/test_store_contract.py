@@ -12,7 +12,17 @@ from waiting import poll
 
 from celery_dlq.backends.redis.scripts import MOST_IDS
 from celery_dlq.backends.redis.store import PAGE
-from celery_dlq.ports import ClaimState, DeadLetterStore, Group, QueueSummary, Stored
+from celery_dlq.ports import (
+    ClaimState,
+    Count,
+    DeadLetterStore,
+    Fate,
+    Group,
+    QueueSummary,
+    Restored,
+    Standing,
+    Stored,
+)
 from celery_dlq.record import DeadLetter, Reason
 
 if TYPE_CHECKING:
@@ -531,6 +541,177 @@ def test_any_number_of_letters_is_claimed_noted_and_released_at_once(
     store.release(DLQ, some, owner="me")
     states = claim(store, *some, owner="you")
     assert states == [ClaimState.PUBLISHED] * (len(some) - 10) + [ClaimState.CLAIMED] * 10
+
+
+def test_a_claim_asked_for_twice_is_answered_as_the_first_time(store: DeadLetterStore) -> None:
+    """A client asks again after a time-out, and must not take itself for a dead one."""
+    letter, doubtful = stored(store), stored(store)
+    store.claim(DLQ, [doubtful.id], owner="dead", lease_seconds=0)
+    for _ in range(2):
+        assert claim(store, letter.id, doubtful.id) == [ClaimState.CLAIMED, ClaimState.RECLAIMED]
+
+
+def test_a_resumed_job_takes_over_the_claims_of_its_earlier_runs(store: DeadLetterStore) -> None:
+    """At once: it knows that they died. Others still wait."""
+    one, other = stored(store), stored(store)
+    claim(store, one.id, other.id, owner="job-1:1@x")
+    store.mark_published(DLQ, [other.id], owner="job-1:1@x")
+    assert claim(store, one.id, owner="job-2:1@x") == [ClaimState.HELD]
+    assert store.claim(
+        DLQ, [one.id, other.id], owner="job-1:2@x", lease_seconds=60, forebear="job-1:"
+    ) == [ClaimState.RECLAIMED, ClaimState.PUBLISHED]
+
+
+def test_only_the_owner_notes_and_removes(store: DeadLetterStore) -> None:
+    """A late repetition must neither touch a letter that came back nor one of somebody else."""
+    letter = stored(store)
+    claim(store, letter.id, owner="you")
+    store.mark_published(DLQ, [letter.id, "gone"], owner="me")
+    assert store.remove(DLQ, [letter.id], owner="me") == 0
+    assert ids(store) == [letter.id]
+    assert store.remove(DLQ, [letter.id], owner="you") == 1
+    store.dead_letter(letter, key_of(letter))
+    store.mark_published(DLQ, [letter.id], owner="you")
+    assert store.remove(DLQ, [letter.id], owner="you") == 0
+    assert claim(store, letter.id, owner="her") == [ClaimState.CLAIMED]
+
+
+def test_a_doubtful_claim_given_back_is_reclaimed_at_once(store: DeadLetterStore) -> None:
+    """The broker may have the message: the next owner is told, and need not wait."""
+    letter = stored(store)
+    claim(store, letter.id)
+    store.release(DLQ, [letter.id], owner="me", doubtful=True)
+    assert claim(store, letter.id, owner="you") == [ClaimState.RECLAIMED]
+    store.release(DLQ, [letter.id], owner="you")
+    assert claim(store, letter.id, owner="her") == [ClaimState.RECLAIMED]
+
+
+# -- the bin -------------------------------------------------------------------------
+
+
+def discard(store: DeadLetterStore, *letter_ids: str, keep_seconds: float = 60.0) -> int:
+    """Claim and discard letters of the usual queue."""
+    claim(store, *letter_ids)
+    return store.discard(DLQ, letter_ids, owner="me", keep_seconds=keep_seconds)
+
+
+def in_bin(store: DeadLetterStore) -> list[bytes]:
+    """The ids of what lies in the bin, newest first."""
+    return [fields[b"id"] for page in store.discarded(DLQ) for _, fields in page]
+
+
+def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: DeadLetterStore) -> None:
+    """With its group and reason; as the newest of its queue."""
+    letters = many(store, 3)
+    before = store.queues(), store.groups(DLQ)
+    assert discard(store, letters[0].id) == 1
+    assert ids(store) == [letters[1].id, letters[2].id]
+    assert store.groups(DLQ)[0].letters == 2
+    assert in_bin(store) == [letters[0].id.encode()]
+    assert store.restore(DLQ, letters[0].id) is Restored.RESTORED
+    assert ids(store) == [letters[1].id, letters[2].id, letters[0].id]
+    assert store.get(DLQ, letters[0].id) == letters[0]
+    assert (store.queues()[0].reasons, store.groups(DLQ)[0].letters) == (
+        before[0][0].reasons, before[1][0].letters,
+    )  # fmt: skip
+    assert in_bin(store) == []
+    assert store.restore(DLQ, letters[0].id) is Restored.NOT_THERE
+
+
+def test_only_the_owner_discards(store: DeadLetterStore) -> None:
+    """A letter that another operator redrives stays; a repetition finds nothing."""
+    letter = stored(store)
+    claim(store, letter.id, owner="you")
+    assert store.discard(DLQ, [letter.id], owner="me", keep_seconds=60) == 0
+    assert store.discard(DLQ, [letter.id], owner="you", keep_seconds=60) == 1
+    assert store.discard(DLQ, [letter.id], owner="you", keep_seconds=60) == 0
+    assert in_bin(store) == [letter.id.encode()]
+
+
+def test_a_letter_that_came_back_is_not_overwritten(store: DeadLetterStore) -> None:
+    """The same message died again meanwhile: the bin keeps the older letter."""
+    letter = stored(store)
+    discard(store, letter.id)
+    store.dead_letter(letter, key_of(letter))
+    assert store.restore(DLQ, letter.id) is Restored.TAKEN
+    assert ids(store) == [letter.id]
+
+
+def test_the_bin_forgets(store: DeadLetterStore) -> None:
+    """After its time nothing can be restored."""
+    letter = stored(store)
+    discard(store, letter.id, keep_seconds=0.05)
+    assert poll(lambda: in_bin(store) == [])
+    assert store.restore(DLQ, letter.id) is Restored.NOT_THERE
+
+
+# -- what operations ask ---------------------------------------------------------------
+
+
+def test_the_letters_of_the_last_hour_are_counted(store: DeadLetterStore) -> None:
+    """By when they were stored, whenever they died; also those that are gone."""
+    letters = many(store, 3)
+    store.remove(DLQ, [letters[0].id])
+    assert store.queues()[0].last_hour == 3
+
+
+def test_groups_can_be_few(store: DeadLetterStore) -> None:
+    """A queue may have as many causes as letters; the first page is the largest ones."""
+    for number, fingerprint in enumerate(("aa", "bb", "bb", "cc", "cc", "cc")):
+        stored(store, fingerprint=fingerprint, retries=number)
+    assert [group.fingerprint for group in store.groups(DLQ, most=2)] == ["cc", "bb"]
+
+
+def test_a_letter_is_found_raw_by_its_id_or_position(store: DeadLetterStore) -> None:
+    """Operations decode nothing that they do not need."""
+    letter = stored(store)
+    entry = store.entry(DLQ, letter.id)
+    assert entry is not None
+    assert entry[1] == {name.encode(): value for name, value in letter.to_fields().items()}
+    assert store.entry(DLQ, entry[0]) == entry
+    assert store.entry(DLQ, "0-1") is None
+    assert store.entry("nowhere", letter.id) is None
+
+
+def test_no_letter_lies_before_the_position_of_its_death(store: DeadLetterStore) -> None:
+    """So that a search by time need not begin at the beginning."""
+    letter = stored(store)
+    after = store.position_at(NOW)
+    pages = list(store.fields(DLQ, after=after, until=None, page_size=5))
+    assert [fields[b"id"] for page in pages for _, fields in page] == [letter.id.encode()]
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+def test_pages_are_bounded_in_bytes_too(store: DeadLetterStore, size: int) -> None:
+    """Letters of megabytes do not come by the hundreds."""
+    for number in range(12):
+        stored(store, retries=number, body=b"x" * size)
+    pages = list(store.fields(DLQ, after=None, until=None, page_size=200))
+    assert sum(map(len, pages)) == 12
+    assert [fields[b"body"] for page in pages for _, fields in page] == [b"x" * size] * 12
+
+
+def test_the_fate_of_a_watched_message_is_known(backend: Backend) -> None:
+    """It waits, it runs, it succeeded, or it has a letter again."""
+    store, keys = backend.store, [a_key(redrives=1), a_key(redrives=1), a_key(redrives=1)]
+    store.watch(keys)
+    assert store.fates(keys) == [Fate.OPEN] * 3
+    for key in keys:
+        backend.counter.count(key, a_delivery(), None)
+    backend.counter.succeeded(keys[0])
+    backend.counter.flush()
+    letter = a_letter(task_id=keys[1].task_id, redrives=1)
+    store.dead_letter(letter, key_of(letter))
+    assert store.fates(keys) == [Fate.SUCCEEDED, Fate.DIED, Fate.OPEN]
+
+
+def test_deliveries_of_an_earlier_life_can_count(backend: Backend) -> None:
+    """A redrive with its counts kept goes on where the message died."""
+    key = a_key(redrives=1)
+    backend.store.seed(key, 2, an_ended_delivery(number=7))
+    assert [delivery.number for delivery in backend.counter.history(key)] == [2]
+    assert backend.counter.count(key, a_delivery(), 3) == Count(Standing.COUNTED, 3)
+    assert backend.counter.count(key, a_delivery(), 3).standing is Standing.LIMIT_REACHED
 
 
 def test_closing_may_be_repeated(store: DeadLetterStore) -> None:

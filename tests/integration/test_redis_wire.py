@@ -21,7 +21,7 @@ from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.ports import MessageKey, Standing
+from celery_dlq.ports import ClaimState, MessageKey, Standing
 
 KEYS = Keys()
 TIMEOUT_SECONDS = 0.5
@@ -458,8 +458,12 @@ def agreed(server: RedisServer) -> int:
     letters = client.xlen(KEYS.letters(DLQ))
     tally = client.hgetall(KEYS.tally(DLQ))
     assert client.hlen(KEYS.ids(DLQ)) == letters
-    for prefix in (b"reason:", b"count:"):
-        assert sum(int(n) for name, n in tally.items() if name.startswith(prefix)) == letters
+    reasons = [int(n) for name, n in tally.items() if name.startswith(b"reason:")]
+    groups = client.zrange(KEYS.groups(DLQ), 0, -1, withscores=True)
+    assert sum(reasons) == sum(count for _, count in groups) == letters
+    assert {name for name in tally if name.startswith(b"group:")} == {
+        b"group:" + fingerprint for fingerprint, _ in groups
+    }
     return int(letters)
 
 
@@ -536,12 +540,15 @@ def test_a_full_redis_still_counts(own: Parts, server: RedisServer) -> None:
     assert server.client().zcard(KEYS.workers(DLQ)) == 1
 
 
-def test_a_claim_on_a_full_redis_is_refused_as_an_outage(own: Parts, server: RedisServer) -> None:
-    """A redrive stops with a sentence for the operator."""
+def test_letters_can_be_claimed_and_purged_on_a_full_redis(own: Parts, server: RedisServer) -> None:
+    """An operator makes room exactly then."""
     store, letter = own.store(), a_letter()
     store.dead_letter(letter, key_of(letter))
     fill(server)
-    unavailable(lambda: store.claim(DLQ, [letter.id], owner="me", lease_seconds=9))
+    assert store.claim(DLQ, [letter.id], owner="me", lease_seconds=9) == [ClaimState.CLAIMED]
+    assert store.remove(DLQ, [letter.id], owner="me") == 1
+    empty(server)
+    assert agreed(server) == 0
 
 
 def test_a_redis_without_its_replicas_refuses_as_an_outage(own: Parts, server: RedisServer) -> None:

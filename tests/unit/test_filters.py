@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from builders import NOW, a_letter
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
@@ -66,6 +69,63 @@ def test_a_letter_fits_when_every_field_that_is_set_fits(
 ) -> None:
     """Fields narrow together; the end of a time span is open."""
     assert LetterFilter(**fields).matches(LETTER) is fits
+
+
+ESCAPED = json.dumps([['über 9000 \N{PILE OF POO} a/b "c"'], {}, {}]).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "body", "fits"),
+    [
+        ("über 9000", ESCAPED, True),
+        ("\N{PILE OF POO}", ESCAPED, True),
+        ("\N{PILE OF POO} a/b", ESCAPED.replace(b"/", b"\\/"), True),
+        ('"c"', ESCAPED, True),
+        ("über", rb'"\u00FCber"', True),
+        ("über", "über".encode(), True),
+        ("uber", ESCAPED, False),
+        ("9.00", ESCAPED, False),
+        ("a\nb", rb'"a\nb"', True),
+        ("", b"", True),
+    ],
+)
+def test_text_is_found_however_json_spells_it(text: str, body: bytes, *, fits: bool) -> None:
+    """Python's own json writes non-ASCII as escapes; other writers do not."""
+    assert LetterFilter(grep=text).matches(a_letter(body=body, description="")) is fits
+
+
+FILTERS = st.builds(
+    LetterFilter,
+    reason=st.sampled_from([None, "failed", Reason.REJECTED]),
+    task_name=st.sampled_from([None, "shop.charge", "x"]),
+    fingerprint=st.sampled_from([None, "abc", "f"]),
+    exception_type=st.sampled_from([None, "SoldOut", "ValueError", ""]),
+    worker_hostname=st.sampled_from([None, "celery@web-1", "w"]),
+    since=st.sampled_from([None, NOW, NOW + SECOND]),
+    until=st.sampled_from([None, NOW, NOW + SECOND]),
+    grep=st.sampled_from([None, "über", "article", "nope"]),
+    ids=st.sampled_from([None, frozenset({"letter-1"}), frozenset()]),
+)
+
+
+@given(FILTERS)
+def test_a_letter_and_its_stored_fields_fit_alike(where: LetterFilter) -> None:
+    """A scan reads raw fields; it must mean the same."""
+    for letter in (LETTER, a_letter(exception_type=None, worker_hostname=None)):
+        raw = {name.encode(): value for name, value in letter.to_fields().items()}
+        assert where.matches_fields(raw) is where.matches(letter)
+
+
+@given(FILTERS)
+def test_a_filter_survives_json(where: LetterFilter) -> None:
+    """A job that is resumed means the same letters."""
+    assert LetterFilter.from_json(json.loads(json.dumps(where.to_json()))) == where
+
+
+def test_what_is_no_letter_fits_no_time() -> None:
+    """A scan over broken entries goes on."""
+    assert not LetterFilter(since=NOW).matches_fields({b"dead_lettered_at": b"soon"})
+    assert not LetterFilter(until=NOW).matches_fields({})
 
 
 def test_a_letter_without_an_exception_fits_no_exception() -> None:

@@ -21,16 +21,29 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.outbox(queue),
         keys.report(queue, "0123456789abcdef"),
         keys.allowance(queue),
+        keys.groups(queue),
+        keys.arrivals(queue),
+        keys.bin(queue),
+        keys.binned(queue),
+        keys.workers(queue),
         keys.run(a_key(dead_letter_queue=queue, task_id="a")),
         keys.run(a_key(dead_letter_queue=queue, task_id="{b}", redrives=2)),
     ]
 
 
-@pytest.mark.parametrize("queue", ["orders-DLQ", "{celery}-DLQ", "a}b-DLQ", "süß-DLQ", "a:b c"])
+@pytest.mark.parametrize(
+    "queue", ["orders-DLQ", "{celery}-DLQ", "a}b-DLQ", "süß-DLQ", "a:b c", "}", "}a-DLQ", "\udcff"]
+)
 def test_all_keys_of_a_dead_letter_queue_are_on_one_slot(queue: str) -> None:
     """Each move is one script on one node of a cluster, whatever the queue's name."""
     slots = {key_slot(key.encode()) for key in keys_of(Keys(), queue)}
     assert len(slots) == 1
+
+
+def test_no_two_names_share_their_keys() -> None:
+    """Also those whose names cannot be a tag as they are."""
+    names = ["}a", "%7Da", "%257Da", "a", "%", "%25"]
+    assert len({Keys().letters(name) for name in names}) == len(names)
 
 
 def test_the_tag_is_the_name_of_the_dead_letter_queue() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha1
@@ -49,6 +49,7 @@ class RedisCounter:
     _CLEAN_UPS_A_WRITE = 32
     _MOST_CLEAN_UPS = 4096  # beyond that, expiry does it
     _MOST_UNWRITTEN = 4096
+    _MOST_REDRIVES = 100  # that are counted between two writes
 
     def __init__(
         self, wire: Wire, keys: Keys, ttl_seconds: float, stale_seconds: float = STALE_SECONDS
@@ -66,6 +67,7 @@ class RedisCounter:
         self._announced: set[str] = set()
         self._done: deque[str] = deque(maxlen=self._MOST_CLEAN_UPS)
         self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=self._MOST_UNWRITTEN)
+        self._successes: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
@@ -122,6 +124,11 @@ class RedisCounter:
         """Remember to forget the message, with one of the next writes."""
         self._done.append(self._keys.run(key))
 
+    def redrive_succeeded(self, redrive_id: str) -> None:
+        """Remember to count it, with one of the next writes; bounded."""
+        if len(self._successes) < self._MOST_REDRIVES or redrive_id in self._successes:
+            self._successes[redrive_id] += 1
+
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
         """Read all recorded deliveries; see `DeliveryCounter.history`."""
         reply = self._wire.call("HGETALL", self._keys.run(key))
@@ -129,7 +136,7 @@ class RedisCounter:
 
     def flush(self) -> None:
         """Send the clean-ups and read outstanding replies."""
-        while commands := self._clean_ups(1):
+        while commands := [*self._clean_ups(1), *self._counted()]:
             if not self._wire.send(commands):
                 break
         for _ in range(len(self._unwritten)):
@@ -167,6 +174,11 @@ class RedisCounter:
         started = to_micros(delivery.started_at)
         return keys, (key.retries, limit, started, self._worker, self._ttl, HISTORY_LIMIT,
                       stale, waited, missed, alone, unless_dead)  # fmt: skip
+
+    def _counted(self) -> list[Command]:
+        """The successes of redrives since the last write."""
+        counts, self._successes = self._successes, Counter()
+        return [("HINCRBY", self._keys.successes(), i, n) for i, n in counts.items()]
 
     def _clean_ups(self, at_least: int) -> list[Command]:
         """One UNLINK for the messages that are done, once enough have gathered."""

@@ -61,25 +61,53 @@ class Keys:
         """HASH: how many reports of this queue are allowed now; expires."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:allowance"
 
+    def jobs(self) -> str:
+        """HASH: job id to its state, as JSON; bounded."""
+        return f"{self.prefix}:{{board}}:jobs"
+
+    def wishes(self) -> str:
+        """HASH: job id to what somebody else wants of it; bounded with the jobs."""
+        return f"{self.prefix}:{{board}}:wishes"
+
+    def successes(self) -> str:
+        """HASH: id of a redrive to how many of its messages succeeded; bounded like jobs."""
+        return f"{self.prefix}:{{board}}:successes"
+
     def letters(self, dead_letter_queue: str) -> str:
-        """STREAM: one entry per letter, one field per field of the record."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:letters"
+        """STREAM: one entry per letter; see `celery_dlq.backends.redis.packing`."""
+        return f"{self._of(dead_letter_queue)}:letters"
 
     def ids(self, dead_letter_queue: str) -> str:
         """HASH: letter id to stream entry id."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:ids"
+        return f"{self._of(dead_letter_queue)}:ids"
 
     def tally(self, dead_letter_queue: str) -> str:
-        """HASH: letters by reason, and count, first, last and example of each group."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:tally"
+        """HASH: ``reason:…`` to letters; ``group:…`` to first, last, example and facts."""
+        return f"{self._of(dead_letter_queue)}:tally"
+
+    def groups(self, dead_letter_queue: str) -> str:
+        """ZSET: fingerprints by how many letters have them."""
+        return f"{self._of(dead_letter_queue)}:groups"
+
+    def arrivals(self, dead_letter_queue: str) -> str:
+        """HASH: minute of the hour to ``minute:letters stored in it``; at most sixty; expires."""
+        return f"{self._of(dead_letter_queue)}:arrivals"
 
     def ends(self, dead_letter_queue: str) -> str:
         """ZSET: letter id by the end of its message's life; only letters that have one."""
         return f"{self.prefix}:{{{dead_letter_queue}}}:ends"
 
     def claims(self, dead_letter_queue: str) -> str:
-        """HASH: letter id to ``state|owner|lease end`` of a redrive."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:claims"
+        """HASH: letter id to ``state|owner|lease end`` of a redrive or discard."""
+        return f"{self._of(dead_letter_queue)}:claims"
+
+    def bin(self, dead_letter_queue: str) -> str:
+        """STREAM: discarded letters; expires."""
+        return f"{self._of(dead_letter_queue)}:bin"
+
+    def binned(self, dead_letter_queue: str) -> str:
+        """HASH: id of a discarded letter to its entry in the bin; expires with it."""
+        return f"{self._of(dead_letter_queue)}:binned"
 
     def exported(self, dead_letter_queue: str) -> str:
         """STRING: entry id up to which letters were exported to files."""
@@ -91,10 +119,21 @@ class Keys:
 
     def workers(self, dead_letter_queue: str) -> str:
         """ZSET: workers that guard messages of this queue, by their last sign of life."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:workers"
+        return f"{self._of(dead_letter_queue)}:workers"
 
     def run(self, key: MessageKey) -> str:
         """HASH: counts, starts and ends of the deliveries of one task (and redrive); expires."""
         # Task ids come over the wire; what UTF-8 does not know is spelled out.
-        task_id = key.task_id.encode("utf-8", "backslashreplace").decode()
-        return f"{self.prefix}:{{{key.dead_letter_queue}}}:run:{key.redrives}:{task_id}"
+        return f"{self._of(key.dead_letter_queue)}:run:{key.redrives}:{spelled(key.task_id)}"
+
+    def _of(self, dead_letter_queue: str) -> str:
+        """What all keys of a queue begin with, its name as the hash tag."""
+        name = spelled(dead_letter_queue)
+        if name[:1] in ("}", "%"):  # "{}" is no tag: the keys would be on many slots
+            name = f"%{ord(name[0]):02X}{name[1:]}"
+        return f"{self.prefix}:{{{name}}}"
+
+
+def spelled(text: str) -> str:
+    """Text as it can be sent: what UTF-8 does not know is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -74,6 +74,14 @@ class ReportReply(IntEnum):
     GREW = 3
 
 
+class RestoreReply(IntEnum):
+    """Replies of ``restore.lua``."""
+
+    NOT_THERE = 0
+    RESTORED = 1
+    TAKEN = 2
+
+
 REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
@@ -82,6 +90,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "note_exported": NoteExportedReply,
     "node": NodeReply,
     "report": ReportReply,
+    "restore": RestoreReply,
 }
 
 MOST_IDS = 500
@@ -102,6 +111,7 @@ class Scripts:
     ended: Script
     dead_letter: Script
     remove: Script
+    restore: Script
     claim: Script
     mark_published: Script
     release: Script

@@ -10,20 +10,29 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.redis.connection import Wire, translated
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import MOST_IDS, ClaimReply, DeadLetterReply, Scripts
+from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.packing import packed, readable
+from celery_dlq.backends.redis.scripts import (
+    MOST_IDS,
+    ClaimReply,
+    DeadLetterReply,
+    RestoreReply,
+    Scripts,
+)
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.ports import (
     ClaimState,
-    FlatFields,
+    Fate,
     Group,
     Heading,
     MessageKey,
     QueueSummary,
+    RawPage,
+    Restored,
     Stored,
     StoredLetter,
 )
-from celery_dlq.record import DeadLetter, end_of, from_micros, to_micros
+from celery_dlq.record import DeadLetter, Delivery, Reason, end_of, from_micros, to_micros
 
 logger = logging.getLogger("celery_dlq.store")
 
@@ -31,6 +40,13 @@ _PAGE_OF_HEADINGS = 50
 
 PAGE = 200
 """Letters read at a time: more is slower and takes more memory."""
+
+PAGE_BYTES = 8 * 1024 * 1024
+"""A page that turned out larger is followed by pages of fewer letters."""
+
+_FIRST_PAGE = 8
+_GROWTH = 5
+_HOUR = 60  # minutes
 
 _CLAIMS = {
     ClaimReply.CLAIMED: ClaimState.CLAIMED,
@@ -40,7 +56,11 @@ _CLAIMS = {
     ClaimReply.GONE: ClaimState.GONE,
 }
 
-RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
+_RESTORED = {
+    RestoreReply.RESTORED: Restored.RESTORED,
+    RestoreReply.NOT_THERE: Restored.NOT_THERE,
+    RestoreReply.TAKEN: Restored.TAKEN,
+}
 
 
 class RedisStore:
@@ -74,18 +94,15 @@ class RedisStore:
             "reason": letter.reason.value,
             "exception_type": letter.exception_type,
         }
-        fields = [part for pair in letter.to_fields().items() for part in pair]
+        entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
         end = end_of(letter)
         with translated(self._url):
             # The name first: a letter in a queue that no list shows would be lost to people.
-            self._client.sadd(keys.queues(), name)
+            self._client.sadd(keys.queues(), spelled(name))
             reply = self._scripts.dead_letter(
                 keys=[
-                    keys.letters(name),
-                    keys.ids(name),
-                    keys.tally(name),
-                    keys.run(key),
-                    keys.ends(name),
+                    keys.letters(name), keys.ids(name), keys.tally(name), keys.run(key),
+                    keys.groups(name), keys.arrivals(name), keys.ends(name),
                 ],
                 args=[
                     letter.id,
@@ -96,28 +113,41 @@ class RedisStore:
                     key.retries,
                     self._ttl,
                     "" if end is None else to_micros(end),
-                    *fields,
+                    *entry,
                 ],
-            )
+            )  # fmt: skip
         return Stored.NEW if reply == DeadLetterReply.STORED else Stored.ALREADY_THERE
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """One letter by its id."""
+        found = self.entry(dead_letter_queue, letter_id)
+        return DeadLetter.from_fields(_named(found[1])) if found else None
+
+    def entry(
+        self, dead_letter_queue: str, letter_id: str
+    ) -> tuple[str, Mapping[bytes, bytes]] | None:
+        """Position and raw fields of one letter; see `DeadLetterStore.entry`."""
+        key = self._keys.ids(dead_letter_queue)
         with translated(self._url):
-            entry = self._client.hget(self._keys.ids(dead_letter_queue), letter_id)
-            if entry is None:
+            entry = self._client.hget(key, spelled(letter_id))
+            place = entry.decode() if entry else letter_id if is_position(letter_id) else None
+            if place is None:
                 return None
-            found = self._range(dead_letter_queue, entry.decode(), entry.decode(), 1)
-        return DeadLetter.from_fields(_named(found[0][1])) if found else None
+            found = self._range(self._keys.letters(dead_letter_queue), place, place, 1)
+        return found[0] if found else None
+
+    def position_at(self, moment: datetime) -> str:
+        """Entry ids begin with the time of storing in milliseconds."""
+        return f"{max(0, to_micros(moment) // 1000)}-0"
 
     def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
         """Ids that begin with a text; walks the index in steps, never the letters."""
         key, found = self._keys.ids(dead_letter_queue), []
         with translated(self._url):
             for name, _entry in self._client.hscan_iter(
-                key, match=f"{_literal(prefix)}*", count=1000
+                key, match=f"{_literal(spelled(prefix))}*", count=1000
             ):
-                found.append(name.decode())
+                found.append(_text(name))
                 if len(found) >= most:
                     break
         return found
@@ -135,10 +165,16 @@ class RedisStore:
                     yield StoredLetter(position=position, letter=letter)
 
     def fields(
-        self, dead_letter_queue: str, *, after: str | None, until: str, page_size: int
+        self,
+        dead_letter_queue: str,
+        *,
+        after: str | None,
+        until: str | None,
+        page_size: int,
+        newest_first: bool = False,
     ) -> Iterator[RawPage]:
-        """Raw pages, oldest first; see `DeadLetterStore.fields`."""
-        return self._pages(dead_letter_queue, after, until, page_size, newest_first=False)
+        """Raw pages; see `DeadLetterStore.fields`."""
+        return self._pages(dead_letter_queue, after, until, page_size, newest_first=newest_first)
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """The stream's last generated id."""
@@ -152,7 +188,9 @@ class RedisStore:
         """The oldest letters; reads whole entries, so few of them at a time."""
         low = f"({after}" if after else "-"
         with translated(self._url):
-            page = self._range(dead_letter_queue, low, "+", min(most, _PAGE_OF_HEADINGS))
+            page = self._range(
+                self._keys.letters(dead_letter_queue), low, "+", min(most, _PAGE_OF_HEADINGS)
+            )
         return [_heading(entry, fields) for entry, fields in page]
 
     def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
@@ -192,35 +230,49 @@ class RedisStore:
     def names(self) -> list[str]:
         """The names of all dead-letter queues."""
         with translated(self._url):
-            return sorted(name.decode() for name in self._client.smembers(self._keys.queues()))
+            return sorted(_text(name) for name in self._client.smembers(self._keys.queues()))
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues with their size, age and reasons."""
         with translated(self._url):
             return [self._summary(name) for name in self.names()]
 
-    def groups(self, dead_letter_queue: str) -> list[Group]:
-        """The groups, from the tally: no letter is read."""
+    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
+        """The groups, from the ranking and the tally: no letter is read."""
+        keys, last = self._keys, -1 if most is None else most - 1
         with translated(self._url):
-            tally = self._client.hgetall(self._keys.tally(dead_letter_queue))
-        text = {name.decode(): value.decode() for name, value in tally.items()}
-        prefix = "count:"
-        prints = [name[len(prefix) :] for name in text if name.startswith(prefix)]
-        groups = [_group(fingerprint, text) for fingerprint in prints]
+            ranked = self._client.zrevrange(
+                keys.groups(dead_letter_queue), 0, last, withscores=True
+            )
+            if not ranked:
+                return []
+            names = [b"group:" + fingerprint for fingerprint, _count in ranked]
+            told = self._client.hmget(keys.tally(dead_letter_queue), names)
+        groups = [
+            _group(_text(fingerprint), int(count), _text(text or b""))
+            for (fingerprint, count), text in zip(ranked, told, strict=True)
+        ]
         return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
 
     def claim(
-        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str, lease_seconds: float
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        lease_seconds: float,
+        forebear: str = "",
     ) -> list[ClaimState]:
         """Claim letters; see `DeadLetterStore.claim`."""
-        keys = [self._keys.ids(dead_letter_queue), self._keys.claims(dead_letter_queue)]
+        name, keys = dead_letter_queue, self._keys
+        places = [keys.ids(name), keys.claims(name), keys.letters(name)]
         states: list[ClaimState] = []
         with translated(self._url):
             for some in _chunks(letter_ids):
-                args: list[Any] = [owner, int(lease_seconds * 1000), *some]
+                args: list[Any] = [owner, int(lease_seconds * 1000), forebear, *some]
                 states += [
                     _CLAIMS[ClaimReply(reply)]
-                    for reply in self._scripts.claim(keys=keys, args=args)
+                    for reply in self._scripts.claim(keys=places, args=args)
                 ]
         return states
 
@@ -228,24 +280,78 @@ class RedisStore:
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
         """Note that these are on the broker: from now on anybody may finish the removal."""
-        self._on_claims(self._scripts.mark_published, dead_letter_queue, letter_ids, owner, 0)
+        self._on_claims(self._scripts.mark_published, dead_letter_queue, letter_ids, owner)
 
-    def release(self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str) -> None:
+    def release(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        doubtful: bool = False,
+    ) -> None:
         """Give unused claims back."""
-        self._on_claims(self._scripts.release, dead_letter_queue, letter_ids, owner)
+        script = self._scripts.release
+        self._on_claims(script, dead_letter_queue, letter_ids, owner, int(doubtful))
 
-    def remove(self, dead_letter_queue: str, letter_ids: Iterable[str]) -> int:
+    def remove(
+        self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
+    ) -> int:
         """Remove letters; see `DeadLetterStore.remove`."""
-        keys, name = self._keys, dead_letter_queue
-        places = [
-            keys.letters(name), keys.ids(name), keys.tally(name), keys.claims(name),
-            keys.ends(name),
-        ]  # fmt: skip
+        return self._remove(dead_letter_queue, letter_ids, owner or "", 0)
+
+    def discard(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Iterable[str],
+        *,
+        owner: str,
+        keep_seconds: float,
+    ) -> int:
+        """Remove letters into the bin."""
+        return self._remove(dead_letter_queue, letter_ids, owner, int(keep_seconds * 1000))
+
+    def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
+        """Put a letter back; see `DeadLetterStore.restore`."""
+        name, keys = dead_letter_queue, self._keys
+        places = [keys.letters(name), keys.ids(name), keys.tally(name), keys.groups(name),
+                  keys.bin(name), keys.binned(name)]  # fmt: skip
         with translated(self._url):
-            return sum(
-                int(self._scripts.remove(keys=places, args=some))
-                for some in _chunks(list(letter_ids))
-            )
+            reply = self._scripts.restore(keys=places, args=[spelled(letter_id)])
+        return _RESTORED[RestoreReply(reply)]
+
+    def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
+        """The bin; what is left there beyond its time goes with the next discard."""
+        return self._pages_of(self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True)
+
+    def watch(self, keys: Sequence[MessageKey]) -> None:
+        """Leave a mark where the message's deliveries will be counted."""
+        with translated(self._url):
+            pipe = self._client.pipeline(transaction=False)
+            for key in keys:
+                pipe.hset(self._keys.run(key), "watched", 1)
+                pipe.pexpire(self._keys.run(key), self._ttl)
+            pipe.execute()
+
+    def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
+        """A worker takes the mark away with the counts, or leaves a note of the death."""
+        with translated(self._url):
+            pipe = self._client.pipeline(transaction=False)
+            for key in keys:
+                pipe.hkeys(self._keys.run(key))
+            return [_fate(names) for names in pipe.execute()]
+
+    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
+        """Write a count, with the end of its last delivery: it is over, it did not vanish."""
+        run, place = self._keys.run(key), f"{key.retries}:{deliveries}"
+        end = json.dumps(last.to_json(), separators=(",", ":"))
+        start = f"{to_micros(last.started_at)}|{last.worker_pid or 0}@{last.worker_hostname}#0"
+        fields = {f"count:{key.retries}": deliveries, f"start:{place}": start, f"end:{place}": end}
+        with translated(self._url):
+            pipe = self._client.pipeline(transaction=True)
+            pipe.hset(run, mapping=fields)
+            pipe.pexpire(run, self._ttl)
+            pipe.execute()
 
     def close(self) -> None:
         """Disconnect."""
@@ -264,25 +370,37 @@ class RedisStore:
             for some in _chunks(letter_ids):
                 script(keys=[self._keys.claims(dead_letter_queue)], args=[*args, *some])
 
+    def _remove(
+        self, dead_letter_queue: str, letter_ids: Iterable[str], owner: str, keep: int
+    ) -> int:
+        keys, name = self._keys, dead_letter_queue
+        places = [keys.letters(name), keys.ids(name), keys.tally(name), keys.claims(name),
+                  keys.groups(name), keys.bin(name), keys.binned(name),
+                  keys.ends(name)]  # fmt: skip
+        with translated(self._url):
+            return sum(
+                int(self._scripts.remove(keys=places, args=[owner, keep, *some]))
+                for some in _chunks(list(letter_ids))
+            )
+
     def _summary(self, name: str) -> QueueSummary:
-        stream = self._keys.letters(name)
+        stream, reasons = self._keys.letters(name), [reason.value for reason in Reason]
         pipe = self._client.pipeline(transaction=False)
         pipe.xlen(stream)
         pipe.xrange(stream, count=1)
         pipe.xrevrange(stream, count=1)
-        pipe.hgetall(self._keys.tally(name))
-        length, oldest, newest, tally = pipe.execute()
-        prefix = b"reason:"
+        pipe.hmget(self._keys.tally(name), [f"reason:{reason}" for reason in reasons])
+        pipe.hvals(self._keys.arrivals(name))
+        pipe.time()
+        length, oldest, newest, counts, arrivals, (now, _micros) = pipe.execute()
+        counted = zip(reasons, counts, strict=True)
         return QueueSummary(
             name=name,
             letters=length,
             oldest_at=_time_of(oldest),
             newest_at=_time_of(newest),
-            reasons={
-                field[len(prefix) :].decode(): int(count)
-                for field, count in sorted(tally.items())
-                if field.startswith(prefix)
-            },
+            reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
+            last_hour=_last_hour(arrivals, now // 60),
         )
 
     def _pages(
@@ -298,27 +416,35 @@ class RedisStore:
         until = until or self.last_position(dead_letter_queue)
         if until is None:
             return
+        stream = self._keys.letters(dead_letter_queue)
+        yield from self._pages_of(stream, after, until, page_size, newest_first=newest_first)
+
+    def _pages_of(
+        self, stream: str, after: str | None, until: str, page_size: int, *, newest_first: bool
+    ) -> Iterator[RawPage]:
         low, high = (f"({after}" if after else "-"), until
+        count = min(_FIRST_PAGE, page_size)
         while True:
             with translated(self._url):
-                page = self._range(
-                    dead_letter_queue, low, high, page_size, newest_first=newest_first
-                )
+                page = self._range(stream, low, high, count, newest_first=newest_first)
             if page:
                 yield page
-            if len(page) < page_size:
+            if len(page) < count:
                 return
             last = page[-1][0]
             low, high = (low, f"({last}") if newest_first else (f"({last}", high)
+            count = _next_count(page, page_size)
 
     def _range(
-        self, dead_letter_queue: str, low: str, high: str, count: int, *, newest_first: bool = False
+        self, stream: str, low: str, high: str, count: int, *, newest_first: bool = False
     ) -> RawPage:
         """XRANGE without redis-py's reply callback, which costs more than Redis itself."""
-        stream = self._keys.letters(dead_letter_queue)
         order = ("XREVRANGE", stream, high, low) if newest_first else ("XRANGE", stream, low, high)
         reply = self._read(*order, "COUNT", count)
-        return [(entry.decode(), FlatFields(parts)) for entry, parts in reply]
+        return [
+            (entry.decode(), readable(dict(zip(parts[::2], parts[1::2], strict=True))))
+            for entry, parts in reply
+        ]
 
     def _read(self, *command: Any) -> Any:
         """Read on the connection of our own; once more if it turns out to be a stale one."""
@@ -330,18 +456,51 @@ class RedisStore:
             return self._reader.call(*command)
 
 
-def _group(fingerprint: str, tally: Mapping[str, str]) -> Group:
-    facts = json.loads(tally.get(f"facts:{fingerprint}", "{}"))
+def is_position(text: str) -> bool:
+    """Whether a text is written as the id of a stream entry."""
+    first, dash, second = text.partition("-")
+    return dash == "-" and all(part.isascii() and part.isdigit() for part in (first, second))
+
+
+def _group(fingerprint: str, letters: int, text: str) -> Group:
+    first, last, example, facts_json = (*text.split("|", 3), "", "", "", "")[:4]
+    facts = json.loads(facts_json or "{}")
     return Group(
         fingerprint=fingerprint,
-        letters=int(tally[f"count:{fingerprint}"]),
+        letters=letters,
         task_name=facts.get("task_name", ""),
         reason=facts.get("reason", ""),
         exception_type=facts.get("exception_type"),
-        first_seen_at=from_micros(int(tally.get(f"first:{fingerprint}", 0))),
-        last_seen_at=from_micros(int(tally.get(f"last:{fingerprint}", 0))),
-        example_id=tally.get(f"example:{fingerprint}", ""),
+        first_seen_at=from_micros(int(first or 0)),
+        last_seen_at=from_micros(int(last or 0)),
+        example_id=example,
     )
+
+
+def _fate(names: Sequence[bytes]) -> Fate:
+    if not names:
+        return Fate.SUCCEEDED
+    return Fate.DIED if any(name.startswith(b"dead:") for name in names) else Fate.OPEN
+
+
+def _last_hour(slots: Iterable[bytes], minute: int) -> int:
+    """The letters of the sixty minutes that end with this one."""
+    pairs = (slot.split(b":") for slot in slots)
+    return sum(int(count) for at, count in pairs if minute - _HOUR < int(at) <= minute)
+
+
+def _next_count(page: RawPage, page_size: int) -> int:
+    """How many letters to read after a page, so that the next one is not too large."""
+    size = sum(
+        len(fields.get(b"body", b"")) + len(fields.get(b"traceback", b"")) + 1000
+        for _position, fields in page
+    )
+    fitting = PAGE_BYTES * len(page) // size
+    return max(1, min(page_size, fitting, _GROWTH * len(page)))
+
+
+def _first(pair: tuple[str, Any]) -> str:
+    return pair[0]
 
 
 def _named(fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
@@ -364,7 +523,7 @@ def _time_of(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Any:
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def _order(position: str) -> list[int]:
@@ -378,4 +537,4 @@ def _literal(text: str) -> str:
 
 def _chunks(letter_ids: Sequence[str]) -> Iterator[list[str]]:
     for start in range(0, len(letter_ids), MOST_IDS):
-        yield list(letter_ids[start : start + MOST_IDS])
+        yield [spelled(letter_id) for letter_id in letter_ids[start : start + MOST_IDS]]

@@ -1,37 +1,43 @@
--- Purpose: claim letters for one redrive, so that no two redrives publish one letter.
--- KEYS: 1 ids (hash)  2 claims (hash)
+-- Purpose: claim letters for one operation, so that no two redrive or discard one letter.
+-- KEYS: 1 ids (hash)  2 claims (hash)  3 letters (stream)
 -- ARGV: 1 owner
 --       2 lease (milliseconds)
---       3... letter ids (at most 500)
+--       3 forebear (owners whose names begin so have died; empty = none)
+--       4... letter ids, or stream positions of entries that are no letters (at most 500)
 -- Returns: a list, per id: 1 = CLAIMED, 2 = RECLAIMED (an expired claim: it may have been
 --          published), 3 = PUBLISHED (an expired claim, published: only remove it),
---          4 = HELD (by a live redrive), 5 = GONE (no such letter)
+--          4 = HELD (by a live operation), 5 = GONE (no such letter)
 -- Complexity: O(number of ids)
-local owner, time = ARGV[1], redis.call('TIME')  -- one clock for all operators
+local owner, forebear, time = ARGV[1], ARGV[3], redis.call('TIME')  -- one clock for all operators
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local claim = owner .. '|' .. string.format('%.0f', now + tonumber(ARGV[2]))
+local claim = '|' .. owner .. '|' .. string.format('%.0f', now + tonumber(ARGV[2]))
+-- First: a full Redis lets no script begin by adding, and operators would make room in it.
+redis.call('PEXPIRE', KEYS[2], 2592000000)
+local function exists(id)
+  if redis.call('HEXISTS', KEYS[1], id) == 1 then return true end
+  return string.match(id, '^%d+%-%d+$') and redis.call('XRANGE', KEYS[3], id, id)[1]
+end
 local states = {}
-for i = 3, #ARGV do
-  local id, state = ARGV[i], 5
-  if redis.call('HEXISTS', KEYS[1], id) == 1 then
+for i = 4, #ARGV do
+  local id, state, note = ARGV[i], 5, nil
+  if exists(id) then
     local held = redis.call('HGET', KEYS[2], id)
-    if not held then
-      state = 1
+    local what, who, till = string.match(held or '', '^(%a+)|(.*)|(%d+)$')
+    -- Our own claim, sent twice after a time-out, is answered as it was the first time.
+    local free = who ~= owner and (not who or tonumber(till) <= now
+      or (forebear ~= '' and string.sub(who, 1, #forebear) == forebear))
+    if not who then
+      state, note = 1, 'claimed'
+    elseif who ~= owner and not free then
+      state = 4
+    elseif what == 'published' then
+      state, note = 3, what
+    elseif who == owner and what == 'claimed' then
+      state, note = 1, what
     else
-      local what, who, till = string.match(held, '^(%a+)|(.*)|(%d+)$')
-      if who and who ~= owner and tonumber(till) > now then
-        state = 4
-      elseif what == 'published' then
-        state = 3
-      else
-        state = 2
-      end
+      state, note = 2, 'reclaimed'
     end
-    if state == 3 then
-      redis.call('HSET', KEYS[2], id, 'published|' .. claim)
-    elseif state ~= 4 then
-      redis.call('HSET', KEYS[2], id, 'claimed|' .. claim)
-    end
+    if note then redis.call('HSET', KEYS[2], id, note .. claim) end
   end
   states[#states + 1] = state
 end

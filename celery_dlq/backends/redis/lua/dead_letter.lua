@@ -1,5 +1,6 @@
 -- Purpose: store a letter, index and tally it, and forget the message's counters.
--- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 run (hash)  5 ends (zset)
+-- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 run (hash)  5 groups (zset)
+--       6 arrivals (hash)  7 ends (zset)
 -- ARGV: 1 letter id
 --       2 reason
 --       3 fingerprint
@@ -8,7 +9,7 @@
 --       6 retries (header of the message)
 --       7 ttl (milliseconds for which copies of the message are known to be dead)
 --       8 end (microseconds since 1970 when its message would have expired; empty = never)
---       9... names and values of the letter's fields, in turn
+--       9... names and values of the letter's entry, in turn
 -- Returns: 1 = STORED, 0 = ALREADY_THERE (only the counters are forgotten)
 -- Complexity: O(number of fields)
 local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
@@ -24,13 +25,16 @@ if redis.call('HEXISTS', KEYS[2], id) == 1 then
 end
 local entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 9))
 redis.call('HSET', KEYS[2], id, entry)
-if ARGV[8] ~= '' then redis.call('ZADD', KEYS[5], ARGV[8], id) end
+if ARGV[8] ~= '' then redis.call('ZADD', KEYS[7], ARGV[8], id) end
 redis.call('HINCRBY', KEYS[3], 'reason:' .. ARGV[2], 1)
-redis.call('HINCRBY', KEYS[3], 'count:' .. fingerprint, 1)
-redis.call('HSETNX', KEYS[3], 'first:' .. fingerprint, at)
-redis.call('HSET', KEYS[3],
-  'last:' .. fingerprint, at,
-  'example:' .. fingerprint, id,
-  'facts:' .. fingerprint, ARGV[5])
+redis.call('ZINCRBY', KEYS[5], 1, fingerprint)
+local group = redis.call('HGET', KEYS[3], 'group:' .. fingerprint)
+local first = group and string.match(group, '^[^|]*') or at
+redis.call('HSET', KEYS[3], 'group:' .. fingerprint, table.concat({first, at, id, ARGV[5]}, '|'))
+local minute = math.floor(tonumber(string.match(entry, '^%d+')) / 60000)
+local slot = redis.call('HGET', KEYS[6], minute % 60)
+local seen = slot and tonumber(string.match(slot, '^' .. minute .. ':(%d+)$')) or 0
+redis.call('HSET', KEYS[6], minute % 60, minute .. ':' .. seen + 1)
+redis.call('PEXPIRE', KEYS[6], 3660000)
 forget()
 return 1

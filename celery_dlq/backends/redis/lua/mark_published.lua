@@ -1,14 +1,17 @@
--- Purpose: note that the broker confirmed these letters' messages.
+-- Purpose: note that the broker confirmed the messages of letters that this owner has claimed.
 -- KEYS: 1 claims (hash)
 -- ARGV: 1 owner
---       2 lease (milliseconds)
---       3... letter ids (at most 500)
+--       2... letter ids (at most 500)
 -- Returns: how many were noted
 -- Complexity: O(number of ids)
-local time = redis.call('TIME')
-local till = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[2])
-local claim = 'published|' .. ARGV[1] .. '|' .. string.format('%.0f', till)
-for i = 3, #ARGV do
-  redis.call('HSET', KEYS[1], ARGV[i], claim)
+local noted = 0
+redis.call('PEXPIRE', KEYS[1], 2592000000)  -- first: a full Redis lets no script begin by adding
+for i = 2, #ARGV do
+  local held = redis.call('HGET', KEYS[1], ARGV[i])
+  -- A late note of a letter that is gone must not be left: the letter may come back.
+  if held and string.match(held, '^%a+|(.*)|%d+$') == ARGV[1] then
+    redis.call('HSET', KEYS[1], ARGV[i], 'published|' .. ARGV[1] .. '|0')
+    noted = noted + 1
+  end
 end
-return #ARGV - 2
+return noted

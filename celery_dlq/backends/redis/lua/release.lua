@@ -1,15 +1,22 @@
 -- Purpose: give back claims that were not used.
 -- KEYS: 1 claims (hash)
 -- ARGV: 1 owner
---       2... letter ids (at most 500)
+--       2 doubtful (1 = the messages may have been published, and the next owner must know)
+--       3... letter ids (at most 500)
 -- Returns: how many were given back
 -- Complexity: O(number of ids)
 local released = 0
-for i = 2, #ARGV do
+redis.call('PEXPIRE', KEYS[1], 2592000000)  -- first: a full Redis lets no script begin by adding
+for i = 3, #ARGV do
   local held = redis.call('HGET', KEYS[1], ARGV[i])
-  local owner = held and string.match(held, '^claimed|(.*)|%d+$')
-  if owner == ARGV[1] then
-    released = released + redis.call('HDEL', KEYS[1], ARGV[i])
+  local what, owner = string.match(held or '', '^(%a+)|(.*)|%d+$')
+  if owner == ARGV[1] and what ~= 'published' then
+    if what == 'claimed' and ARGV[2] == '0' then
+      redis.call('HDEL', KEYS[1], ARGV[i])
+    else
+      redis.call('HSET', KEYS[1], ARGV[i], 'reclaimed|' .. owner .. '|0')
+    end
+    released = released + 1
   end
 end
 return released

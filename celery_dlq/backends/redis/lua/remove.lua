@@ -1,34 +1,60 @@
--- Purpose: remove letters with their index, tally and claims.
--- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)  5 ends (zset)
--- ARGV: letter ids (at most 500)
--- Returns: how many letters were there
+-- Purpose: remove letters with their index, tally and claims; into the bin, or for good.
+-- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)  5 groups (zset)
+--       6 bin (stream)  7 binned (hash)  8 ends (zset)
+-- ARGV: 1 owner (only letters that it has claimed; empty = all)
+--       2 keep (milliseconds in the bin; 0 = for good)
+--       3... letter ids, or stream positions of entries that are no letters (at most 500)
+-- Returns: how many were removed
 -- Complexity: O(number of ids)
-local removed = 0
-for _, id in ipairs(ARGV) do
-  local entry = redis.call('HGET', KEYS[2], id)
-  if entry then
-    local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
-    if found then
-      redis.call('XDEL', KEYS[1], entry)  -- first: a full Redis lets no script begin by adding
-      local letter = {}
-      for i = 1, #found[2], 2 do
-        letter[found[2][i]] = found[2][i + 1]
+local owner, keep, removed = ARGV[1], tonumber(ARGV[2]), 0
+if keep > 0 then
+  redis.call('PEXPIRE', KEYS[6], keep)  -- first: a full Redis lets no script begin by adding
+  local time = redis.call('TIME')
+  local old = string.format('%.0f', time[1] * 1000 - keep)
+  for _, gone in ipairs(redis.call('XRANGE', KEYS[6], '-', old, 'COUNT', 2 * #ARGV)) do
+    redis.call('HDEL', KEYS[7], gone[2][2])
+    redis.call('XDEL', KEYS[6], gone[1])
+  end
+end
+local function forget(letter, id)
+  local group = 'group:' .. letter.fingerprint
+  if redis.call('HINCRBY', KEYS[3], 'reason:' .. letter.reason, -1) <= 0 then
+    redis.call('HDEL', KEYS[3], 'reason:' .. letter.reason)
+  end
+  if tonumber(redis.call('ZINCRBY', KEYS[5], -1, letter.fingerprint)) <= 0 then
+    redis.call('ZREM', KEYS[5], letter.fingerprint)
+    redis.call('HDEL', KEYS[3], group)
+    return
+  end
+  local first, last, example, facts =
+    string.match(redis.call('HGET', KEYS[3], group) or '', '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
+  if example == id then redis.call('HSET', KEYS[3], group, first .. '|' .. last .. '||' .. facts) end
+end
+for i = 3, #ARGV do
+  local id, held = ARGV[i], redis.call('HGET', KEYS[4], ARGV[i])
+  if owner == '' or (held and string.match(held, '^%a+|(.*)|%d+$') == owner) then
+    local known = redis.call('HGET', KEYS[2], id)
+    local entry = known or string.match(id, '^%d+%-%d+$')
+    local letter, found = {}, entry and redis.call('XRANGE', KEYS[1], entry, entry)[1]
+    for n = 1, found and #found[2] or 0, 2 do letter[found[2][n]] = found[2][n + 1] end
+    if found and (keep == 0 or #found[2] < 4000) then
+      if keep > 0 then
+        redis.call('HSET', KEYS[7], id, redis.call('XADD', KEYS[6], '*', '~key', id, unpack(found[2])))
+        redis.call('PEXPIRE', KEYS[6], keep)
+        redis.call('PEXPIRE', KEYS[7], keep)
       end
-      local fingerprint = letter['fingerprint'] or ''
-      if letter['reason'] and redis.call('HINCRBY', KEYS[3], 'reason:' .. letter['reason'], -1) <= 0 then
-        redis.call('HDEL', KEYS[3], 'reason:' .. letter['reason'])
-      end
-      if redis.call('HINCRBY', KEYS[3], 'count:' .. fingerprint, -1) <= 0 then
-        redis.call('HDEL', KEYS[3], 'count:' .. fingerprint, 'first:' .. fingerprint,
-          'last:' .. fingerprint, 'example:' .. fingerprint, 'facts:' .. fingerprint)
-      elseif redis.call('HGET', KEYS[3], 'example:' .. fingerprint) == id then
-        redis.call('HSET', KEYS[3], 'example:' .. fingerprint, '')
+      redis.call('XDEL', KEYS[1], entry)
+      local name = letter.id or id
+      if letter.reason and letter.fingerprint
+        and (known or redis.call('HGET', KEYS[2], name) == entry) then
+        forget(letter, name)
+        redis.call('HDEL', KEYS[2], name)
+        redis.call('ZREM', KEYS[8], name)
       end
       removed = removed + 1
     end
-    redis.call('HDEL', KEYS[2], id)
+    if not found then redis.call('HDEL', KEYS[2], id) end
+    redis.call('HDEL', KEYS[4], id)
   end
-  redis.call('HDEL', KEYS[4], id)
-  redis.call('ZREM', KEYS[5], id)
 end
 return removed

@@ -26,7 +26,7 @@ for other in string.gmatch(known[7] or '', '%S+') do
   if #ids < tonumber(ARGV[8]) then ids[#ids + 1] = other end
 end
 local text = table.concat(ids, ' ')
-local empty = ARGV[3] == '1' and redis.call('HEXISTS', KEYS[2], 'count:' .. ARGV[2]) == 0
+local empty = ARGV[3] == '1' and redis.call('HEXISTS', KEYS[2], 'group:' .. ARGV[2]) == 0
 local number = redis.call('HINCRBY', KEYS[1], 'count', 1)
 local state, again = tonumber(known[6] or '0'), tonumber(ARGV[9]) > tonumber(known[8] or '0')
 if number == 1 then

@@ -1,0 +1,101 @@
+"""The job book in Redis: one bounded hash of states, one of what is wanted of jobs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.keys import Keys, spelled
+
+logger = logging.getLogger("celery_dlq.store")
+
+MOST_JOBS = 500
+_CANCEL = b"cancel"
+
+
+class RedisJobBook:
+    """The `JobBook` of Redis.
+
+    Args:
+        client: A redis-py client that answers bytes.
+        url: For messages; its password is never shown.
+        keys: Key names.
+    """
+
+    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+
+    def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
+        """Keep a state; the oldest are dropped when there are too many."""
+        text = json.dumps(state, separators=(",", ":"))
+        with translated(self._url):
+            pipe = self._client.pipeline(transaction=False)
+            pipe.hset(self._keys.jobs(), job_id, text)
+            pipe.hlen(self._keys.jobs())
+            pipe.hget(self._keys.wishes(), job_id)
+            _new, known, wish = pipe.execute()
+            if known > MOST_JOBS:
+                self._prune()
+        return bool(wish == _CANCEL)
+
+    def read(self, job_id: str) -> Mapping[str, Any] | None:
+        """One state."""
+        with translated(self._url):
+            text = self._client.hget(self._keys.jobs(), spelled(job_id))
+        return _state(text) if text else None
+
+    def all(self) -> list[Mapping[str, Any]]:
+        """All states; the ids begin with the time."""
+        with translated(self._url):
+            found = self._client.hgetall(self._keys.jobs())
+        states = (_state(text) for _job_id, text in sorted(found.items(), reverse=True))
+        return [state for state in states if state is not None]
+
+    def cancel(self, job_id: str, *, wanted: bool = True) -> None:
+        """Want a job cancelled, or no more."""
+        with translated(self._url):
+            if wanted:
+                self._client.hset(self._keys.wishes(), job_id, _CANCEL)
+            else:
+                self._client.hdel(self._keys.wishes(), job_id)
+
+    def succeeded(self, job_id: str) -> int:
+        """As the workers counted."""
+        with translated(self._url):
+            return int(self._client.hget(self._keys.successes(), job_id) or 0)
+
+    def take(self, job_id: str, run: int) -> bool:
+        """Become the one process that does this run."""
+        with translated(self._url):
+            return bool(self._client.hsetnx(self._keys.wishes(), f"{job_id}:{run}", "taken"))
+
+    def close(self) -> None:
+        """Disconnect."""
+        with suppress(Exception):
+            self._client.close()
+
+    def _prune(self) -> None:
+        job_ids = sorted(self._client.hkeys(self._keys.jobs()))
+        old = job_ids[: len(job_ids) - MOST_JOBS]
+        if old:
+            self._client.hdel(self._keys.jobs(), *old)
+            wishes = self._client.hkeys(self._keys.wishes())
+            gone = [wish for wish in wishes if wish.partition(b":")[0] in set(old)]
+            self._client.hdel(self._keys.successes(), *old)
+            if gone:
+                self._client.hdel(self._keys.wishes(), *gone)
+
+
+def _state(text: bytes) -> Mapping[str, Any] | None:
+    try:
+        state = json.loads(text)
+    except ValueError as exc:
+        logger.warning("A job cannot be read: %r", exc)
+        return None
+    return state if isinstance(state, dict) else None

@@ -1,0 +1,30 @@
+-- Purpose: put a discarded letter back, as the newest of its queue.
+-- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 groups (zset)  5 bin (stream)
+--       6 binned (hash)
+-- ARGV: 1 letter id, or the stream position under which it was discarded
+-- Returns: 1 = RESTORED, 0 = NOT_THERE, 2 = TAKEN (the queue has a letter of this id again)
+-- Complexity: O(number of fields)
+local entry = redis.call('HGET', KEYS[6], ARGV[1])
+local found = entry and redis.call('XRANGE', KEYS[5], entry, entry)[1]
+if not found then return 0 end
+local fields, letter = found[2], {}
+for n = 3, #fields, 2 do letter[fields[n]] = fields[n + 1] end
+if letter.id and redis.call('HEXISTS', KEYS[2], letter.id) == 1 then return 2 end
+redis.call('XDEL', KEYS[5], '0-1')  -- nothing; but a full Redis lets no script begin by adding
+local place = redis.call('XADD', KEYS[1], '*', unpack(fields, 3))
+if letter.id and letter.reason and letter.fingerprint then
+  redis.call('HSET', KEYS[2], letter.id, place)
+  redis.call('HINCRBY', KEYS[3], 'reason:' .. letter.reason, 1)
+  redis.call('ZINCRBY', KEYS[4], 1, letter.fingerprint)
+  local group, at = 'group:' .. letter.fingerprint, letter.dead_lettered_at or '0'
+  local first, last, _, facts =
+    string.match(redis.call('HGET', KEYS[3], group) or '', '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
+  facts = facts or cjson.encode({
+    task_name = letter.task_name or '', reason = letter.reason, exception_type = letter.exception_type})
+  first = tonumber(first or at) < tonumber(at) and first or at
+  last = tonumber(last or at) > tonumber(at) and last or at
+  redis.call('HSET', KEYS[3], group, table.concat({first, last, letter.id, facts}, '|'))
+end
+redis.call('XDEL', KEYS[5], entry)
+redis.call('HDEL', KEYS[6], ARGV[1])
+return 1

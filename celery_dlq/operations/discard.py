@@ -1,0 +1,153 @@
+"""Discarding and purging: letters go on purpose, into the bin or for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from celery_dlq.errors import DLQError, ExportError, MissingExtra
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.jobs import CANCELLED, DONE, CancelledError, JobRun
+from celery_dlq.operations.report import DiscardReport
+from celery_dlq.operations.selection import Found, Span, batches, select
+from celery_dlq.ports import ClaimState, Clock, DeadLetterStore
+from celery_dlq.record import iso
+
+KEPT_IN_BIN = timedelta(hours=24)
+
+_BATCH = 500
+_ROWS = 5_000
+_LEASE_SECONDS = 60.0
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardOptions:
+    """How letters are discarded.
+
+    Attributes:
+        forever: Remove them for good; else they lie in the bin for 24 hours.
+        limit: Most letters; ``None`` for all.
+        export_path: Write them to this new Parquet file first; ``None`` for not.
+    """
+
+    forever: bool = False
+    limit: int | None = None
+    export_path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            message = f"expected limit to be 1 or more, got {self.limit}"
+            raise DLQError(message)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping of what differs from the defaults."""
+        return {
+            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
+        }
+
+
+class Discarder:
+    """Removes letters, each as a whole or not at all.
+
+    Args:
+        store: Where the letters are.
+        clock: The present, aware UTC.
+    """
+
+    def __init__(self, store: DeadLetterStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def discard(
+        self,
+        run: JobRun,
+        where: LetterFilter,
+        options: DiscardOptions,
+        *,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+    ) -> DiscardReport:
+        """Do a job; see `DeadLetters.discard`."""
+        earlier: dict[str, Any] = {
+            name: int(run.job.counts.get(name, 0)) for name in ("removed", "skipped", "exported")
+        }
+        report = DiscardReport(job_id=run.job.id, export_path=options.export_path, **earlier)
+        left = None if options.limit is None else max(0, options.limit - report.touched)
+        try:
+            if options.export_path is not None and not Path(options.export_path).exists():
+                report.exported = self._export(run, where, left, Path(options.export_path))
+            for batch in batches(self._selected(run, where, left, scanned), _BATCH):
+                run.beat(_counts(report))
+                self._batch(run, batch, options, report)
+                run.beat(_counts(report), batch[-1].position)
+                if progress is not None:
+                    progress(len(batch))
+        except CancelledError:
+            report.state = CANCELLED
+        else:
+            report.state = DONE
+        if report.removed and not options.forever:
+            report.kept_until = iso(self._clock() + KEPT_IN_BIN)
+        return report
+
+    def _selected(
+        self, run: JobRun, where: LetterFilter, left: int | None, scanned: Progress | None = None
+    ) -> Iterator[Found]:
+        span = Span(after=run.job.position, until=run.job.until)
+        return islice(select(self._store, run.job.queue, where, span=span, scanned=scanned), left)
+
+    def _batch(
+        self, run: JobRun, batch: list[Found], options: DiscardOptions, report: DiscardReport
+    ) -> None:
+        keys, queue, owner = [found.key for found in batch], run.job.queue, run.owner
+        states = self._store.claim(
+            queue, keys, owner=owner, lease_seconds=_LEASE_SECONDS, forebear=run.forebear
+        )
+        free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
+        ours = [key for key, state in zip(keys, states, strict=True) if state in free]
+        if options.forever:
+            self._store.remove(queue, ours, owner=owner)
+        else:
+            self._store.discard(queue, ours, owner=owner, keep_seconds=KEPT_IN_BIN.total_seconds())
+        # Claimed by us and not there any more: also when the answer to a removal was lost.
+        report.removed += len(ours)
+        report.skipped += len(keys) - len(ours)
+
+    def _export(self, run: JobRun, where: LetterFilter, left: int | None, path: Path) -> int:
+        """Write the letters to a file that is there as a whole or not at all."""
+        try:
+            import pyarrow.parquet as pq  # noqa: PLC0415 - pyarrow is an extra
+
+            from celery_dlq.export import arrow  # noqa: PLC0415 - the same
+            from celery_dlq.export.wholefile import replacing  # noqa: PLC0415 - the same
+        except ImportError as exc:
+            feature = "--export-first"
+            raise MissingExtra(feature, "pyarrow", "parquet") from exc
+        written = 0
+        try:
+            with replacing(path) as temporary, ExitStack() as stack:
+                writer = pq.ParquetWriter(temporary, arrow.schema(), compression="zstd")
+                closed = stack.enter_context(writer)
+                for batch in batches(self._selected(run, where, left), _ROWS):
+                    run.beat({"exported": written})
+                    closed.write_table(arrow.table([found.fields for found in batch]))
+                    written += len(batch)
+                stack.close()
+        except OSError as exc:
+            message = (
+                f"expected {path} to be a file that can be written, got {type(exc).__name__}: "
+                f"{exc.strerror or exc}; nothing was removed"
+            )
+            raise ExportError(message) from exc
+        return written
+
+
+def _counts(report: DiscardReport) -> dict[str, int]:
+    return {name: getattr(report, name) for name in ("removed", "skipped", "exported")}

@@ -1,0 +1,151 @@
+"""Editing the arguments of one letter's message before it is redriven."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from celery_dlq.errors import DLQError, RedriveError
+from celery_dlq.headers import EDITED_HEADER
+from celery_dlq.operations.message import Outgoing
+from celery_dlq.record import iso
+
+_JSON_TYPES = ("application/json",)
+_MOST_EDITS = 20
+_MOST_SHOWN = 2000
+_MOST_DESCRIBED = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A change of a message's arguments.
+
+    Attributes:
+        args: The new positional arguments; ``None`` keeps them.
+        kwargs: The new keyword arguments; ``None`` keeps them.
+        assign: Single values by their path, e.g. ``{"kwargs.tenant": 42, "args.0": "x"}``; done
+            after the replacements.
+    """
+
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    assign: Mapping[str, Any] = field(default_factory=dict)
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """Read ``kwargs.tenant=42``: a path, and a value in JSON or else a plain text.
+
+    Raises:
+        DLQError: It is not written so.
+    """
+    path, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"(args\.\d+|kwargs\.[^.]+)(\.[^.]+)*", path):
+        message = f"expected kwargs.NAME=VALUE or args.NUMBER=VALUE, got {text!r}"
+        raise DLQError(message)
+    try:
+        return path, json.loads(value)
+    except ValueError:
+        return path, value
+
+
+def arguments(
+    content_type: str, body: bytes, headers: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any], Any]:
+    """The parts of a message's body: args, kwargs and the links of its workflow.
+
+    Raises:
+        DLQError: It is not a plain JSON body of protocol 2.
+    """
+    found = None
+    if content_type in _JSON_TYPES and not headers.get("compression"):
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+    if (
+        not isinstance(found, list)
+        or len(found) != 3  # noqa: PLR2004 - args, kwargs, links
+        or not isinstance(found[0], list)
+        or not isinstance(found[1], dict)
+    ):
+        message = (
+            f"expected a plain JSON message of Celery's protocol 2 to edit, got a body of type "
+            f"{content_type or 'unknown'!r}; signed, compressed, pickled and foreign bodies are "
+            f"never taken apart"
+        )
+        raise DLQError(message)
+    return found[0], found[1], found[2]
+
+
+def edited(edit: Edit, *, actor: str, now: datetime) -> Callable[[Outgoing], Outgoing]:
+    """What applies an edit to a message, and leaves a trail in its headers."""
+
+    def apply(message: Outgoing) -> Outgoing:
+        try:
+            return _apply(edit, message, actor=actor, now=now)
+        except RedriveError:
+            raise
+        except DLQError as exc:
+            raise RedriveError(str(exc)) from exc
+
+    return apply
+
+
+def _apply(edit: Edit, message: Outgoing, *, actor: str, now: datetime) -> Outgoing:
+    args, kwargs, links = arguments(message.content_type, message.body, message.headers)
+    new = {
+        "args": list(args if edit.args is None else edit.args),
+        "kwargs": dict(kwargs if edit.kwargs is None else edit.kwargs),
+    }
+    for path, value in edit.assign.items():
+        _assign(new, path.split("."), value, path)
+    try:
+        body = json.dumps([new["args"], new["kwargs"], links]).encode()
+    except (TypeError, ValueError, RecursionError) as exc:
+        text = f"expected arguments that JSON can write, got {type(exc).__name__}: {exc}"
+        raise DLQError(text) from exc
+    if message.headers.get("argsrepr") is not None:
+        message.headers["argsrepr"] = _described(tuple(new["args"]))
+    if message.headers.get("kwargsrepr") is not None:
+        message.headers["kwargsrepr"] = _described(new["kwargs"])
+    trail = _trail(message.headers.get(EDITED_HEADER))
+    trail.append({"at": iso(now), "actor": actor, "from": _shown(args, kwargs),
+                  "to": _shown(new["args"], new["kwargs"])})  # fmt: skip
+    message.headers[EDITED_HEADER] = json.dumps(trail[-_MOST_EDITS:])
+    message.body, message.content_encoding = body, "utf-8"
+    return message
+
+
+def _assign(place: Any, path: Sequence[str], value: Any, whole: str) -> None:
+    *way, last = path
+    try:
+        for step in way:
+            place = place[int(step)] if isinstance(place, list) else place[step]
+        place[int(last) if isinstance(place, list) else last] = value
+    except (KeyError, IndexError, ValueError, TypeError):
+        message = (
+            f"expected {whole!r} to lead to a place in the arguments, got a way that ends before"
+        )
+        raise DLQError(message) from None
+
+
+def _described(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_DESCRIBED else text[: _MOST_DESCRIBED - 1] + "…"
+
+
+def _shown(args: object, kwargs: object) -> str:
+    text = json.dumps([args, kwargs], ensure_ascii=False)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+
+
+def _trail(header: object) -> list[Any]:
+    try:
+        found = json.loads(header) if isinstance(header, str) else []
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []

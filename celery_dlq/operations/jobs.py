@@ -1,0 +1,282 @@
+"""Jobs: long operations that can be watched, cancelled, and gone on with after a crash."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from celery_dlq.actor import whoami
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.ports import Clock, JobBook
+from celery_dlq.record import from_micros, iso, to_micros
+
+SILENT = timedelta(seconds=15)
+"""A running job that says nothing for so long has died."""
+
+_BEAT_SECONDS = 1.0
+
+RUNNING, DONE, CANCELLED, STOPPED, FAILED, INTERRUPTED = (
+    "running", "done", "cancelled", "stopped", "failed", "interrupted",
+)  # fmt: skip
+_TIMES = ("started_at", "updated_at", "ended_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One operation on many letters.
+
+    Attributes:
+        id: Begins with the time, so that ids are in order.
+        kind: ``redrive``, ``discard`` or ``purge``.
+        queue: The dead-letter queue.
+        state: ``running``, ``done``, ``cancelled``, ``stopped`` (by its canary), ``failed``, or
+            ``interrupted``: it should run, but its process has died.
+        actor: ``user@host``.
+        started_at: When it began.
+        updated_at: When it last gave a sign of life.
+        ended_at: When it ended.
+        filter: Which letters, as `LetterFilter.to_json` writes it.
+        options: How, by name.
+        until: The last position that it may touch: letters that arrive later are not its own.
+        position: Up to where it is done.
+        total: Letters of the queue when it began; ``None`` if that is not known.
+        counts: What it did so far, by the names of its report.
+        note: Why it stopped or failed.
+        run: How often it was started: 1, and one more for each time it was resumed.
+        pid: Its process.
+        host: Where that runs.
+    """
+
+    id: str
+    kind: str
+    queue: str
+    state: str = RUNNING
+    actor: str = ""
+    started_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None = None
+    filter: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    until: str | None = None
+    position: str | None = None
+    total: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+    run: int = 1
+    pid: int = 0
+    host: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return {**asdict(self), **{name: iso(getattr(self, name)) for name in _TIMES}}
+
+    def to_stored(self) -> dict[str, Any]:
+        """As `to_json`, with times in microseconds since 1970."""
+        times = {name: getattr(self, name) for name in _TIMES}
+        return {
+            **asdict(self),
+            **{name: None if at is None else to_micros(at) for name, at in times.items()},
+        }
+
+    @classmethod
+    def from_stored(cls, value: Mapping[str, Any]) -> Job:
+        """Read what `to_stored` wrote; keys of later versions are passed over."""
+        known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
+        for name in _TIMES:
+            if known.get(name) is not None:
+                known[name] = from_micros(known[name])
+        return cls(**known)
+
+
+class CancelledError(Exception):
+    """Somebody wants the job to end; raised between two batches."""
+
+
+class Jobs:
+    """The jobs of an app.
+
+    Args:
+        book: Where they are kept.
+        clock: The present, aware UTC.
+    """
+
+    def __init__(self, book: JobBook, clock: Clock) -> None:
+        self._book = book
+        self._clock = clock
+
+    def all(self) -> list[Job]:
+        """All jobs that are remembered, newest first."""
+        return [self._seen(Job.from_stored(state)) for state in self._book.all()]
+
+    def get(self, job_id: str) -> Job:
+        """One job.
+
+        Raises:
+            NotFound: There is none of this id, or it is forgotten.
+        """
+        state = self._book.read(job_id)
+        if state is None:
+            message = f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them"
+            raise NotFound(message)
+        return self._seen(Job.from_stored(state))
+
+    def cancel(self, job_id: str) -> Job:
+        """Let a job end after its present batch.
+
+        Raises:
+            NotFound: There is no such job.
+            DLQError: It has ended.
+        """
+        job = self.get(job_id)
+        if job.state == INTERRUPTED:
+            ended = replace(job, state=CANCELLED, ended_at=self._clock())
+            self._book.write(job_id, ended.to_stored())
+            return ended
+        if job.state != RUNNING:
+            message = f"expected a job that runs, got {job_id}, which is {job.state}"
+            raise DLQError(message)
+        self._book.cancel(job_id)
+        return job
+
+    def new(
+        self,
+        kind: str,
+        queue: str,
+        *,
+        where: Mapping[str, Any],
+        options: Mapping[str, Any],
+        until: str | None,
+        total: int | None,
+    ) -> JobRun:
+        """A job that begins; nothing is kept of it before its first `JobRun.beat`."""
+        now = self._clock()
+        moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
+        job = Job(
+            id=f"{moment}-{uuid4().hex[:6]}", kind=kind, queue=queue, actor=whoami(),
+            started_at=now, updated_at=now, filter=where, options=options, until=until,
+            total=total, pid=os.getpid(), host=socket.gethostname(),
+        )  # fmt: skip
+        return JobRun(self._book, self._clock, job)
+
+    def again(self, job_id: str) -> JobRun:
+        """Go on with a job whose process has died, or that was cancelled or stopped.
+
+        Raises:
+            NotFound: There is no such job.
+            DLQError: It runs, or it is done.
+        """
+        job = self.get(job_id)
+        if job.state in (RUNNING, DONE):
+            message = f"expected a job that was interrupted, got {job_id}, which is {job.state}"
+            raise DLQError(message)
+        if not self._book.take(job_id, job.run + 1):
+            message = f"expected job {job_id} to be free, got one that somebody just resumed"
+            raise DLQError(message)
+        self._book.cancel(job_id, wanted=False)
+        job = replace(
+            job, state=RUNNING, run=job.run + 1, ended_at=None, note="", updated_at=self._clock(),
+            pid=os.getpid(), host=socket.gethostname(),
+        )  # fmt: skip
+        run = JobRun(self._book, self._clock, job)
+        run.beat(now=True)
+        return run
+
+    def _seen(self, job: Job) -> Job:
+        silent = self._clock() - job.updated_at > SILENT
+        if job.state == RUNNING and (silent or _is_dead(job)):
+            return replace(job, state=INTERRUPTED)
+        return job
+
+
+class JobRun:
+    """One process at work on a job.
+
+    Args:
+        book: Where the job is kept.
+        clock: The present, aware UTC.
+        job: The job as it is now.
+    """
+
+    def __init__(self, book: JobBook, clock: Clock, job: Job) -> None:
+        self._book = book
+        self._clock = clock
+        self.job = job
+        self._token = uuid4().hex
+        self._written_at: float | None = None
+
+    @property
+    def owner(self) -> str:
+        """Who claims letters: another one for each run of the job.
+
+        Long on purpose: small hashes of short values are searched from end to end by Redis.
+        """
+        return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
+
+    @property
+    def forebear(self) -> str:
+        """How the owners of earlier runs begin; empty if there were none."""
+        return f"{self.job.id}:" if self.job.run > 1 else ""
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything is kept of it."""
+        return self._written_at is not None
+
+    def beat(
+        self,
+        counts: Mapping[str, int] | None = None,
+        position: str | None = None,
+        *,
+        now: bool = False,
+    ) -> None:
+        """Give a sign of life; keeps what was done, once a second.
+
+        Raises:
+            CancelledError: Somebody wants the job to end.
+        """
+        self.job = replace(
+            self.job,
+            counts=self.job.counts if counts is None else dict(counts),
+            position=position or self.job.position,
+            updated_at=self._clock(),
+        )
+        at = time.monotonic()
+        if self._written_at is None or now or at - self._written_at >= _BEAT_SECONDS:
+            self._written_at = at
+            if self._write():
+                raise CancelledError
+
+    def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
+        """Keep the result."""
+        at = self._clock()
+        self.job = replace(
+            self.job, state=state, counts=dict(counts), note=note, updated_at=at, ended_at=at
+        )
+        if self.begun:
+            self._write()
+        return self.job
+
+    def _write(self) -> bool:
+        known = self._book.read(self.job.id)
+        if known is not None and int(known.get("run", 1)) > self.job.run:
+            raise CancelledError  # we were taken for dead, and somebody goes on with it
+        return self._book.write(self.job.id, self.job.to_stored())
+
+
+def _is_dead(job: Job) -> bool:
+    """Whether its process has certainly ended; only its own machine can tell."""
+    if job.host != socket.gethostname() or not job.pid:
+        return False
+    try:
+        os.kill(job.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

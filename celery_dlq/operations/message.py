@@ -1,0 +1,218 @@
+"""From a letter back to the message it keeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from celery_dlq import jsontext
+from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
+from celery_dlq.headers import (
+    DELAY_HEADER,
+    DELAY_SOURCE_HEADER,
+    LETTER_HEADER,
+    REDRIVE_HEADER,
+    REDRIVES_HEADER,
+)
+from celery_dlq.operations.selection import Found
+from celery_dlq.record import from_micros
+
+# Set by a broker or by us on an earlier journey; they would be wrong or harmful on the next.
+# x-death: https://github.com/celery/celery/issues/10111
+_STALE_BEGINNINGS = (
+    "x-death",
+    "x-first-death-",
+    "x-last-death-",
+    "x-delivery-count",
+    "x-acquired-count",
+)
+_STALE = ("redelivered", DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
+# Given anew by kombu for each publish.
+_TRANSPORT_PROPERTIES = frozenset({
+    "delivery_info",
+    "delivery_tag",
+    "body_encoding",
+    "content_type",
+    "content_encoding",
+    "application_headers",
+    "expiration",  # the time it had was the first journey's
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedriveOptions:
+    """How letters are redriven.
+
+    Attributes:
+        rate: Most letters a second; ``None`` for as fast as the broker takes them.
+        limit: Most letters; ``None`` for all.
+        to_queue: Publish to this queue; ``None`` for the one each message came from.
+        delay_seconds: The messages may run after so long.
+        new_id: Give each task a new id.
+        keep_count: Earlier deliveries count: a message is executed once more, and then only
+            as often as its ``max_deliveries`` has left.
+    """
+
+    rate: float | None = None
+    limit: int | None = None
+    to_queue: str | None = None
+    delay_seconds: float = 0.0
+    new_id: bool = False
+    keep_count: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            message = f"expected rate to be more than 0 letters a second, got {self.rate}"
+            raise DLQError(message)
+        if self.limit is not None and self.limit < 1:
+            message = f"expected limit to be 1 or more, got {self.limit}"
+            raise DLQError(message)
+        if not 0 <= self.delay_seconds < float("inf"):
+            message = f"expected delay to be 0 seconds or more, got {self.delay_seconds}"
+            raise DLQError(message)
+        if self.to_queue is not None and not self.to_queue.strip():
+            message = f"expected to_queue to be the name of a queue, got {self.to_queue!r}"
+            raise DLQError(message)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping of what differs from the defaults."""
+        return {
+            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Outgoing:
+    """A message that is about to be published.
+
+    Attributes:
+        letter_id: Its letter.
+        task_id: The id under which it runs.
+        redrives: How often it was redriven, this time included.
+        queue: Where it goes.
+        body: The bytes as they were captured.
+        content_type: Theirs.
+        content_encoding: Theirs.
+        headers: The original's, with our marks and without those of the broker.
+        properties: The original's, without those that each publish makes anew.
+    """
+
+    letter_id: str
+    task_id: str
+    redrives: int
+    queue: str
+    body: bytes
+    content_type: str
+    content_encoding: str
+    headers: dict[str, Any] = field(default_factory=dict)
+    properties: dict[str, Any] = field(default_factory=dict)
+
+
+def outgoing(found: Found, options: RedriveOptions, *, redrive_id: str, now: datetime) -> Outgoing:
+    """The message of a letter.
+
+    Body bytes, id, callbacks, chain, chord and group are the original's. Counts of
+    deliveries and retries start anew; marker headers name the redrive and the letter.
+
+    Raises:
+        CorruptLetter: The letter cannot be read.
+        RedriveError: An option cannot be applied to this message.
+    """
+    raw = found.fields
+    if not found.is_letter:
+        message = f"expected a dead letter at {found.position}, got an entry that is none"
+        raise CorruptLetter(message)
+    try:
+        headers = _clean(raw.get(b"headers", b"{}"))
+        properties = {
+            name: value
+            for name, value in _json(raw.get(b"properties", b"{}")).items()
+            if name not in _TRANSPORT_PROPERTIES and value is not None
+        }
+        redrives = int(raw.get(b"redrives", b"0")) + 1
+        expires = raw.get(b"expires")
+        if expires is not None and "expires" in headers and from_micros(int(expires)) <= now:
+            headers["expires"] = None  # else the worker would drop it unseen
+    except (ValueError, TypeError, AttributeError, OverflowError) as exc:
+        message = f"expected a dead letter at {found.position}, got what cannot be read ({exc!r})"
+        raise CorruptLetter(message) from exc
+    letter_id, task_id = found.text("id"), found.text("task_id")
+    queue = options.to_queue or found.text("source_queue")
+    if not queue:
+        message = (
+            f"expected letter {letter_id} to name the queue it came from, got none: whoever put "
+            f"its message into the queue it was adopted from did not say; name one to redrive to"
+        )
+        raise RedriveError(message)
+    if options.delay_seconds:
+        _delay(headers, letter_id, now + timedelta(seconds=options.delay_seconds))
+    if options.new_id:
+        task_id = _rename(headers, properties, letter_id)
+    headers[REDRIVES_HEADER] = redrives
+    headers[REDRIVE_HEADER] = redrive_id
+    headers[LETTER_HEADER] = letter_id
+    return Outgoing(
+        letter_id=letter_id,
+        task_id=task_id,
+        redrives=redrives,
+        queue=queue,
+        body=raw.get(b"body", b""),
+        content_type=found.text("content_type") or "application/octet-stream",
+        content_encoding=found.text("content_encoding") or "binary",
+        headers=headers,
+        properties=properties,
+    )
+
+
+def _json(raw: bytes) -> dict[str, Any]:
+    text = raw.decode("utf-8", "replace")
+    # Only text with tags holds values that JSON does not know.
+    value = jsontext.loads(text) if "__type__" in text else json.loads(text)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError(type(value))
+    return value
+
+
+def _clean(text: bytes) -> dict[str, Any]:
+    kept = _json(text)
+    for name in _STALE:
+        kept.pop(name, None)
+    if b'"x-' in text:
+        for name in [name for name in kept if name.startswith(_STALE_BEGINNINGS)]:
+            del kept[name]
+    if "retries" in kept:
+        kept["retries"] = 0
+    if "eta" in kept:
+        kept["eta"] = None
+    return kept
+
+
+def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:
+    if "task" not in headers:
+        message = (
+            f"expected letter {letter_id} to hold a task message of protocol 2 for a delay, got "
+            f"one without a task header; redrive it without the delay"
+        )
+        raise RedriveError(message)
+    headers["eta"] = eta.isoformat()
+
+
+def _rename(headers: dict[str, Any], properties: dict[str, Any], letter_id: str) -> str:
+    old, new = headers.get("id"), str(uuid4())
+    if old is None:
+        message = (
+            f"expected letter {letter_id} to hold a task message of protocol 2 for a new id, got "
+            f"one without an id header; redrive it under its old id"
+        )
+        raise RedriveError(message)
+    headers["id"] = new
+    if headers.get("root_id") == old:
+        headers["root_id"] = new
+    if "correlation_id" in properties:
+        properties["correlation_id"] = new
+    return new

@@ -1,0 +1,159 @@
+"""A dry run: what a redrive would do, and whether what it needs is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from celery_dlq.operations.message import RedriveOptions
+from celery_dlq.operations.selection import Found
+from celery_dlq.ports import WorkerCard
+
+_MOST_NAMES = 1000
+_OTHERS = "(others)"
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that a redrive needs.
+
+    Attributes:
+        name: The queue or the task.
+        letters: How many letters need it.
+        found: Whether it is there; ``None`` if that cannot be told.
+        why: Where it was found, or where it was looked for.
+    """
+
+    name: str
+    letters: int
+    found: bool | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """What a redrive would do.
+
+    Attributes:
+        letters: How many letters it would publish.
+        corrupt: Entries that are no letters; it would pass over them.
+        bytes: The size of the bodies.
+        queues: Where they would go.
+        tasks: What would run.
+    """
+
+    letters: int = 0
+    corrupt: int = 0
+    bytes: int = 0
+    queues: tuple[Check, ...] = field(default=())
+    tasks: tuple[Check, ...] = field(default=())
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing that it needs is known to be missing."""
+        return all(check.found is not False for check in (*self.queues, *self.tasks))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names, and ``ready``."""
+        return {**asdict(self), "ready": self.ready}
+
+
+def dry_run(
+    app: Any,
+    found: Iterable[Found],
+    options: RedriveOptions,
+    workers: Sequence[WorkerCard],
+) -> DryRun:
+    """Look at what a redrive would do; changes nothing.
+
+    Args:
+        app: The Celery app.
+        found: The letters.
+        options: How they would be redriven.
+        workers: The cards of live workers.
+    """
+    queues: Counter[str] = Counter()
+    tasks: Counter[str] = Counter()
+    letters = corrupt = size = 0
+    for entry in found:
+        if not entry.is_letter:
+            corrupt += 1
+            continue
+        letters += 1
+        size += len(entry.fields.get(b"body", b""))
+        _count(queues, options.to_queue or entry.text("source_queue"))
+        _count(tasks, entry.text("task_name"))
+    return DryRun(
+        letters=letters,
+        corrupt=corrupt,
+        bytes=size,
+        queues=tuple(_queue(app, name, count, workers) for name, count in queues.most_common()),
+        tasks=tuple(_task(name, count, workers) for name, count in tasks.most_common()),
+    )
+
+
+def _count(names: Counter[str], name: str) -> None:
+    names[name if name in names or len(names) < _MOST_NAMES else _OTHERS] += 1
+
+
+def _task(name: str, letters: int, workers: Sequence[WorkerCard]) -> Check:
+    if name == _OTHERS or not workers:
+        why = "no live worker has said what it can run" if name != _OTHERS else "too many to check"
+        return Check(name=name, letters=letters, found=None, why=why)
+    able = [card.hostname for card in workers if name in card.tasks]
+    if able:
+        more = f" and {len(able) - 1} more" if len(able) > 1 else ""
+        return Check(name=name, letters=letters, found=True, why=f"registered by {able[0]}{more}")
+    why = f"registered by none of {len(workers)} live workers"
+    return Check(name=name, letters=letters, found=False, why=why)
+
+
+def _queue(app: Any, name: str, letters: int, workers: Sequence[WorkerCard]) -> Check:
+    consumers = [card.hostname for card in workers if name in card.queues]
+    if consumers:
+        return Check(name=name, letters=letters, found=True, why=f"consumed by {consumers[0]}")
+    if name == _OTHERS:
+        return Check(name=name, letters=letters, found=None, why="too many to check")
+    exists = _on_broker(app, name)
+    if exists:
+        why = "on the broker; no live worker says that it consumes it"
+    elif exists is None:
+        why = "this broker does not tell"
+    elif dict.get(app.amqp.queues, name) is not None:
+        why = "declared by the app; the broker makes it at the first publish"
+        return Check(name=name, letters=letters, found=True, why=why)
+    else:
+        why = "neither on the broker, nor declared by the app, nor consumed by a live worker"
+    return Check(name=name, letters=letters, found=exists, why=why)
+
+
+def _on_broker(app: Any, name: str) -> bool | None:
+    """Whether the broker has a queue; ``None`` if it does not answer or cannot tell."""
+    try:
+        with app.connection_for_write() as connection:
+            if connection.transport.driver_type == "amqp":
+                return _declared(connection, name)
+            channel = connection.default_channel
+            if connection.transport.driver_type == "redis":
+                key = channel.keyprefix_queue % name
+                return bool(channel.client.exists(key) or channel.client.exists(name))
+            return bool(channel._has_queue(name))  # noqa: SLF001 - kombu's virtual transports have no other way
+    except Exception:  # noqa: BLE001 - a look that fails tells nothing
+        return None
+
+
+def _declared(connection: Any, name: str) -> bool | None:
+    try:
+        connection.default_channel.queue_declare(queue=name, passive=True)
+    except connection.channel_errors as exc:
+        code = getattr(exc, "reply_code", getattr(exc, "code", None))
+        return False if code == 404 else None  # noqa: PLR2004 - AMQP's NOT_FOUND
+    finally:
+        with suppress(Exception):
+            connection.default_channel.close()
+    return True

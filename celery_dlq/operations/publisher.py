@@ -1,0 +1,173 @@
+"""Publishing redriven messages: in batches where the transport can, confirmed everywhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from kombu.exceptions import KombuError
+
+from celery_dlq.operations.message import Outgoing
+
+logger = logging.getLogger("celery_dlq")
+
+_RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
+_BATCHED = 500
+_ONE_BY_ONE = 100
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of messages; filled while they are published, so that a stop loses nothing.
+
+    Attributes:
+        confirmed: Letter ids whose message the broker has.
+        refused: Letter ids whose message it has not, with the error.
+        doubtful: Letter ids whose message it may have, with the error.
+    """
+
+    confirmed: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    doubtful: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def confirmed_set(self) -> frozenset[str]:
+        """The confirmed ones, to look up many."""
+        return frozenset(self.confirmed)
+
+
+class Publisher:
+    """Publishes to the app's broker; a context manager that holds one connection.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._connection: Any = None
+        self._producer: Any = None
+        self._confirms = False
+
+    def __enter__(self) -> Publisher:  # noqa: PYI034 - Self came with Python 3.11
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    @property
+    def batch_size(self) -> int:
+        """How many messages to publish at a time; all of them are in doubt after a crash."""
+        return _BATCHED if self._can_batch else _ONE_BY_ONE
+
+    def publish(self, messages: Sequence[Outgoing], sent: Sent) -> None:
+        """Publish messages and wait until the broker has them; fills ``sent``."""
+        if self._producer is None:
+            self._open()
+        if self._can_batch:
+            self._batch(messages, sent)
+        else:
+            self._one_by_one(messages, sent)
+
+    @property
+    def _can_batch(self) -> bool:
+        # New in kombu 5.7; its Redis transport then writes one pipeline, never replayed.
+        return bool(getattr(self._producer, "supports_batch_publish", False))
+
+    def _batch(self, messages: Sequence[Outgoing], sent: Sent) -> None:
+        waiting: list[str] = []
+        try:
+            self._producer.channel.connection  # noqa: B018 - connects
+            self._declare({message.queue for message in messages})
+        except self._errors as exc:
+            sent.refused.update({m.letter_id: _told(m, exc) for m in messages})
+            self._close()
+            return
+        try:
+            with self._producer.batch(max_size=max(1, len(messages))):
+                for message in messages:
+                    try:
+                        self._put(message)
+                    except (TypeError, ValueError) as exc:  # no transport writes this message
+                        sent.refused[message.letter_id] = _told(message, exc)
+                    else:
+                        waiting.append(message.letter_id)
+        except self._errors as exc:
+            for message in messages:
+                if message.letter_id not in sent.refused:
+                    sent.doubtful[message.letter_id] = _told(message, exc)
+            self._close()
+        else:
+            sent.confirmed += waiting
+
+    def _one_by_one(self, messages: Sequence[Outgoing], sent: Sent) -> None:
+        for message in messages:
+            connected = False
+            try:
+                if self._producer is None:
+                    self._open()
+                self._declare({message.queue})
+                connected = bool(self._producer.channel)
+                self._put(message, mandatory=self._confirms, retry=True, retry_policy=_RETRY)
+            except (TypeError, ValueError) as exc:
+                sent.refused[message.letter_id] = _told(message, exc)
+            except self._errors as exc:
+                lost = connected and isinstance(exc, (OSError, *self._connection_errors))
+                (sent.doubtful if lost else sent.refused)[message.letter_id] = _told(message, exc)
+                # A confirmation that is still on its way would be taken for the next message's.
+                self._close()
+            else:
+                sent.confirmed.append(message.letter_id)
+
+    def _put(self, message: Outgoing, **options: Any) -> None:
+        # To the queue itself: its exchange could hand copies to other queues.
+        self._producer.publish(
+            message.body,
+            exchange="",
+            routing_key=message.queue,
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            headers=message.headers,
+            **options,
+            **message.properties,
+        )
+
+    def _declare(self, queues: set[str]) -> None:
+        for name in queues:
+            known = self._app.amqp.queues.get(name)
+            if known is not None:
+                self._producer.maybe_declare(known, retry=True, **_RETRY)
+
+    def _open(self) -> None:
+        connection = self._app.connection_for_write()
+        self._confirms = connection.transport.driver_type == "amqp"
+        if self._confirms:
+            connection = self._app.connection_for_write(transport_options={"confirm_publish": True})
+        self._connection = connection
+        self._producer = self._app.amqp.Producer(connection, auto_declare=False)
+
+    def _close(self) -> None:
+        with suppress(Exception):
+            self._connection.release()
+        self._producer = None
+
+    @property
+    def _connection_errors(self) -> tuple[type[BaseException], ...]:
+        return tuple(self._connection.connection_errors)
+
+    @property
+    def _errors(self) -> tuple[type[BaseException], ...]:
+        return (
+            KombuError, OSError, *self._connection_errors, *self._connection.channel_errors
+        )  # fmt: skip
+
+
+def _told(message: Outgoing, exc: BaseException) -> str:
+    return (
+        f"expected the broker to take letter {message.letter_id} for queue {message.queue!r}, "
+        f"got {type(exc).__name__}: {exc}; the letter stays where it is"
+    )

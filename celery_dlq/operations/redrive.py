@@ -1,0 +1,347 @@
+"""Redriving: claim, publish, note, remove, in batches; killed anywhere, the next run finishes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from celery_dlq.errors import CorruptLetter, RedriveError
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.canary import Canary, CanaryResult, chosen
+from celery_dlq.operations.jobs import CANCELLED, DONE, FAILED, STOPPED, CancelledError, JobRun
+from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
+from celery_dlq.operations.pace import Pace
+from celery_dlq.operations.publisher import Publisher, Sent
+from celery_dlq.operations.report import RedriveReport
+from celery_dlq.operations.selection import Found, Span, batches, select
+from celery_dlq.ports import ClaimState, Clock, DeadLetterStore, Fate, MessageKey
+from celery_dlq.record import Delivery, from_micros
+
+LEASE_SECONDS = 60.0
+_LOOK_SECONDS = 0.25
+_MOST_REFUSALS = 20
+
+Progress = Callable[[int], object]
+Transform = Callable[[Outgoing], Outgoing]
+Told = Callable[[str, Sequence[Found], str], None]
+QueueNames = Callable[[str], str]
+
+
+class _BrokerGoneError(Exception):
+    """Batch after batch, the broker took nothing: to go on would only claim letters for nothing."""
+
+
+class Remover:
+    """Removes one batch of letters while the next is made ready; a context manager.
+
+    Args:
+        remove: Removes letters by their ids.
+    """
+
+    def __init__(self, remove: Callable[[Sequence[str]], object]) -> None:
+        self._remove = remove
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlq-remover")
+        self._last: Future[object] | None = None
+
+    def __enter__(self) -> Remover:  # noqa: PYI034 - Self came with Python 3.11
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+        if kind is None:  # else there is an error to tell already, and the next run removes them
+            self.wait()
+
+    def remove(self, letter_ids: Sequence[str]) -> None:
+        """Remove letters, once the ones before are removed."""
+        self.wait()
+        self._last = self._pool.submit(self._remove, letter_ids)
+
+    def wait(self) -> None:
+        """Wait for the last removal; raises what it raised."""
+        if self._last is not None:
+            last, self._last = self._last, None
+            last.result()
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """One redrive on its way.
+
+    Attributes:
+        queue: The dead-letter queue.
+        options: How.
+        run: The job.
+        report: What was done so far.
+        transform: Changes each message before it goes out.
+        remover: Removes letters in the background.
+    """
+
+    queue: str
+    options: RedriveOptions
+    run: JobRun
+    report: RedriveReport
+    transform: Transform | None = None
+    remover: Remover
+
+    def counts(self) -> dict[str, int]:
+        """What the job keeps of the report."""
+        report = self.report
+        names = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
+        return {name: getattr(report, name) for name in names}
+
+
+class Redriver:
+    """Publishes letters' original messages again and removes the letters.
+
+    Args:
+        app: The Celery app; its broker gets the messages.
+        store: Where the letters are.
+        clock: The present, aware UTC.
+        dead_letter_queue_of: Tells the dead-letter queue of a queue.
+        lease_seconds: How long a claim holds when its process has died.
+        told: Told of the letters of each batch that the broker took: the queue, the
+            letters, the id of the redrive.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        store: DeadLetterStore,
+        clock: Clock,
+        *,
+        dead_letter_queue_of: QueueNames | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        told: Told | None = None,
+    ) -> None:
+        self._app = app
+        self._store = store
+        self._clock = clock
+        self._dead_letter_queue_of = dead_letter_queue_of
+        self._lease = lease_seconds
+        self._told = told
+
+    def redrive(
+        self,
+        run: JobRun,
+        where: LetterFilter,
+        options: RedriveOptions,
+        *,
+        canary: Canary | None = None,
+        transform: Transform | None = None,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+    ) -> RedriveReport:
+        """Do a job; see `DeadLetters.redrive`."""
+        report = RedriveReport(redrive_id=run.job.id, **_earlier(run))
+        queue, owner = run.job.queue, run.owner
+        remover = Remover(lambda ids: self._store.remove(queue, ids, owner=owner))
+        work = Work(queue=queue, options=options, run=run, report=report, transform=transform,
+                    remover=remover)  # fmt: skip
+        span = Span(after=run.job.position, until=run.job.until)
+        with remover, Publisher(self._app) as publisher:
+            try:
+                if canary is not None and not self._canary(publisher, work, where, canary):
+                    report.state = STOPPED
+                    return report
+                left = None if options.limit is None else max(0, options.limit - report.touched)
+                found = select(self._store, work.queue, where, span=span, scanned=scanned)
+                self._all(publisher, work, islice(found, left), progress)
+            except CancelledError:
+                report.state = CANCELLED
+            except _BrokerGoneError:
+                report.state = FAILED
+            else:
+                report.state = DONE
+        return report
+
+    def _all(
+        self, publisher: Publisher, work: Work, found: Iterable[Found], progress: Progress | None
+    ) -> None:
+        rate = work.options.rate
+        size = publisher.batch_size if rate is None else max(1, min(100, int(rate)))
+        pace = Pace(rate, lambda: work.run.beat(work.counts()))
+        refusals, settled = 0, work.run.job.position
+        for batch in batches(found, size):
+            work.run.beat(work.counts())
+            pace.wait(len(batch))  # before the claim, which does not hold for ever
+            before = work.report.published + work.report.finished
+            self._batch(publisher, work, batch)
+            work.run.beat(work.counts(), settled)
+            settled = batch[-1].position
+            nothing = work.report.published + work.report.finished == before
+            refusals = refusals + 1 if nothing and work.report.failures else 0
+            if refusals >= _MOST_REFUSALS:
+                raise _BrokerGoneError
+            if progress is not None:
+                progress(len(batch))
+        work.remover.wait()
+
+    def _batch(self, publisher: Publisher, work: Work, batch: Sequence[Found]) -> list[Outgoing]:
+        """Redrive some letters; whatever happens, their claims tell the next run of it."""
+        queue, owner, report, sent = work.queue, work.run.owner, work.report, Sent()
+        claimed = dict(zip([found.key for found in batch], self._claim(work, batch), strict=True))
+        finished = [key for key, state in claimed.items() if state is ClaimState.PUBLISHED]
+        ours = [found for found in batch
+                if claimed[found.key] in (ClaimState.CLAIMED, ClaimState.RECLAIMED)]  # fmt: skip
+        report.finished += len(finished)
+        report.skipped += len(batch) - len(finished) - len(ours)
+        messages: list[Outgoing] = []
+        publishing = False
+        try:
+            messages += self._messages(work, ours)
+            publishing = True
+            publisher.publish(messages, sent)
+        finally:  # also on Ctrl-C
+            if publishing:
+                known = {*sent.confirmed, *sent.refused, *sent.doubtful}
+                for message in messages:
+                    if message.letter_id not in known:
+                        sent.doubtful[message.letter_id] = "interrupted while it was published"
+            self._settle(work, claimed, finished, sent)
+            confirmed = sent.confirmed_set
+            if self._told is not None and confirmed:
+                taken = [found for found in ours if found.key in confirmed]
+                self._told(queue, taken, report.redrive_id)
+            unused = [found.key for found in ours if found.key not in confirmed]
+            doubtful = [key for key in unused if key in sent.doubtful]
+            certain = [key for key in unused if key not in sent.doubtful]
+            self._store.release(queue, certain, owner=owner)
+            self._store.release(queue, doubtful, owner=owner, doubtful=True)
+        return messages
+
+    def _claim(self, work: Work, batch: Sequence[Found]) -> list[ClaimState]:
+        return self._store.claim(
+            work.queue,
+            [found.key for found in batch],
+            owner=work.run.owner,
+            lease_seconds=self._lease,
+            forebear=work.run.forebear,
+        )
+
+    def _messages(self, work: Work, ours: Sequence[Found]) -> Iterator[Outgoing]:
+        now = self._clock()
+        for found in ours:
+            try:
+                message = outgoing(found, work.options, redrive_id=work.report.redrive_id, now=now)
+                if work.transform is not None:
+                    message = work.transform(message)
+            except CorruptLetter:
+                work.report.corrupt += 1
+                continue
+            except RedriveError as exc:
+                work.report.fail(found.key, str(exc))
+                continue
+            if work.options.keep_count:
+                self._seed(work, found, message)
+            yield message
+
+    def _settle(
+        self, work: Work, claimed: dict[str, ClaimState], finished: list[str], sent: Sent
+    ) -> None:
+        """Noted first, removed second: killed in between, only removal is left to do."""
+        report, over = work.report, [*finished, *sent.confirmed]
+        report.published += len(sent.confirmed)
+        report.maybe_twice += sum(claimed[i] is ClaimState.RECLAIMED for i in sent.confirmed)
+        report.doubtful += len(sent.doubtful)
+        for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):
+            report.fail(letter_id, error)
+        self._store.mark_published(work.queue, over, owner=work.run.owner)
+        # While the store removes these, the next ones are made ready.
+        work.remover.remove(over)
+
+    def _seed(self, work: Work, found: Found, message: Outgoing) -> None:
+        """Let earlier deliveries count, with one more allowed: else it would never run."""
+        deliveries = int(found.fields.get(b"deliveries", b"0"))
+        limit = int(found.fields.get(b"max_deliveries", b"0"))
+        if limit:
+            deliveries = min(deliveries, limit - 1)
+        if deliveries > 0:
+            self._store.seed(self._key(work, message), deliveries, _last_delivery(found))
+
+    def _key(self, work: Work, message: Outgoing) -> MessageKey:
+        """Where the redriven message will be counted."""
+        target, name = work.options.to_queue, work.queue
+        if target is not None and self._dead_letter_queue_of is not None:
+            name = self._dead_letter_queue_of(target)
+        return MessageKey(
+            dead_letter_queue=name, task_id=message.task_id, redrives=message.redrives
+        )
+
+    def _canary(
+        self, publisher: Publisher, work: Work, where: LetterFilter, canary: Canary
+    ) -> bool:
+        """Redrive a few letters and look what becomes of them; whether to go on."""
+        span = Span(after=work.run.job.position, until=work.run.job.until)
+        most = min(canary.letters, work.options.limit or canary.letters)
+        letter_ids = chosen(select(self._store, work.queue, where, span=span), most)
+        if not letter_ids:
+            return True
+        few = select(self._store, work.queue, LetterFilter(ids=frozenset(letter_ids)))
+        work.run.beat(work.counts())
+        watched: list[Outgoing] = []
+        inner = work.transform
+
+        def watching(message: Outgoing) -> Outgoing:
+            message = message if inner is None else inner(message)
+            self._store.watch([self._key(work, message)])
+            return message
+
+        work.transform = watching
+        try:
+            for batch in batches(few, publisher.batch_size):
+                before = set(work.report.failed)
+                messages = self._batch(publisher, work, batch)
+                lost = set(work.report.failed) - before
+                watched += [message for message in messages if message.letter_id not in lost]
+        finally:
+            work.transform = inner
+        work.remover.wait()
+        result = self._watch(work, canary, watched)
+        work.report.canary = result.to_json()
+        return result.died + result.open <= canary.max_failures
+
+    def _watch(self, work: Work, canary: Canary, watched: Sequence[Outgoing]) -> CanaryResult:
+        keys = [self._key(work, message) for message in watched]
+        deadline = time.monotonic() + canary.wait_seconds
+        while True:
+            fates = self._store.fates(keys)
+            ended = [
+                Fate.SUCCEEDED if fate is Fate.OPEN and self._succeeded(message.task_id) else fate
+                for message, fate in zip(watched, fates, strict=True)
+            ]
+            result = CanaryResult.of(ended)
+            late = time.monotonic() >= deadline
+            if not result.open or result.died > canary.max_failures or late:
+                return result
+            work.run.beat(work.counts())
+            time.sleep(_LOOK_SECONDS)
+
+    def _succeeded(self, task_id: str) -> bool:
+        """What the result backend says; queues without a policy leave no other trace."""
+        try:
+            return bool(self._app.AsyncResult(task_id).state == "SUCCESS")
+        except Exception:  # noqa: BLE001 - no backend, or one that does not answer: it is not known
+            return False
+
+
+def _earlier(run: JobRun) -> dict[str, Any]:
+    """What earlier runs of the job did."""
+    names = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
+    return {name: int(run.job.counts.get(name, 0)) for name in names}
+
+
+def _last_delivery(found: Found) -> Delivery:
+    try:
+        history = found.letter().history
+    except CorruptLetter:
+        history = ()
+    if history:
+        return history[-1]
+    died = from_micros(int(found.fields.get(b"dead_lettered_at", b"0")))
+    return Delivery(
+        number=1, started_at=died, ended_at=died, worker_hostname=found.text("worker_hostname")
+    )

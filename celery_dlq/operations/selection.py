@@ -1,0 +1,167 @@
+"""From a filter to the letters it means: streamed, raw, in bounded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from celery_dlq.errors import CorruptLetter
+from celery_dlq.filters import LetterFilter
+from celery_dlq.ports import DeadLetterStore
+from celery_dlq.record import DeadLetter, Reason
+
+PAGE = 500
+BATCH_BYTES = 8 * 1024 * 1024
+
+CLOCK_SKEW = timedelta(minutes=15)
+"""A letter is stored after its death; by so much may the clocks of worker and store differ."""
+
+
+_REQUIRED = frozenset({
+    b"id", b"task_id", b"task_name", b"source_queue", b"dead_letter_queue", b"dead_lettered_at",
+    b"fingerprint",
+})  # fmt: skip
+_REASONS = frozenset(reason.value.encode() for reason in Reason)
+
+Scanned = Callable[[int], object]
+
+
+class Found:
+    """One entry of the store, not decoded.
+
+    Attributes:
+        position: Its place.
+        fields: Its raw fields.
+        is_letter: Whether it has what every letter has; its values may still be unreadable.
+        key: The letter's id; the position of what is no letter.
+    """
+
+    __slots__ = ("fields", "is_letter", "key", "position")
+
+    def __init__(self, position: str, fields: Mapping[bytes, bytes]) -> None:
+        self.position = position
+        self.fields = fields
+        self.is_letter = fields.get(b"reason") in _REASONS and fields.keys() >= _REQUIRED
+        self.key = self.text("id") if self.is_letter else position
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it holds: the rest of a letter is capped."""
+        fields = self.fields
+        return len(fields.get(b"body", b"")) + len(fields.get(b"headers", b"")) + 4000
+
+    def text(self, name: str) -> str:
+        """One field as text."""
+        return self.fields.get(name.encode(), b"").decode("utf-8", "replace")
+
+    def letter(self) -> DeadLetter:
+        """The whole letter.
+
+        Raises:
+            CorruptLetter: It is none.
+        """
+        try:
+            return DeadLetter.from_fields(
+                {name.decode("utf-8", "replace"): value for name, value in self.fields.items()}
+            )
+        except CorruptLetter as exc:
+            message = f"{exc}; it is at {self.position}"
+            raise CorruptLetter(message) from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A part of a queue, fixed before the work begins.
+
+    Attributes:
+        after: Leave out everything up to this position.
+        until: The last position.
+    """
+
+    after: str | None = None
+    until: str | None = None
+
+
+def select(
+    store: DeadLetterStore,
+    queue: str,
+    where: LetterFilter,
+    *,
+    span: Span | None = None,
+    newest_first: bool = False,
+    scanned: Scanned | None = None,
+) -> Iterator[Found]:
+    """The entries that a filter means.
+
+    What is no letter fits no filter; it is among them when there is no filter, or when
+    its position is asked for.
+
+    Args:
+        store: Where to look.
+        queue: The dead-letter queue.
+        where: Which letters.
+        span: Which part of the queue; ``None`` for what is there now.
+        newest_first: The order.
+        scanned: Told the size of every page that was read.
+    """
+    if where.ids is not None:
+        yield from _named(store, queue, where)
+        return
+    span = span or Span()
+    after = span.after
+    if where.since is not None:
+        after = later(after, store.position_at(where.since - CLOCK_SKEW))
+    everything = not where
+    for page in store.fields(
+        queue, after=after, until=span.until, page_size=PAGE, newest_first=newest_first
+    ):
+        for position, fields in page:
+            if everything or where.matches_fields(fields):
+                found = Found(position, fields)
+                if everything or found.is_letter:
+                    yield found
+        if scanned is not None:
+            scanned(len(page))
+
+
+def batches(
+    entries: Iterable[Found], size: int, most_bytes: int = BATCH_BYTES
+) -> Iterator[list[Found]]:
+    """Batches bounded in letters and in bytes."""
+    batch: list[Found] = []
+    held = 0
+    for entry in entries:
+        more = entry.size
+        if batch and held + more > most_bytes:
+            yield batch
+            batch, held = [], 0
+        batch.append(entry)
+        held += more
+        if len(batch) >= size:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def later(one: str | None, other: str) -> str:
+    """The later of two positions."""
+    return other if one is None or _order(other) > _order(one) else one
+
+
+def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[Found]:
+    others = LetterFilter(**{
+        name: getattr(where, name) for name in LetterFilter.__slots__ if name != "ids"
+    })  # fmt: skip
+    for letter_id in sorted(where.ids or ()):
+        entry = store.entry(queue, letter_id)
+        if entry is None:
+            continue
+        found = Found(*entry)
+        if found.key == letter_id and others.matches_fields(found.fields):
+            yield found
+
+
+def _order(position: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in position.split("-"))

@@ -1,0 +1,741 @@
+"""What operators do with an app's dead letters; `DeadLetters` is one of these."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from celery_dlq.actor import whoami
+from celery_dlq.config import Settings
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound
+from celery_dlq.events import Action, Change, Events, Redriven
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.canary import Canary
+from celery_dlq.operations.discard import Discarder, DiscardOptions
+from celery_dlq.operations.edit import Edit, arguments, edited
+from celery_dlq.operations.jobs import FAILED, STOPPED, Job, JobRun, Jobs
+from celery_dlq.operations.message import RedriveOptions, outgoing
+from celery_dlq.operations.preflight import DryRun, dry_run
+from celery_dlq.operations.redrive import Redriver
+from celery_dlq.operations.report import DiscardReport, RedriveReport
+from celery_dlq.operations.selection import Found, Span, select
+from celery_dlq.policy import Policy
+from celery_dlq.ports import (
+    Board,
+    Clock,
+    DeadLetterStore,
+    Group,
+    JobBook,
+    QueueSummary,
+    Restored,
+)
+from celery_dlq.record import DeadLetter
+
+_ID_LENGTH = 36
+_SHORTEST_PREFIX = 6
+_MOST_MARKERS_READ = 200_000
+_LOOK_SECONDS = 0.5
+
+Progress = Callable[[int], object]
+
+
+class Operator:
+    """Finds, redrives, edits and discards letters; safe against crashes and other operators."""
+
+    app: Any
+    events: Events
+    _clock: Clock
+
+    @property
+    def settings(self) -> Settings:
+        """The checked ``dlq_*`` settings."""
+        raise NotImplementedError
+
+    @property
+    def store(self) -> DeadLetterStore:
+        """Where the letters are kept."""
+        raise NotImplementedError
+
+    @property
+    def board(self) -> Board:
+        """What the processes of the app tell each other."""
+        raise NotImplementedError
+
+    @property
+    def job_book(self) -> JobBook:
+        """Where jobs are kept."""
+        raise NotImplementedError
+
+    # -- reading ------------------------------------------------------------------
+
+    def queues(self) -> list[QueueSummary]:
+        """All dead-letter queues: name, number of letters, ages, letters by reason.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        return self.store.queues()
+
+    def letters(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> Iterator[DeadLetter]:
+        """The letters of a queue, streamed; nothing is changed by reading.
+
+        Letters that arrive while you iterate are left out. Entries that are no letters are
+        passed over; `entries` gives them too.
+
+        Args:
+            dead_letter_queue: Its name, e.g. ``"orders-DLQ"``.
+            where: Which letters; or give the fields of `LetterFilter` as keywords.
+            newest_first: The order.
+            limit: Most letters; ``None`` for all.
+            scanned: Told the size of every page that was read.
+            **fields: E.g. ``reason="max_deliveries_exceeded"``.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+            DLQError: A field of the filter is not usable.
+        """
+        found = self.entries(
+            dead_letter_queue, where, newest_first=newest_first, scanned=scanned, **fields
+        )
+        return islice(_readable(found), limit)
+
+    def entries(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> Iterator[Found]:
+        """As `letters`, but raw, with positions, and with entries that are no letters."""
+        where = where or LetterFilter(**fields)
+        self._check_queue(dead_letter_queue)
+        found = select(
+            self.store, dead_letter_queue, where, newest_first=newest_first, scanned=scanned
+        )
+        return islice(found, limit)
+
+    def tail(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        **fields: Any,
+    ) -> Iterator[DeadLetter]:
+        """Letters as they arrive, from now on, until ``stop`` says so; waits in between."""
+        where = where or LetterFilter(**fields)
+        self._check_queue(dead_letter_queue)
+        after = self.store.last_position(dead_letter_queue)
+        return self._tail(dead_letter_queue, where, after, stop)
+
+    def _tail(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter,
+        after: str | None,
+        stop: Callable[[], bool],
+    ) -> Iterator[DeadLetter]:
+        while not stop():
+            until = self.store.last_position(dead_letter_queue)
+            if until == after:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            span = Span(after=after, until=until)
+            yield from _readable(select(self.store, dead_letter_queue, where, span=span))
+            after = until
+
+    def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:
+        """One letter by its id.
+
+        Args:
+            letter_id: The letter's id, or its first digits (6 or more), if they are unique.
+            dead_letter_queue: Where it is; ``None`` looks in all.
+
+        Raises:
+            NotFound: No queue has it, or several letters begin so.
+            CorruptLetter: What is there is no letter; `entry` gives it.
+            StoreUnavailable: Redis does not answer.
+        """
+        return self.entry(letter_id, dead_letter_queue)[1].letter()
+
+    def entry(self, letter_id: str, dead_letter_queue: str | None = None) -> tuple[str, Found]:
+        """The queue of a letter, and the letter raw; also of an entry that is none.
+
+        Args:
+            letter_id: As for `get`; or the position of an entry that is no letter.
+            dead_letter_queue: Where it is; ``None`` looks in all.
+
+        Raises:
+            NotFound: No queue has it, or several letters begin so.
+            StoreUnavailable: Redis does not answer.
+        """
+        if dead_letter_queue is not None:
+            self._check_queue(dead_letter_queue)
+        names = [dead_letter_queue] if dead_letter_queue else self.store.names()
+        for name in names:
+            entry = self.store.entry(name, letter_id)
+            if entry is not None:
+                return name, Found(*entry)
+        if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
+            found = [(n, i) for n in names for i in self.store.ids(n, letter_id, most=2)]
+            if len(found) == 1:
+                return self.entry(found[0][1], found[0][0])
+            if found:
+                several = ", ".join(letter_id for _, letter_id in found)
+                message = f"expected one letter whose id begins so, got several: {several}"
+                raise NotFound(message)
+        where = ", ".join(names) or "no queue at all"
+        message = f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
+        raise NotFound(message)
+
+    def groups(self, dead_letter_queue: str, *, limit: int | None = None) -> list[Group]:
+        """The letters of a queue by fingerprint, largest group first.
+
+        Args:
+            dead_letter_queue: Its name.
+            limit: Most groups; ``None`` for all.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        self._check_queue(dead_letter_queue)
+        return self.store.groups(dead_letter_queue, most=limit)
+
+    # -- redriving ----------------------------------------------------------------
+
+    def redrive(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        rate: float | None = None,
+        limit: int | None = None,
+        to_queue: str | None = None,
+        delay: float | timedelta = 0,
+        new_id: bool = False,
+        keep_count: bool = False,
+        canary: int | None = None,
+        max_failures: int = 0,
+        canary_wait: float | timedelta = 60,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> RedriveReport:
+        """Publish the original messages of letters again, then remove the letters.
+
+        At least once: killed between publishing and removing, the next redrive
+        publishes no letter again that is known to be published; of the one batch where
+        that is not known, it says how many (``maybe_twice``). Letters that arrive
+        meanwhile are not touched.
+
+        Args:
+            dead_letter_queue: Its name.
+            where: Which letters; or give the fields of `LetterFilter` as keywords. With
+                neither, all of them.
+            rate: Most letters a second; ``None`` for as fast as the broker takes them.
+            limit: Most letters.
+            to_queue: Publish to this queue instead of the one each message came from.
+            delay: Seconds, or a timedelta, after which the messages may run.
+            new_id: Give each task a new id.
+            keep_count: Earlier deliveries count: a message is executed once more, and then
+                only as often as its ``max_deliveries`` has left.
+            canary: Redrive so many letters first, spread over the groups, and look what
+                becomes of them.
+            max_failures: Go on when at most so many of the canary die again or do not end.
+            canary_wait: Seconds, or a timedelta, for which to watch the canary.
+            progress: Called with the size of every batch that is done.
+            scanned: Called with the size of every page that was read.
+            **fields: E.g. ``fingerprint="…"``.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+            DLQError: An option or a field is not usable.
+        """
+        where = where or LetterFilter(**fields)
+        options = RedriveOptions(
+            rate=rate, limit=limit, to_queue=to_queue, delay_seconds=_seconds(delay),
+            new_id=new_id, keep_count=keep_count,
+        )  # fmt: skip
+        self._check_target(to_queue)
+        birds = None
+        if canary is not None:
+            birds = Canary(
+                letters=canary, max_failures=max_failures, wait_seconds=_seconds(canary_wait)
+            )
+        self._check_queue(dead_letter_queue)
+        told = {**options.to_json(), **({} if canary is None else {"canary": canary})}
+        run = self._new_job("redrive", dead_letter_queue, where, told)
+        return self._redrive(run, where, options, birds, progress, scanned)
+
+    def edit(
+        self,
+        letter_id: str,
+        change: Edit,
+        dead_letter_queue: str | None = None,
+        *,
+        to_queue: str | None = None,
+        delay: float | timedelta = 0,
+        new_id: bool = False,
+        keep_count: bool = False,
+    ) -> RedriveReport:
+        """Change the arguments of one letter's message, and redrive it.
+
+        The header ``dlq_edited`` keeps who changed what, when, from what; it is in the next
+        letter too, should the message die again.
+
+        Args:
+            letter_id: As for `get`.
+            change: The change.
+            dead_letter_queue: Where the letter is; ``None`` looks in all.
+            to_queue: As for `redrive`.
+            delay: The same.
+            new_id: The same.
+            keep_count: The same.
+
+        Raises:
+            NotFound: There is no such letter.
+            DLQError: Its body is not plain JSON, or the change does not fit it.
+            StoreUnavailable: Redis does not answer.
+        """
+        options = RedriveOptions(
+            to_queue=to_queue, delay_seconds=_seconds(delay), new_id=new_id, keep_count=keep_count
+        )
+        self._check_target(to_queue)
+        queue, found = self.entry(letter_id, dead_letter_queue)
+        apply = edited(change, actor=whoami(), now=self._clock())
+        # Tried out first: a change that does not fit must not even claim the letter.
+        apply(outgoing(found, options, redrive_id="", now=self._clock()))
+        where = LetterFilter(ids=frozenset({found.key}))
+        run = self._new_job("redrive", queue, where, {**options.to_json(), "edited": True})
+        redriver = self._redriver()
+        report = redriver.redrive(run, where, options, transform=apply)
+        if report.published:
+            changed = {"letter": found.key, "redrive": report.redrive_id}
+            self._record(Action.EDITED, queue, 1, changed)
+        self._ended(run, report, Action.REDRIVEN, where)
+        return report
+
+    def arguments(
+        self, letter_id: str, dead_letter_queue: str | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Args and kwargs of a letter that can be edited.
+
+        Raises:
+            NotFound: There is no such letter.
+            DLQError: Its body is not plain JSON.
+        """
+        letter = self.get(letter_id, dead_letter_queue)
+        args, kwargs, _links = arguments(
+            letter.content_type, letter.body, letter.decoded("headers") or {}
+        )
+        return args, kwargs
+
+    def dry_run(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        limit: int | None = None,
+        to_queue: str | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> DryRun:
+        """What a redrive would do, and whether its queues and tasks are there.
+
+        Args:
+            dead_letter_queue: As for `redrive`.
+            where: The same.
+            limit: The same.
+            to_queue: The same.
+            scanned: The same.
+            **fields: The same.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        options = RedriveOptions(limit=limit, to_queue=to_queue)
+        self._check_target(to_queue)
+        found = self.entries(dead_letter_queue, where, limit=limit, scanned=scanned, **fields)
+        return dry_run(self.app, found, options, self.board.workers())
+
+    # -- discarding ---------------------------------------------------------------
+
+    def discard(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        forever: bool = False,
+        limit: int | None = None,
+        export_first: str | Path | None = None,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> DiscardReport:
+        """Take letters out of their queue; for 24 hours, `restore` puts them back.
+
+        Args:
+            dead_letter_queue: Its name.
+            where: Which letters; or give the fields of `LetterFilter` as keywords. With
+                neither, all of them.
+            forever: Remove them for good.
+            limit: Most letters.
+            export_first: Write them to this Parquet file first, or to a new one in this folder.
+            progress: Called with the size of every batch that is done.
+            scanned: Called with the size of every page that was read.
+            **fields: E.g. ``fingerprint="…"``.
+
+        Raises:
+            NotFound: There is no such queue.
+            ExportError: The file cannot be written; nothing was removed.
+            StoreUnavailable: Redis does not answer.
+            DLQError: An option or a field is not usable.
+        """
+        return self._discard("discard", dead_letter_queue, where or LetterFilter(**fields),
+                             DiscardOptions(forever=forever, limit=limit), export_first,
+                             progress, scanned)  # fmt: skip
+
+    def purge(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        limit: int | None = None,
+        export_first: str | Path | None = None,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> DiscardReport:
+        """Remove letters for good; `discard` with ``forever``, named so in the audit."""
+        return self._discard("purge", dead_letter_queue, where or LetterFilter(**fields),
+                             DiscardOptions(forever=True, limit=limit), export_first,
+                             progress, scanned)  # fmt: skip
+
+    def restore(self, letter_id: str, dead_letter_queue: str | None = None) -> str:
+        """Put a discarded letter back, as the newest of its queue.
+
+        Args:
+            letter_id: Its id.
+            dead_letter_queue: Where it was; ``None`` looks in the bins of all.
+
+        Returns:
+            The name of its queue.
+
+        Raises:
+            NotFound: It is in no bin (any more).
+            DLQError: Its queue has a letter of this id again.
+            StoreUnavailable: Redis does not answer.
+        """
+        if dead_letter_queue is not None:
+            self._check_queue(dead_letter_queue)
+        names = [dead_letter_queue] if dead_letter_queue else self.store.names()
+        for name in names:
+            restored = self.store.restore(name, letter_id)
+            if restored is Restored.TAKEN:
+                message = (
+                    f"expected {name} to have no letter {letter_id}, got one: the message died "
+                    f"again meanwhile; the discarded letter stays in the bin"
+                )
+                raise DLQError(message)
+            if restored is Restored.RESTORED:
+                self._record(Action.RESTORED, name, 1, {"letter": letter_id})
+                return name
+        message = f"expected a discarded letter with the id {letter_id!r}, found none in the bin"
+        raise NotFound(message)
+
+    def discarded(self, dead_letter_queue: str) -> Iterator[Found]:
+        """The letters in the bin of a queue, newest first."""
+        self._check_queue(dead_letter_queue)
+        for page in self.store.discarded(dead_letter_queue):
+            for position, fields in page:
+                kept = dict(fields)
+                key = kept.pop(b"~key", b"").decode("utf-8", "replace")
+                found = Found(position, kept)
+                found.key = key or found.key
+                yield found
+
+    # -- jobs and audit -----------------------------------------------------------
+
+    def jobs(self) -> list[Job]:
+        """The newest jobs, newest first; at most five hundred are remembered."""
+        return Jobs(self.job_book, self._clock).all()
+
+    def job(self, job_id: str) -> Job:
+        """One job; of a redrive also how many of its messages ``died_again`` and ``succeeded``.
+
+        A death is seen by the mark that the new letter carries; a success is counted by the
+        worker, on guarded queues.
+
+        Raises:
+            NotFound: There is no such job.
+        """
+        job = Jobs(self.job_book, self._clock).get(job_id)
+        if job.kind != "redrive":
+            return job
+        ends = {"died_again": self._died_again(job), "succeeded": self.job_book.succeeded(job_id)}
+        return replace(job, counts={**job.counts, **ends})
+
+    def cancel(self, job_id: str) -> Job:
+        """Let a job end after its present batch; no letter is left half done.
+
+        Raises:
+            NotFound: There is no such job.
+            DLQError: It has ended.
+        """
+        return Jobs(self.job_book, self._clock).cancel(job_id)
+
+    def resume(
+        self,
+        job_id: str,
+        *,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+    ) -> RedriveReport | DiscardReport:
+        """Go on with a job whose process died, or that was cancelled or stopped.
+
+        Raises:
+            NotFound: There is no such job.
+            DLQError: It runs, it is done, or it was an edit, whose change is not kept.
+        """
+        jobs = Jobs(self.job_book, self._clock)
+        job = jobs.get(job_id)
+        if job.options.get("edited"):
+            message = f"expected a job that can go on, got {job_id}, an edit; edit the letter again"
+            raise DLQError(message)
+        where = LetterFilter.from_json(job.filter)
+        options = {name: value for name, value in job.options.items() if name != "canary"}
+        run = jobs.again(job_id)
+        if job.kind == "redrive":
+            return self._redrive(run, where, RedriveOptions(**options), None, progress, scanned)
+        return self._do_discard(run, where, DiscardOptions(**options), progress, scanned)
+
+    def changes(self, limit: int = 100) -> list[Change]:
+        """Who changed what, newest first; the newest ten thousand changes are kept."""
+        return self.board.changes(limit=limit)
+
+    # -- how ----------------------------------------------------------------------
+
+    def _redriver(self) -> Redriver:
+        return Redriver(
+            self.app, self.store, self._clock, dead_letter_queue_of=self._dead_letter_queue_of,
+            told=self._redriven,
+        )  # fmt: skip
+
+    def _redriven(self, queue: str, found: Sequence[Found], redrive_id: str) -> None:  # noqa: ARG002 - for those who count
+        """Told of every batch that was published; letters are only read for who wants them."""
+        if not self.events.wanted(Redriven):
+            return
+        for each in found:
+            with suppress(CorruptLetter):
+                self.events.emit(
+                    Redriven(at=self._clock(), letter=each.letter(), redrive_id=redrive_id)
+                )
+
+    def _job_over(self) -> None:
+        """Told at the end of every redrive, however it ended."""
+
+    def _redrive(
+        self,
+        run: JobRun,
+        where: LetterFilter,
+        options: RedriveOptions,
+        canary: Canary | None,
+        progress: Progress | None,
+        scanned: Progress | None,
+    ) -> RedriveReport:
+        try:
+            with _noting(self, run, Action.REDRIVEN, where):
+                report = self._redriver().redrive(
+                    run, where, options, canary=canary, progress=progress, scanned=scanned
+                )
+        finally:
+            self._job_over()
+        self._ended(run, report, Action.REDRIVEN, where)
+        return report
+
+    def _discard(
+        self,
+        kind: str,
+        queue: str,
+        where: LetterFilter,
+        options: DiscardOptions,
+        export_first: str | Path | None,
+        progress: Progress | None,
+        scanned: Progress | None,
+    ) -> DiscardReport:
+        self._check_queue(queue)
+        run = self._new_job(kind, queue, where, options.to_json())
+        if export_first is not None:
+            path = _parquet_path(Path(export_first), run.job.id)
+            options = replace(options, export_path=str(path.absolute()))
+            run.job = replace(run.job, options=options.to_json())
+        return self._do_discard(run, where, options, progress, scanned)
+
+    def _do_discard(
+        self,
+        run: JobRun,
+        where: LetterFilter,
+        options: DiscardOptions,
+        progress: Progress | None,
+        scanned: Progress | None,
+    ) -> DiscardReport:
+        action = Action.PURGED if run.job.kind == "purge" else Action.DISCARDED
+        with _noting(self, run, action, where):
+            report = Discarder(self.store, self._clock).discard(
+                run, where, options, progress=progress, scanned=scanned
+            )
+        self._ended(run, report, action, where)
+        return report
+
+    def _new_job(
+        self, kind: str, queue: str, where: LetterFilter, options: Mapping[str, Any]
+    ) -> JobRun:
+        total: int | None = None
+        if where.ids is not None:
+            total = len(where.ids)
+        elif not where:
+            total = next((q.letters for q in self.store.queues() if q.name == queue), None)
+        return Jobs(self.job_book, self._clock).new(
+            kind, queue, where=where.to_json(), options=options,
+            until=self.store.last_position(queue), total=total,
+        )  # fmt: skip
+
+    def _ended(
+        self,
+        run: JobRun,
+        report: RedriveReport | DiscardReport,
+        action: Action,
+        where: LetterFilter,
+    ) -> None:
+        if not run.begun:
+            return  # nothing matched: nothing happened
+        counts = _numbers(report.to_json())
+        note = ""
+        if isinstance(report, RedriveReport) and report.state in (STOPPED, FAILED):
+            note = "the canary died" if report.state == STOPPED else "the broker took nothing"
+        run.end(report.state, counts, note)
+        self._record_job(run, action, where, counts)
+
+    def _record_job(
+        self, run: JobRun, action: Action, where: LetterFilter, counts: Mapping[str, int]
+    ) -> None:
+        done = counts.get("published", 0) + counts.get("finished", 0) + counts.get("removed", 0)
+        detail = {
+            "job": run.job.id,
+            "state": run.job.state,
+            "filter": _short_filter(where),
+            "options": dict(run.job.options),
+            "counts": {name: count for name, count in counts.items() if count},
+        }
+        self._record(action, run.job.queue, done, detail)
+
+    def _record(self, action: Action, target: str, letters: int, detail: Mapping[str, Any]) -> None:
+        change = Change(
+            at=self._clock(), action=action, actor=whoami(), target=target, letters=letters,
+            detail=detail,
+        )  # fmt: skip
+        self.board.record(change)
+        self.events.emit(change)
+
+    def _died_again(self, job: Job) -> int:
+        """New letters whose message carries the mark of this job; reads a bounded number."""
+        mark, died, read = f'"{job.id}"'.encode(), 0, 0
+        for page in self.store.fields(job.queue, after=job.until, until=None, page_size=500):
+            died += sum(mark in fields.get(b"headers", b"") for _position, fields in page)
+            read += len(page)
+            if read >= _MOST_MARKERS_READ:
+                break
+        return died
+
+    def _dead_letter_queue_of(self, queue: str) -> str:
+        policy = self.settings.policies.resolve(queue) or Policy()
+        return policy.dead_letter_queue_of(queue)
+
+    def _check_target(self, to_queue: str | None) -> None:
+        if to_queue is not None and to_queue in self.store.names():
+            message = (
+                f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
+            )
+            raise DLQError(message)
+
+    def _check_queue(self, name: str) -> None:
+        names = self.store.names()
+        if name not in names:
+            known = ", ".join(names) or "none at all yet"
+            message = f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
+            raise NotFound(message)
+
+
+class _noting:  # noqa: N801 - used as a context manager only
+    """Keeps what a job did when it ends with an error or Ctrl-C."""
+
+    def __init__(
+        self, operator: Operator, run: JobRun, action: Action, where: LetterFilter
+    ) -> None:
+        self._operator, self._run, self._action, self._where = operator, run, action, where
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, *_: object
+    ) -> None:
+        if exc is None or not self._run.begun:
+            return
+        counts = dict(self._run.job.counts)
+        with suppress(DLQError):  # the first error is the one to tell
+            self._run.end(FAILED, counts, f"{type(exc).__name__}: {exc}"[:500])
+            self._operator._record_job(self._run, self._action, self._where, counts)  # noqa: SLF001 - its own part
+
+
+def _readable(found: Iterator[Found]) -> Iterator[DeadLetter]:
+    for entry in found:
+        with suppress(CorruptLetter):  # it stops nothing
+            yield entry.letter()
+
+
+def _seconds(value: float | timedelta) -> float:
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)
+
+
+def _numbers(report: Mapping[str, Any]) -> dict[str, int]:
+    return {name: value for name, value in report.items()
+            if isinstance(value, int) and not isinstance(value, bool)}  # fmt: skip
+
+
+def _short_filter(where: LetterFilter, most: int = 20) -> dict[str, Any]:
+    told = where.to_json()
+    if len(told.get("ids", ())) > most:
+        told["ids"] = [*told["ids"][:most], f"and {len(told['ids']) - most} more"]
+    return told
+
+
+def _parquet_path(path: Path, job_id: str) -> Path:
+    if path.suffix != ".parquet":
+        path /= f"discarded-{job_id}.parquet"
+    if path.exists():
+        message = f"expected {path} to be a new file, got one that is there; choose another name"
+        raise DLQError(message)
+    return path

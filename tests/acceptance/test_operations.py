@@ -1,0 +1,559 @@
+"""Operations as people run them: options, crashes, two at once, jobs, the bin, the audit."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import redis
+from builders import a_letter, a_request, key_of
+from waiting import poll
+from workers import HERE, Worker, environment
+
+from celery_dlq import DeadLetter, DLQError, LetterFilter
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.errors import NotFound, RedriveError
+from celery_dlq.events import Action
+from celery_dlq.operations.edit import Edit
+
+Letters = Callable[..., list[DeadLetter]]
+Start = Callable[..., Worker]
+QUEUE = "orders-DLQ"
+
+
+def put(poison: ModuleType, task: str = "fails", **changes: Any) -> DeadLetter:
+    """A letter of a task of the app, as if a worker had stored it."""
+    letter = a_letter(**changes)
+    body = changes.get("body", json.dumps([[letter.task_id], {}, {"callbacks": None}]).encode())
+    headers = a_request(id=letter.task_id, root_id=letter.task_id, task=f"poison_app.{task}")
+    values = {
+        "task_name": f"poison_app.{task}",
+        "body": body,
+        "headers": json.dumps(headers),
+        "properties": json.dumps({"correlation_id": letter.task_id, "priority": 0}),
+        **changes,
+    }
+    letter = a_letter(**{**values, "task_id": letter.task_id})
+    poison.dlq.store.dead_letter(letter, key_of(letter))
+    return letter
+
+
+def left(poison: ModuleType) -> list[str]:
+    """The ids of the letters that are still there."""
+    return [letter.id for letter in poison.dlq.letters(QUEUE)]
+
+
+@pytest.fixture
+def broker(redis_url: str) -> Iterator[redis.Redis]:
+    """The broker's Redis."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def published(broker: redis.Redis, queue: str = "orders") -> list[dict[str, Any]]:
+    """The messages that wait in a queue, oldest first."""
+    return [json.loads(raw) for raw in reversed(broker.lrange(queue, 0, -1))]
+
+
+# -- what a redrive publishes ----------------------------------------------------------
+
+
+def test_options_change_only_what_they_say(poison: ModuleType, broker: redis.Redis) -> None:
+    """Queue, delay and id; the body stays byte by byte."""
+    letter = put(poison)
+    report = poison.dlq.redrive(QUEUE, to_queue="slow", delay=timedelta(hours=1), new_id=True)
+    (message,) = published(broker, "slow")
+    headers = message["headers"]
+    assert report.published == 1
+    assert headers["id"] == headers["root_id"] == message["properties"]["correlation_id"]
+    assert headers["id"] != letter.task_id
+    assert headers["eta"] is not None
+    assert (headers["dlq_redrives"], headers["dlq_letter"]) == (1, letter.id)
+    assert left(poison) == []
+
+
+def test_marks_of_brokers_are_taken_off(poison: ModuleType, broker: redis.Redis) -> None:
+    """Old x-death headers would make RabbitMQ drop the message as a cycle."""
+    headers = {**a_request(task="poison_app.fails"), "x-death": [{"count": 3}], "x-tenant": "a",
+               "x-first-death-queue": "orders", "redelivered": True}  # fmt: skip
+    put(poison, headers=json.dumps(headers))
+    poison.dlq.redrive(QUEUE)
+    (message,) = published(broker)
+    assert {n for n in message["headers"] if n.startswith("x-")} == {"x-tenant"}
+    assert "redelivered" not in message["headers"]
+
+
+def test_with_keep_count_earlier_deliveries_count(
+    poison: ModuleType, start_worker: Start, letters: Letters, ran: Callable[[str], int]
+) -> None:
+    """Three of three are spent: one more execution, then the next letter, not three more."""
+    start_worker()
+    sent = poison.requeues.delay("kept")
+    (first,) = letters()
+    assert (first.deliveries, first.max_deliveries) == (3, 3)
+    poison.dlq.redrive(QUEUE, keep_count=True)
+    second = poll(
+        lambda: [x for x in poison.dlq.letters(QUEUE) if x.redrives == 1], timeout_seconds=30
+    )[0]
+    assert (second.task_id, second.deliveries) == (sent.id, 3)
+    assert ran("kept") == 4
+
+
+def test_a_message_that_no_transport_writes_stays_and_stops_nothing(
+    poison: ModuleType, broker: redis.Redis
+) -> None:
+    """A corrupt letter and a foreign entry are passed over; the others go."""
+    broker.xadd(Keys().letters(QUEUE), {"mood": "bad"})
+    broken = put(poison, headers="[1]")
+    good = put(poison)
+    report = poison.dlq.redrive(QUEUE)
+    assert (report.published, report.corrupt) == (1, 2)
+    assert published(broker)[0]["headers"]["dlq_letter"] == good.id
+    assert left(poison) == [broken.id]
+    assert [found.is_letter for found in poison.dlq.entries(QUEUE)] == [False, True]
+
+
+def test_letters_that_arrive_during_a_redrive_are_not_touched(poison: ModuleType) -> None:
+    """Else one that dies again at once would go round for ever."""
+    put(poison)
+    late: list[DeadLetter] = []
+    poison.dlq.redrive(QUEUE, progress=lambda _n: late.append(put(poison)))
+    assert left(poison) == [late[0].id]
+
+
+# -- bad input --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rate": 0}, "rate to be more than 0"),
+        ({"rate": float("nan")}, "rate to be more than 0"),
+        ({"limit": 0}, "limit to be 1 or more"),
+        ({"delay": -1}, "delay to be 0 seconds or more"),
+        ({"to_queue": ""}, "to_queue to be the name"),
+        ({"to_queue": QUEUE}, "got the dead-letter queue"),
+        ({"canary": 0}, "canary to be 1"),
+        ({"canary": 1, "max_failures": -1}, "max_failures to be 0"),
+    ],
+)
+def test_unusable_options_are_refused_before_anything_happens(
+    poison: ModuleType, options: dict[str, Any], text: str
+) -> None:
+    """One sentence; no letter is claimed, no job begun."""
+    letter = put(poison)
+    with pytest.raises(DLQError, match=text):
+        poison.dlq.redrive(QUEUE, **options)
+    assert left(poison) == [letter.id]
+    assert poison.dlq.jobs() == poison.dlq.changes() == []
+
+
+def test_a_filter_that_matches_nothing_changes_nothing(poison: ModuleType) -> None:
+    """No job, no line in the audit."""
+    put(poison)
+    assert poison.dlq.redrive(QUEUE, fingerprint="ffff").published == 0
+    assert poison.dlq.discard(QUEUE, task_name="nobody").removed == 0
+    assert poison.dlq.jobs() == poison.dlq.changes() == []
+
+
+# -- edit -------------------------------------------------------------------------------
+
+
+def test_an_edited_message_runs_with_its_new_arguments_and_keeps_the_trail(
+    poison: ModuleType, start_worker: Start, ran: Callable[[str], int]
+) -> None:
+    """The header tells who changed what, from what; links of the workflow stay."""
+    letter = put(poison)
+    report = poison.dlq.edit(letter.id, Edit(assign={"args.0": "new", "kwargs.fixed": True}))
+    assert report.published == 1
+    start_worker()
+    poll(lambda: ran("new") == 1, timeout_seconds=30)
+    assert ran(letter.task_id) == 0
+    edited, redriven = (change.action for change in reversed(poison.dlq.changes()))
+    assert (edited, redriven) == (Action.EDITED, Action.REDRIVEN)
+
+
+def test_the_trail_of_an_edit_is_in_the_message(poison: ModuleType, broker: redis.Redis) -> None:
+    """Should it die again, the next letter has it."""
+    letter = put(poison)
+    poison.dlq.edit(letter.id, Edit(args=["b"], kwargs={"x": 1}))
+    (message,) = published(broker)
+    (trail,) = json.loads(message["headers"]["dlq_edited"])
+    assert trail["from"] == json.dumps([[letter.task_id], {}])
+    assert trail["to"] == '[["b"], {"x": 1}]'
+    assert "@" in trail["actor"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"content_type": "application/data"},
+        {"content_type": "application/x-python-serialize", "body": b"\x80\x04."},
+        {"body": b'{"no": "protocol 2"}'},
+        {"body": b"broken"},
+    ],
+)
+def test_signed_and_foreign_bodies_are_not_edited(
+    poison: ModuleType, changes: dict[str, Any]
+) -> None:
+    """Refused in one sentence; the letter is not even claimed."""
+    letter = put(poison, **changes)
+    with pytest.raises(RedriveError, match="expected a plain JSON message"):
+        poison.dlq.edit(letter.id, Edit(assign={"kwargs.a": 1}))
+    assert left(poison) == [letter.id]
+
+
+def test_an_edit_that_leads_nowhere_is_refused(poison: ModuleType) -> None:
+    """A misspelt path must not become a redrive without the change."""
+    letter = put(poison)
+    with pytest.raises(RedriveError, match=r"'args\.7'"):
+        poison.dlq.edit(letter.id, Edit(assign={"args.7": 1}))
+    assert left(poison) == [letter.id]
+
+
+# -- dry run ----------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_is_missing_and_changes_nothing(
+    poison: ModuleType, start_worker: Start, broker: redis.Redis
+) -> None:
+    """A queue that is nowhere, and whether a live worker knows the task."""
+    letter = put(poison)
+    nowhere = poison.dlq.dry_run(QUEUE, to_queue="nowhere")
+    assert (nowhere.letters, nowhere.ready) == (1, False)
+    assert [check.found for check in nowhere.queues] == [False]
+    assert [check.found for check in nowhere.tasks] == [None]  # no worker has said a word
+    start_worker()
+    ready = poison.dlq.dry_run(QUEUE)
+    assert ready.ready
+    assert [(check.name, check.found) for check in ready.queues] == [("orders", True)]
+    assert left(poison) == [letter.id]
+    assert broker.llen("orders") == 0
+
+
+# -- canary -----------------------------------------------------------------------------
+
+
+def test_a_canary_that_dies_stops_the_redrive(poison: ModuleType, start_worker: Start) -> None:
+    """One of each group goes first; the bug is still there; the rest stays where it is."""
+    start_worker()
+    for n in range(12):
+        put(poison, fingerprint=f"{n % 2:016x}")
+    report = poison.dlq.redrive(QUEUE, canary=2, canary_wait=30)
+    assert (report.state, report.published) == ("stopped", 2)
+    assert report.canary is not None
+    assert report.canary["died"] >= 1
+    again = poll(lambda: [x for x in poison.dlq.letters(QUEUE) if x.redrives == 1])
+    assert poison.dlq.job(report.redrive_id).state == "stopped"
+    assert poll(lambda: len(left(poison)) == 12, timeout_seconds=30)
+    assert poison.dlq.job(report.redrive_id).counts["died_again"] >= len(again)
+
+
+def test_a_canary_that_lives_lets_the_rest_go(poison: ModuleType, start_worker: Start) -> None:
+    """All of them end well; so the whole queue is redriven."""
+    start_worker()
+    for n in range(10):
+        put(poison, task="healthy", fingerprint=f"{n % 3:016x}")
+    report = poison.dlq.redrive(QUEUE, canary=3, canary_wait=30)
+    assert (report.state, report.published) == ("done", 10)
+    assert report.canary == {"redriven": 3, "succeeded": 3, "died": 0, "open": 0}
+    assert poll(lambda: poison.dlq.job(report.redrive_id).counts["succeeded"] == 10,
+                timeout_seconds=30)  # fmt: skip
+    assert poison.dlq.job(report.redrive_id).counts["died_again"] == 0
+
+
+def test_a_canary_nobody_runs_stops_the_redrive(poison: ModuleType) -> None:
+    """Not to know is not to succeed."""
+    for _ in range(3):
+        put(poison)
+    report = poison.dlq.redrive(QUEUE, canary=1, canary_wait=0.3)
+    assert (report.state, report.published) == ("stopped", 1)
+    assert len(left(poison)) == 2
+
+
+# -- discard, bin, audit ----------------------------------------------------------------
+
+
+def test_discarded_letters_can_be_restored(poison: ModuleType) -> None:
+    """Whole, with their group; once."""
+    letter, other = put(poison), put(poison)
+    before = poison.dlq.groups(QUEUE)
+    report = poison.dlq.discard(QUEUE, ids=frozenset({letter.id}))
+    assert report.removed == 1
+    assert report.kept_until is not None
+    assert left(poison) == [other.id]
+    assert [found.text("id") for found in poison.dlq.discarded(QUEUE)] == [letter.id]
+    assert poison.dlq.restore(letter.id) == QUEUE
+    assert poison.dlq.get(letter.id) == letter
+    assert [(g.fingerprint, g.letters) for g in poison.dlq.groups(QUEUE)] == [
+        (g.fingerprint, g.letters) for g in before
+    ]
+    with pytest.raises(NotFound, match="none in the bin"):
+        poison.dlq.restore(letter.id)
+
+
+def test_purged_letters_are_gone_and_exported_before(poison: ModuleType, tmp_path: Path) -> None:
+    """The file holds exactly what was removed."""
+    gone = [put(poison, fingerprint="aa") for _ in range(5)]
+    stays = put(poison, fingerprint="bb")
+    report = poison.dlq.purge(QUEUE, fingerprint="aa", export_first=tmp_path / "gone.parquet")
+    assert (report.removed, report.exported) == (5, 5)
+    table = pq.read_table(tmp_path / "gone.parquet")
+    assert set(table["id"].to_pylist()) == {letter.id for letter in gone}
+    assert set(table["body"].to_pylist()) == {letter.body for letter in gone}
+    assert left(poison) == [stays.id]
+    with pytest.raises(NotFound):
+        poison.dlq.restore(gone[0].id)
+    with pytest.raises(DLQError, match="to be a new file"):
+        poison.dlq.purge(QUEUE, export_first=tmp_path / "gone.parquet")
+
+
+def test_what_cannot_be_exported_is_not_removed(poison: ModuleType) -> None:
+    """The file comes first."""
+    letter = put(poison)
+    with pytest.raises(DLQError, match="nothing was removed"):
+        poison.dlq.purge(QUEUE, export_first="/proc/letters.parquet")
+    assert left(poison) == [letter.id]
+
+
+def test_an_entry_that_is_no_letter_can_be_discarded_and_restored(
+    poison: ModuleType, broker: redis.Redis
+) -> None:
+    """By its position, which the list shows."""
+    letter = put(poison)
+    position = broker.xadd(Keys().letters(QUEUE), {"mood": "bad"}).decode()
+    assert poison.dlq.entry(position)[1].key == position
+    assert poison.dlq.discard(QUEUE, ids=frozenset({position})).removed == 1
+    assert [found.key for found in poison.dlq.entries(QUEUE)] == [letter.id]
+    poison.dlq.restore(position)
+    (_, back) = poison.dlq.entries(QUEUE)
+    assert back.fields == {b"mood": b"bad"}
+
+
+def test_every_change_is_in_the_audit_and_on_the_bus(poison: ModuleType) -> None:
+    """Who, when, what, how many, how they were chosen."""
+    letter = put(poison, fingerprint="abc")
+    told: list[Any] = []
+    poison.dlq.events.subscribe(told.append)
+    poison.dlq.discard(QUEUE, fingerprint="abc")
+    poison.dlq.restore(letter.id)
+    poison.dlq.redrive(QUEUE, LetterFilter(grep=letter.task_id), rate=1000)
+    poison.dlq.events.unsubscribe(told.append)
+    changes = poison.dlq.changes()
+    assert [change.action for change in changes] == [
+        Action.REDRIVEN, Action.RESTORED, Action.DISCARDED,
+    ]  # fmt: skip
+    assert changes == told[::-1]
+    assert {(change.target, change.letters) for change in changes} == {(QUEUE, 1)}
+    assert changes[0].detail["filter"] == {"grep": letter.task_id}
+    assert changes[0].detail["options"] == {"rate": 1000}
+    assert changes[2].detail["filter"] == {"fingerprint": "abc"}
+
+
+# -- crashes ----------------------------------------------------------------------------
+
+DIES = """
+import os, signal, sys
+from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.operations.publisher import Publisher
+import poison_app
+
+owner, name, when = sys.argv[1], sys.argv[2], sys.argv[3]
+place = {"RedisStore": RedisStore, "Publisher": Publisher}[owner]
+inner, calls = getattr(place, name), []
+
+def dying(self, *args, **kwargs):
+    calls.append(1)
+    if len(calls) == 2 and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = inner(self, *args, **kwargs)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(place, name, dying)
+getattr(poison_app.dlq, sys.argv[4])("orders-DLQ", limit=None)
+"""
+
+
+def dies(redis_url: str, owner: str, name: str, when: str, operation: str) -> None:
+    """Run an operation in a process that is SIGKILLed at the second call of a method."""
+    done = subprocess.run(
+        [sys.executable, "-c", DIES, owner, name, when, operation],
+        env=environment(redis_url), cwd=HERE, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when", "twice"),
+    [
+        ("RedisStore", "claim", "before", 0),
+        ("RedisStore", "claim", "after", 0),
+        ("Publisher", "publish", "after", 500),
+        ("RedisStore", "mark_published", "after", 0),
+        ("RedisStore", "remove", "before", 0),
+        ("RedisStore", "remove", "after", 0),
+    ],
+)
+def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
+    poison: ModuleType, redis_url: str, broker: redis.Redis, owner: str, name: str, when: str,
+    twice: int,
+) -> None:  # fmt: skip
+    """No letter is lost; only what was published and not noted goes out twice, and is told."""
+    sent = {put(poison).id for _ in range(1100)}
+    dies(redis_url, owner, name, when, "redrive")
+    (job,) = poison.dlq.jobs()
+    assert job.state == "interrupted"
+    report = poison.dlq.resume(job.id)
+    assert report.state == "done"
+    assert left(poison) == []
+    found = [message["headers"]["dlq_letter"] for message in published(broker)]
+    assert set(found) == sent
+    assert len(found) - len(sent) == twice
+    assert report.maybe_twice >= twice
+    assert broker.hlen(Keys().claims(QUEUE)) == 0
+    with pytest.raises(DLQError, match="which is done"):
+        poison.dlq.resume(job.id)
+
+
+@pytest.mark.parametrize("operation", ["discard", "purge"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_discard_killed_anywhere_is_finished_by_resuming_its_job(
+    poison: ModuleType, redis_url: str, broker: redis.Redis, operation: str, when: str
+) -> None:
+    """Each letter is in its queue or in the bin, at every moment."""
+    sent = {put(poison).id for _ in range(1100)}
+    name = "discard" if operation == "discard" else "remove"
+    dies(redis_url, "RedisStore", name, when, operation)
+    binned = {found.text("id") for found in poison.dlq.discarded(QUEUE)}
+    here = set(left(poison))
+    assert not here & binned
+    if operation == "discard":
+        assert here | binned == sent
+    (job,) = poison.dlq.jobs()
+    report = poison.dlq.resume(job.id)
+    assert report.state == "done"
+    assert left(poison) == []
+    assert broker.hlen(Keys().claims(QUEUE)) == 0
+    assert broker.zcard(Keys().groups(QUEUE)) == 0
+
+
+# -- two at once, jobs ------------------------------------------------------------------
+
+
+def test_two_operators_never_redrive_one_letter_twice(
+    poison: ModuleType, broker: redis.Redis
+) -> None:
+    """One redrives, one discards, one redrives too: each letter goes one way."""
+    sent = [put(poison).id for _ in range(1500)]
+    reports: list[Any] = []
+    operations = (poison.dlq.redrive, poison.dlq.discard, poison.dlq.redrive)
+    threads = [
+        threading.Thread(target=lambda o=operation: reports.append(o(QUEUE)))
+        for operation in operations
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    binned = [found.text("id") for found in poison.dlq.discarded(QUEUE)]
+    went = [message["headers"]["dlq_letter"] for message in published(broker)]
+    assert sorted([*binned, *went, *left(poison)]) == sorted(sent)
+    done = [getattr(r, "published", 0) + getattr(r, "removed", 0) for r in reports]
+    assert sum(done) == len(binned) + len(went)
+
+
+def test_a_job_is_cancelled_between_two_letters_and_can_go_on(
+    poison: ModuleType, broker: redis.Redis
+) -> None:
+    """Nothing is half done; resuming does the rest."""
+    sent = {put(poison).id for _ in range(40)}
+    begun, reports = threading.Event(), []
+    thread = threading.Thread(
+        target=lambda: reports.append(
+            poison.dlq.redrive(QUEUE, rate=5, progress=lambda _n: begun.set())
+        )
+    )
+    thread.start()
+    assert begun.wait(30)
+    (job,) = poison.dlq.jobs()
+    assert job.state == "running"
+    with pytest.raises(DLQError, match="which is running"):
+        poison.dlq.resume(job.id)
+    poison.dlq.cancel(job.id)
+    thread.join(30)
+    (report,) = reports
+    assert report.state == poison.dlq.job(job.id).state == "cancelled"
+    assert len(left(poison)) == 40 - report.published > 0
+    assert broker.hlen(Keys().claims(QUEUE)) == 0
+    broker.hset(Keys().jobs(), job.id, json.dumps(_without_rate(broker, job.id)))
+    assert poison.dlq.resume(job.id).state == "done"
+    assert {m["headers"]["dlq_letter"] for m in published(broker)} == sent
+    assert len(published(broker)) == 40
+    assert poison.dlq.job(job.id).counts["published"] == 40
+
+
+def _without_rate(broker: redis.Redis, job_id: str) -> dict[str, Any]:
+    """The job's state, hurried up."""
+    state: dict[str, Any] = json.loads(broker.hget(Keys().jobs(), job_id) or b"{}")
+    return {**state, "options": {}}
+
+
+def test_unknown_jobs_are_refused(poison: ModuleType) -> None:
+    """In one sentence."""
+    for call in (poison.dlq.job, poison.dlq.cancel, poison.dlq.resume):
+        with pytest.raises(NotFound, match="expected the id of a job, got 'x'"):
+            call("x")
+
+
+def test_a_redrive_leaves_no_thread_behind(poison: ModuleType) -> None:
+    """The one that removes letters ends with the redrive."""
+    put(poison)
+    poison.dlq.redrive(QUEUE)
+    assert not [t for t in threading.enumerate() if t.name.startswith("dlq-remover")]
+
+
+RABBIT = """
+import json, sys
+import poison_app
+
+report = poison_app.dlq.redrive("orders-DLQ", to_queue=sys.argv[1] or None)
+print(json.dumps(report.to_json()))
+"""
+
+
+def test_rabbitmq_confirms_each_message_and_refuses_an_unknown_queue(
+    poison: ModuleType, redis_url: str, request: pytest.FixtureRequest
+) -> None:
+    """A message to a queue that is nowhere would be dropped by the broker; the letter stays."""
+    server = request.getfixturevalue("rabbit_server")
+    server.delete_queues("orders")
+    sent = {put(poison).id for _ in range(5)}
+
+    def run(to_queue: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", RABBIT, to_queue],
+            env=environment(redis_url, POISON_BROKER=server.url), cwd=HERE, capture_output=True,
+            text=True, timeout=60, check=True,
+        )  # fmt: skip
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    refused = run("nowhere-at-all")
+    assert (refused["published"], refused["failures"], refused["doubtful"]) == (0, 5, 0)
+    assert set(left(poison)) == sent
+    report = run("")
+    assert (report["published"], report["failures"], report["maybe_twice"]) == (5, 0, 0)
+    assert left(poison) == []

@@ -55,11 +55,11 @@ class Keys:
 
     def report(self, dead_letter_queue: str, fingerprint: str) -> str:
         """HASH: what an error tracker was told of a group; expires."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:report:{fingerprint}"
+        return f"{self._of(dead_letter_queue)}:report:{fingerprint}"
 
     def allowance(self, dead_letter_queue: str) -> str:
         """HASH: how many reports of this queue are allowed now; expires."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:allowance"
+        return f"{self._of(dead_letter_queue)}:allowance"
 
     def jobs(self) -> str:
         """HASH: job id to its state, as JSON; bounded."""
@@ -95,7 +95,7 @@ class Keys:
 
     def ends(self, dead_letter_queue: str) -> str:
         """ZSET: letter id by the end of its message's life; only letters that have one."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:ends"
+        return f"{self._of(dead_letter_queue)}:ends"
 
     def claims(self, dead_letter_queue: str) -> str:
         """HASH: letter id to ``state|owner|lease end`` of a redrive or discard."""
@@ -111,11 +111,11 @@ class Keys:
 
     def exported(self, dead_letter_queue: str) -> str:
         """STRING: entry id up to which letters were exported to files."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:exported"
+        return f"{self._of(dead_letter_queue)}:exported"
 
     def outbox(self, dead_letter_queue: str) -> str:
         """ZSET: notices for a dead-letter exchange, as JSON, by when they may be tried again."""
-        return f"{self.prefix}:{{{dead_letter_queue}}}:outbox"
+        return f"{self._of(dead_letter_queue)}:outbox"
 
     def workers(self, dead_letter_queue: str) -> str:
         """ZSET: workers that guard messages of this queue, by their last sign of life."""

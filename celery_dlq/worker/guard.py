@@ -32,6 +32,8 @@ from celery_dlq.worker.plan import Plan, Plans
 logger = logging.getLogger("celery_dlq.worker")
 
 HISTORY_IN_LETTER = 50
+
+_LONGEST_REST = 30  # ticks
 _LONGEST_ID = 64
 
 LANE_SECONDS = 30.0
@@ -156,6 +158,7 @@ class Guard:
         self._missed = Missed()
         self._lane: ref[Any] | None = None
         self.chores: list[Chore] = []
+        self._rest_ticks, self._next_rest = 0, 1
         self.guards_all = plans.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:
@@ -300,13 +303,7 @@ class Guard:
         self._counter.alive(self._plans.dead_letter_queues())
         self._counter.flush()
         self._burial.tick()
-        for chore in self.chores:
-            try:
-                chore.tick()
-            except StoreUnavailable as exc:
-                logger.debug("%s is put off: %s", type(chore).__name__, exc)
-            except Exception:
-                logger.exception("%s failed", type(chore).__name__)
+        self._do_chores()
 
     def close(self) -> None:
         """A last tick, then let go of connections."""
@@ -315,6 +312,26 @@ class Guard:
             chore.close()
         self.chores.clear()
         self._counter.close()
+
+    def _do_chores(self) -> None:
+        """In order, until the store does not answer; then none of them for a while.
+
+        A store that hangs costs a time-out a question, and the tasks wait meanwhile.
+        """
+        if self._rest_ticks > 0:
+            self._rest_ticks -= 1
+            return
+        for chore in self.chores:
+            try:
+                chore.tick()
+            except StoreUnavailable as exc:
+                logger.debug("%s is put off: %s", type(chore).__name__, exc)
+                self._rest_ticks = self._next_rest
+                self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+                return
+            except Exception:
+                logger.exception("%s failed", type(chore).__name__)
+        self._next_rest = 1
 
     def _redrive_succeeded(self, redrive_id: object) -> None:
         if isinstance(redrive_id, str) and len(redrive_id) <= _LONGEST_ID:

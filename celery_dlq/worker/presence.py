@@ -14,9 +14,6 @@ from celery_dlq.ports import Board, Clock, WorkerCard
 
 logger = logging.getLogger("celery_dlq.worker")
 
-ALIVE_TICKS = 2
-"""A sign of life every so many ticks; overrides are noticed then."""
-
 LOOK_TICKS = 10
 """The other workers' policies are looked at every so many ticks."""
 
@@ -52,8 +49,7 @@ class Presence:
             StoreUnavailable: The store does not answer.
         """
         self._ticks += 1
-        if self._ticks % ALIVE_TICKS == 1:
-            self._alive()
+        self._alive()  # first: it goes where a store that hangs is noticed, at no further wait
         if self._ticks % LOOK_TICKS == 1:
             self._look()
 

@@ -28,7 +28,7 @@ def test_every_message_succeeds_or_is_one_letter_whatever_is_killed(
 
     done = subprocess.run(
         [sys.executable, "-m", "chaos.run", "--seed", "7", "--tasks", str(TASKS),
-         "--broker", broker, "--duration", "60", "--report", str(report_file)],
+         "--broker", broker, "--duration", "120", "--report", str(report_file)],
         env={**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120"}, cwd=tmp_path,
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip

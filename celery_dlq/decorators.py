@@ -19,8 +19,8 @@ _ATTRIBUTE = "__dead_letter_policy__"
 # them here would configure the app in the middle of an import.
 _LAZY: list[tuple[Proxy, Policy]] = []
 
-# Policies of decorators that publishers have to ask; mostly none.
-_SAYS_DELAY: set[Policy] = set()
+SAYS_DELAY: set[Policy] = set()
+"""Policies of decorators that publishers have to ask; mostly none."""
 
 
 class RejectToDLQ(Reject):  # type: ignore[misc]
@@ -68,7 +68,7 @@ def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
     """
     policy = Policy.parse(keys, "dead_letter_policy")
     if policy.says_delay:
-        _SAYS_DELAY.add(policy)
+        SAYS_DELAY.add(policy)
 
     def decorate(target: T) -> T:
         if isinstance(target, Proxy):
@@ -78,11 +78,6 @@ def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
         return target
 
     return decorate
-
-
-def any_says_delay() -> bool:
-    """Whether any task's policy says something about the delay of its messages."""
-    return bool(_SAYS_DELAY)
 
 
 def policy_of(task: Any) -> Policy | None:

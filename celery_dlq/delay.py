@@ -34,15 +34,16 @@ _MOST_REMEMBERED = 4096
 _PLACE = ("queue", "exchange", "routing_key")
 
 
-def install(app: Any, settings: Callable[[], Settings]) -> None:
+def install(app: Any, owner: Any) -> None:
     """Give ``app.send_task`` the default delays.
 
     Args:
         app: The Celery app.
-        settings: Gives the checked settings, at the first publish.
+        owner: Its `DeadLetters`; gives the checked settings, at the first publish.
     """
     send_task = app.send_task
-    delays = DefaultDelays(app, settings, send_task)
+    delays = DefaultDelays(app, lambda: owner.settings, send_task)
+    said = decorators.SAYS_DELAY
 
     @wraps(send_task)
     def delaying(
@@ -54,7 +55,12 @@ def install(app: Any, settings: Callable[[], Settings]) -> None:
         *rest: Any,
         **options: Any,
     ) -> Any:
-        if delays.exist and (rest or delays.concern(name, options)):
+        if (
+            # No call on the way of an app without delays: a publisher pays for nothing else.
+            (said or delays.queues_have or owner._settings is not delays.seen)  # noqa: SLF001
+            and delays.exist
+            and (rest or delays.concern(name, options))
+        ):
             countdown, eta, options = delays.apply(
                 name, args, kwargs, countdown, eta, delays.named(rest, options)
             )
@@ -97,8 +103,8 @@ class DefaultDelays:
         self._parameters = list(parameters)[5:]
         # By name: Celery 5.6 and later give the message its task's own options.
         self._merges_options = parameters["expires"].default is not None
-        self._seen: Settings | None = None
-        self._queues_have = False
+        self.seen: Settings | None = None
+        self.queues_have = True
         self._remembered: dict[tuple[Any, ...], Rule] = {}
         self._rules: dict[tuple[str, str], Rule] = {}
 
@@ -106,12 +112,12 @@ class DefaultDelays:
     def exist(self) -> bool:
         """Whether any queue or task has something to say about delays."""
         settings = self._settings()
-        if settings is not self._seen:
-            self._seen = settings
-            self._queues_have = any(p.says_delay for p in settings.queues.values())
+        if settings is not self.seen:
+            self.seen = settings
+            self.queues_have = any(p.says_delay for p in settings.queues.values())
             self._remembered.clear()
             self._rules.clear()
-        return self._queues_have or decorators.any_says_delay()
+        return self.queues_have or bool(decorators.SAYS_DELAY)
 
     def concern(self, name: str, options: dict[str, Any]) -> bool:
         """Whether this message has to be looked at; quick for one like an earlier one."""

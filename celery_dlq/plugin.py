@@ -411,7 +411,7 @@ class DeadLetters(Operator):
         self.app.steps["worker"].add(type("DeadLetterAdopter", (AdoptStep,), adopting))
         announcing = {"courier": staticmethod(self._post_office.courier)}
         self.app.steps["worker"].add(type("DeadLetterCourier", (AnnounceStep,), announcing))
-        delay.install(self.app, lambda: self.settings)
+        delay.install(self.app, self)
 
     def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
         from celery_dlq.wiring import make_guard  # noqa: PLC0415 - publishers need none of it

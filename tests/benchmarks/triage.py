@@ -6,7 +6,7 @@ Not a test: run it on an otherwise idle machine.
 
 It needs PySpark, DuckDB and about 0.2 GB of disk for each million of letters, and
 prints one JSON object a line. The method and the last figures are in
-``docs/performance-spark.md``.
+``docs/performance.md``.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_an_override_reaches_running_workers_and_ends(
     """No deploy, no restart; a queue that nothing guarded before is guarded for a while."""
     conf: dict[str, Any] = {"dlq_queues": {"orders": {"max_deliveries": 3}}}
     worker = start_worker(conf)
-    assert dlq("policies", "set", "orders", "max_deliveries=1", "--for", "12s").returncode == 0
+    assert dlq("policies", "set", "orders", "max_deliveries=1", "--for", "25s").returncode == 0
     poll(lambda: "overridden by" in worker.output, timeout_seconds=30)
 
     poison.requeues.delay("under the override")
@@ -68,7 +68,7 @@ def test_an_override_reaches_running_workers_and_ends(
     assert (letter.deliveries, letter.max_deliveries, ran("under the override")) == (1, 1, 1)
     assert "override by " in dlq("policies", conf=conf).stdout
 
-    poll(lambda: "override by" not in dlq("policies", conf=conf).stdout, timeout_seconds=40)
+    poll(lambda: "override by" not in dlq("policies", conf=conf).stdout, timeout_seconds=60)
     poll(lambda: poison.dlq.board.overrides(poison.dlq._clock()) == [], timeout_seconds=10)
     begun = len(worker.output)
     poison.requeues.delay("afterwards")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from celery import _state
 from celery.exceptions import Reject
 from celery.local import PromiseProxy, Proxy
 
@@ -102,6 +104,21 @@ def _is_of(proxy: Proxy, task: Any) -> bool:
     try:
         if isinstance(proxy, PromiseProxy):
             return proxy._get_current_object() is task  # noqa: SLF001 - the only way to look
-        return bool(proxy.name == task.name)
-    except KeyError:  # Celery's NotRegistered: a shared task that the current app has not got
+        with _current(task.app):
+            return bool(proxy.name == task.name)
+    except KeyError:  # Celery's NotRegistered: a shared task that this app has not got
         return False
+
+
+@contextmanager
+def _current(app: Any) -> Iterator[None]:
+    """Let a shared task's proxy look into this app, whichever the current one is.
+
+    The current one may not know the task at all, e.g. because it was closed.
+    """
+    before = _state._tls.current_app  # noqa: SLF001 - `set_current` could not be taken back
+    _state._tls.current_app = app  # noqa: SLF001
+    try:
+        yield
+    finally:
+        _state._tls.current_app = before  # noqa: SLF001

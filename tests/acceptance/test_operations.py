@@ -386,6 +386,9 @@ getattr(poison_app.dlq, sys.argv[4])("orders-DLQ", limit=None)
 """
 
 
+A_BATCH = 500
+
+
 def dies(redis_url: str, owner: str, name: str, when: str, operation: str) -> None:
     """Run an operation in a process that is SIGKILLed at the second call of a method."""
     done = subprocess.run(
@@ -403,13 +406,14 @@ def dies(redis_url: str, owner: str, name: str, when: str, operation: str) -> No
         ("RedisStore", "claim", "after", 0),
         ("Publisher", "publish", "after", 500),
         ("RedisStore", "mark_published", "after", 0),
-        ("RedisStore", "remove", "before", 0),
-        ("RedisStore", "remove", "after", 0),
+        # Removed in the background: the next letters may be on their way at that moment.
+        ("RedisStore", "remove", "before", None),
+        ("RedisStore", "remove", "after", None),
     ],
 )
 def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
     poison: ModuleType, redis_url: str, broker: redis.Redis, owner: str, name: str, when: str,
-    twice: int,
+    twice: int | None,
 ) -> None:  # fmt: skip
     """No letter is lost; only what was published and not noted goes out twice, and is told."""
     sent = {put(poison).id for _ in range(1100)}
@@ -421,8 +425,9 @@ def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
     assert left(poison) == []
     found = [message["headers"]["dlq_letter"] for message in published(broker)]
     assert set(found) == sent
-    assert len(found) - len(sent) == twice
-    assert report.maybe_twice >= twice
+    doubled = len(found) - len(sent)
+    assert doubled in (range(A_BATCH + 1) if twice is None else [twice])
+    assert report.maybe_twice >= doubled
     assert broker.hlen(Keys().claims(QUEUE)) == 0
     with pytest.raises(DLQError, match="which is done"):
         poison.dlq.resume(job.id)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import billiard.reduction
 import pytest
 from builders import an_app
-from celery import Task, shared_task
+from celery import Task, _state, shared_task
 from celery.exceptions import NotRegistered, Reject
 from celery.local import Proxy
 from celery.utils.serialization import get_pickleable_exception, get_pickled_exception
@@ -85,6 +85,20 @@ def test_the_decorator_works_with_shared_task(*, above: bool) -> None:
     else:
         shared_task(name=name)(mark(a_function()))
     assert policy_of(the_task(an_app(), name)) == POLICY
+
+
+def test_a_shared_task_is_found_though_the_current_app_was_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A closed app gets no shared tasks any more, and may still be the current one."""
+    closed = an_app()
+    closed.finalize()
+    closed.close()
+    monkeypatch.setattr(_state._tls, "current_app", closed)
+    name = f"shared-{uuid4()}"
+    dead_letter_policy(max_deliveries=3)(shared_task(name=name)(a_function()))
+    assert policy_of(the_task(an_app(), name)) == POLICY
+    assert _state._tls.current_app is closed
 
 
 def test_the_decorator_works_on_a_task_class_and_its_heirs() -> None:

@@ -102,7 +102,8 @@ def policy_of(task: Any) -> Policy | None:
 def _is_of(proxy: Proxy, task: Any) -> bool:
     """Whether a lazy task is this task; a shared one is that of every app."""
     try:
-        if isinstance(proxy, PromiseProxy):
+        # Not isinstance(): that would already look the task up, in the current app.
+        if issubclass(type(proxy), PromiseProxy):
             return proxy._get_current_object() is task  # noqa: SLF001 - the only way to look
         with _current(task.app):
             return bool(proxy.name == task.name)

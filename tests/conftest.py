@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,3 +42,10 @@ def redis_url(redis_server: RedisServer) -> str:
     """Give the URL of an empty database."""
     redis_server.client().flushall()
     return redis_server.url
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_heard() -> None:
+    """A worker that was embedded before may have left the root logger at ERROR."""
+    root = logging.getLogger()
+    root.setLevel(min(root.level, logging.WARNING))

@@ -39,6 +39,7 @@ from celery_dlq.record import DeadLetter
 
 _ID_LENGTH = 36
 _SHORTEST_PREFIX = 6
+_MOST_LOOKED_AT = 100_000  # discarded letters of a queue, for the beginning of an id
 _MOST_MARKERS_READ = 200_000
 _LOOK_SECONDS = 0.5
 
@@ -284,7 +285,7 @@ class Operator:
                 letters=canary, max_failures=max_failures, wait_seconds=_seconds(canary_wait)
             )
         self._check_queue(dead_letter_queue)
-        told = {**options.to_json(), **({} if canary is None else {"canary": canary})}
+        told = {**options.to_json(), **({} if birds is None else {"canary": birds.to_json()})}
         run = self._new_job("redrive", dead_letter_queue, where, told)
         return self._redrive(run, where, options, birds, progress, scanned)
 
@@ -437,20 +438,22 @@ class Operator:
         """Put a discarded letter back, as the newest of its queue.
 
         Args:
-            letter_id: Its id.
+            letter_id: Its id, or how it begins (6 characters or more).
             dead_letter_queue: Where it was; ``None`` looks in the bins of all.
 
         Returns:
             The name of its queue.
 
         Raises:
-            NotFound: It is in no bin (any more).
+            NotFound: It is in no bin (any more), or several discarded letters begin so.
             DLQError: Its queue has a letter of this id again.
             StoreUnavailable: Redis does not answer.
         """
         if dead_letter_queue is not None:
             self._check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self.store.names()
+        if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
+            letter_id = self._discarded_id(names, letter_id)
         for name in names:
             restored = self.store.restore(name, letter_id)
             if restored is Restored.TAKEN:
@@ -515,6 +518,8 @@ class Operator:
     ) -> RedriveReport | DiscardReport:
         """Go on with a job whose process died, or that was cancelled or stopped.
 
+        A redrive that has not passed its canary begins with another one.
+
         Raises:
             NotFound: There is no such job.
             DLQError: It runs, it is done, or it was an edit, whose change is not kept.
@@ -528,7 +533,8 @@ class Operator:
         options = {name: value for name, value in job.options.items() if name != "canary"}
         run = jobs.again(job_id)
         if job.kind == "redrive":
-            return self._redrive(run, where, RedriveOptions(**options), None, progress, scanned)
+            birds = Canary.from_json(job.options.get("canary"))
+            return self._redrive(run, where, RedriveOptions(**options), birds, progress, scanned)
         return self._do_discard(run, where, DiscardOptions(**options), progress, scanned)
 
     def changes(self, limit: int = 100) -> list[Change]:
@@ -536,6 +542,21 @@ class Operator:
         return self.board.changes(limit=limit)
 
     # -- how ----------------------------------------------------------------------
+
+    def _discarded_id(self, names: Sequence[str], beginning: str) -> str:
+        """The one id in the bins that begins so; the beginning itself if there is none."""
+        found: set[str] = set()
+        for name in names:
+            for entry in islice(self.discarded(name), _MOST_LOOKED_AT):
+                if entry.key.startswith(beginning):
+                    found.add(entry.key)
+                if len(found) > 1:
+                    message = (
+                        f"expected one discarded letter whose id begins so, got several: "
+                        f"{', '.join(sorted(found))}; give more of it"
+                    )
+                    raise NotFound(message)
+        return found.pop() if found else beginning
 
     def _redriver(self) -> Redriver:
         return Redriver(

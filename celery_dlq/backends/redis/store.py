@@ -46,6 +46,7 @@ PAGE_BYTES = 8 * 1024 * 1024
 
 _FIRST_PAGE = 8
 _GROWTH = 5
+_REMOVED_AT_ONCE = 100  # a few milliseconds, in which Redis answers nobody else
 _HOUR = 60  # minutes
 
 _CLAIMS = {
@@ -380,7 +381,7 @@ class RedisStore:
         with translated(self._url):
             return sum(
                 int(self._scripts.remove(keys=places, args=[owner, keep, *some]))
-                for some in _chunks(list(letter_ids))
+                for some in _chunks(list(letter_ids), _REMOVED_AT_ONCE)
             )
 
     def _summary(self, name: str) -> QueueSummary:
@@ -535,6 +536,6 @@ def _literal(text: str) -> str:
     return "".join(f"\\{character}" if character in "*?[]\\^" else character for character in text)
 
 
-def _chunks(letter_ids: Sequence[str]) -> Iterator[list[str]]:
-    for start in range(0, len(letter_ids), MOST_IDS):
-        yield [spelled(letter_id) for letter_id in letter_ids[start : start + MOST_IDS]]
+def _chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
+    for start in range(0, len(letter_ids), size):
+        yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

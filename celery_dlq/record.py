@@ -25,6 +25,15 @@ from uuid import UUID, uuid5
 from celery_dlq import jsontext
 from celery_dlq.errors import CorruptLetter
 
+__all__ = [
+    "SCHEMA_VERSION",
+    "DeadLetter",
+    "Delivery",
+    "Outcome",
+    "Reason",
+    "from_micros",
+]
+
 SCHEMA_VERSION = 1
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

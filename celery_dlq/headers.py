@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "DEAD_LETTERED_AT_HEADER",
+    "DEAD_LETTER_QUEUE_HEADER",
+    "DELAY_HEADER",
+    "DELAY_SOURCE_HEADER",
+    "DELIVERIES_HEADER",
+    "EDITED_HEADER",
+    "LETTER_HEADER",
+    "REASON_HEADER",
+    "REDRIVES_HEADER",
+    "REDRIVE_HEADER",
+    "RETRIES_HEADER",
+    "SOURCE_QUEUE_HEADER",
+]
+
 REDRIVES_HEADER = "dlq_redrives"
 """How often the message was redriven; a whole number. Celery keeps it over retries."""
 

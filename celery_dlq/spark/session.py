@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+__all__ = [
+    "local_session",
+]
+
 OLDEST_JAVA = 17
 OLDEST_PYTHON = (3, 11)
 

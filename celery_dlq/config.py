@@ -78,6 +78,13 @@ def _sentry(where: str, value: object) -> str:
     return str(value)
 
 
+def _share(where: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        message = f"expected {where} to be a share from 0 to 1, e.g. 0.001, got {value!r}"
+        raise SettingsError(message)
+    return float(value)
+
+
 def _redis_url(where: str, value: object) -> str:
     if not isinstance(value, str) or not value.startswith(_REDIS_SCHEMES):
         message = (
@@ -178,6 +185,14 @@ class Settings:
         text,
         "Version of your code, kept on each letter. Unit: text. "
         "Defaults to the environment variable SENTRY_RELEASE, if set.",
+    )
+    sample_successes: float = _setting(
+        0.0,
+        _share,
+        "Share of the guarded messages that succeed which is recorded (arguments, host, release, "
+        "queue, time, delivery), about 10,000 of each queue, for the triage to compare letters "
+        "with: dlq export --successes. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
+        "The store memory records none. Defaults to 0.",
     )
     sentry: str = _setting(
         "groups",

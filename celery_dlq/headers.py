@@ -53,5 +53,8 @@ DELIVERIES_HEADER = "dlq_deliveries"
 RETRIES_HEADER = "dlq_retries"
 """Its retry number; a whole number."""
 
+SAMPLE_HEADER = "dlq_sample_share"
+"""Of a successful message that was sampled: which share of its kind was; above 0, at most 1."""
+
 EDITED_HEADER = "dlq_edited"
 """The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""

@@ -16,7 +16,7 @@ from celery_dlq.backends.memory import (
 )
 from celery_dlq.config import Settings
 from celery_dlq.metrics import MetricsStore
-from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, JobBook, Outbox
+from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, JobBook, Outbox, Samples
 from celery_dlq.reports import Reports
 
 
@@ -39,6 +39,19 @@ def make_store(settings: Settings, broker_url: object) -> DeadLetterStore:
     url = settings.redis_url(broker_url)
     client = connect(url, settings.store_timeout)
     return RedisStore(client, url, Keys(settings.key_prefix), settings.count_ttl)
+
+
+def make_sampled(settings: Settings, broker_url: object) -> DeadLetterStore:
+    """The samples of successful messages, as a store that an export reads; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryStore(MemoryCounter())
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.samples import SampleKeys  # noqa: PLC0415
+    from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    client = connect(url, settings.store_timeout)
+    return RedisStore(client, url, SampleKeys(settings.key_prefix), settings.count_ttl)
 
 
 def make_board(settings: Settings, broker_url: object) -> Board:
@@ -112,6 +125,7 @@ class WorkerParts:
     store: DeadLetterStore
     board: Board
     counter: DeliveryCounter
+    samples: Samples | None = None
 
 
 def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
@@ -123,6 +137,7 @@ def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
     from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
     from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.samples import RedisSamples  # noqa: PLC0415
     from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
 
     url, keys = settings.redis_url(broker_url), Keys(settings.key_prefix)
@@ -133,6 +148,7 @@ def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
         RedisStore(client, url, keys, settings.count_ttl),
         RedisBoard(client, url, keys, wire),
         RedisCounter(wire, keys, settings.count_ttl),
+        RedisSamples(wire, keys),
     )
 
 

@@ -25,6 +25,7 @@ from celery_dlq.worker.burial import Burial
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.plan import Plans
 from celery_dlq.worker.presence import Presence
+from celery_dlq.worker.sampling import Sampler
 from celery_dlq.worker.spool import Spool
 
 if TYPE_CHECKING:
@@ -82,6 +83,15 @@ def make_guard(
         marked=observers.marked,
         counts=measuring.counts,
     )
+    sampler = None
+    if settings.sample_successes and parts.samples is not None:
+        sampler = Sampler(
+            parts.samples,
+            settings.sample_successes,
+            clock,
+            hostname=hostname,
+            release=settings.release,
+        )
     guard = Guard(
         plans,
         burial,
@@ -92,6 +102,7 @@ def make_guard(
         flags_redelivery=flags_redelivery,
         release=settings.release,
         counts=measuring.counts,
+        sampler=sampler,
     )
     observers.watch(guard, burial, hostname)
     retention = Retention(parts.store, parts.board, events, clock, hostname)
@@ -102,6 +113,7 @@ def make_guard(
         Presence(parts.board, card, plans.obey, clock),
         RetentionRound(retention, parts.store, lambda: plans.policies),
         observers,
+        *([sampler] if sampler is not None else []),
     ]
     return guard
 

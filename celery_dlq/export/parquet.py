@@ -38,6 +38,9 @@ except ImportError as exc:
 
 logger = logging.getLogger("celery_dlq.export")
 
+SUCCESSES = "successes"
+"""What a folder holds whose rows are messages that succeeded."""
+
 PAGE = 500
 BYTES_A_PAGE = 8 * 1024 * 1024
 
@@ -118,6 +121,7 @@ class ParquetExport:
         rolling: When files are closed.
         redaction: Replaces values; ``None`` for none.
         filesystem: What the destination is a path in; ``None`` finds it by the URL.
+        of: What the store keeps, if no letters: a folder holds one kind only.
         trimmed: Called with a queue and a number of letters, after these were found in the
             files and removed from it; ``None`` removes nothing.
     """
@@ -131,12 +135,14 @@ class ParquetExport:
         rolling: Rolling | None = None,
         redaction: Redaction | None = None,
         filesystem: Any | None = None,
+        of: str | None = None,
         trimmed: Callable[[str, int], None] | None = None,
     ) -> None:
         self._store = store
         self._where = where or LetterFilter()
         self._rolling = rolling or Rolling()
         self._redaction = redaction
+        self._of = of
         self._trimmed = trimmed
         self._destination = Destination(destination, filesystem)
 
@@ -185,7 +191,7 @@ class ParquetExport:
         ):
             self._destination.open()
             about = self._redaction.about() if self._redaction is not None else {}
-            notes.agree(self._destination, self._where, about)
+            notes.agree(self._destination, self._where, about, self._of)
             report.foreign = self._destination.foreign()
             work = _Work(
                 self._store, self._destination, self._where, self._rolling, self._redaction,

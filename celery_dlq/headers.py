@@ -38,5 +38,8 @@ DELIVERIES_HEADER = "dlq_deliveries"
 RETRIES_HEADER = "dlq_retries"
 """Its retry number; a whole number."""
 
+POSITION_HEADER = "dlq_position"
+"""The letter's position, on a letter in a queue of the broker; see docs/broker-store.md."""
+
 EDITED_HEADER = "dlq_edited"
 """The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""

@@ -21,6 +21,7 @@ from celery_dlq.backends.redis.scripts import (
 )
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.ports import (
+    Capabilities,
     ClaimState,
     Fate,
     Group,
@@ -48,7 +49,7 @@ _FIRST_PAGE = 8
 _GROWTH = 5
 _HOUR = 60  # minutes
 
-_CLAIMS = {
+CLAIMS = {
     ClaimReply.CLAIMED: ClaimState.CLAIMED,
     ClaimReply.RECLAIMED: ClaimState.RECLAIMED,
     ClaimReply.PUBLISHED: ClaimState.PUBLISHED,
@@ -72,6 +73,8 @@ class RedisStore:
         keys: Key names.
         ttl_seconds: How long late copies of a dead-lettered message are known to be dead.
     """
+
+    capabilities = Capabilities()
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float = 72 * 3600.0) -> None:
         self._client = client
@@ -265,13 +268,13 @@ class RedisStore:
     ) -> list[ClaimState]:
         """Claim letters; see `DeadLetterStore.claim`."""
         name, keys = dead_letter_queue, self._keys
-        places = [keys.ids(name), keys.claims(name), keys.letters(name)]
+        places = [keys.claims(name), keys.ids(name), keys.letters(name)]
         states: list[ClaimState] = []
         with translated(self._url):
-            for some in _chunks(letter_ids):
+            for some in chunks(letter_ids):
                 args: list[Any] = [owner, int(lease_seconds * 1000), forebear, *some]
                 states += [
-                    _CLAIMS[ClaimReply(reply)]
+                    CLAIMS[ClaimReply(reply)]
                     for reply in self._scripts.claim(keys=places, args=args)
                 ]
         return states
@@ -353,6 +356,9 @@ class RedisStore:
             pipe.pexpire(run, self._ttl)
             pipe.execute()
 
+    def done(self) -> None:
+        """Claims are let go of one by one; nothing else is held."""
+
     def close(self) -> None:
         """Disconnect."""
         self._reader.close()
@@ -367,7 +373,7 @@ class RedisStore:
         *args: object,
     ) -> None:
         with translated(self._url):
-            for some in _chunks(letter_ids):
+            for some in chunks(letter_ids):
                 script(keys=[self._keys.claims(dead_letter_queue)], args=[*args, *some])
 
     def _remove(
@@ -380,7 +386,7 @@ class RedisStore:
         with translated(self._url):
             return sum(
                 int(self._scripts.remove(keys=places, args=[owner, keep, *some]))
-                for some in _chunks(list(letter_ids))
+                for some in chunks(list(letter_ids))
             )
 
     def _summary(self, name: str) -> QueueSummary:
@@ -400,7 +406,7 @@ class RedisStore:
             oldest_at=_time_of(oldest),
             newest_at=_time_of(newest),
             reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
-            last_hour=_last_hour(arrivals, now // 60),
+            last_hour=last_hour(arrivals, now // 60),
         )
 
     def _pages(
@@ -483,7 +489,7 @@ def _fate(names: Sequence[bytes]) -> Fate:
     return Fate.DIED if any(name.startswith(b"dead:") for name in names) else Fate.OPEN
 
 
-def _last_hour(slots: Iterable[bytes], minute: int) -> int:
+def last_hour(slots: Iterable[bytes], minute: int) -> int:
     """The letters of the sixty minutes that end with this one."""
     pairs = (slot.split(b":") for slot in slots)
     return sum(int(count) for at, count in pairs if minute - _HOUR < int(at) <= minute)
@@ -535,6 +541,7 @@ def _literal(text: str) -> str:
     return "".join(f"\\{character}" if character in "*?[]\\^" else character for character in text)
 
 
-def _chunks(letter_ids: Sequence[str]) -> Iterator[list[str]]:
+def chunks(letter_ids: Sequence[str]) -> Iterator[list[str]]:
+    """Ids, as many at a time as one script takes, as they can be sent."""
     for start in range(0, len(letter_ids), MOST_IDS):
         yield [spelled(letter_id) for letter_id in letter_ids[start : start + MOST_IDS]]

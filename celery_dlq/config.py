@@ -21,7 +21,7 @@ from celery_dlq.policy import Policy, positive_seconds, queue_name, seconds, sug
 from celery_dlq.policybook import PolicyBook
 
 PREFIX = "dlq_"
-_STORES = ("redis", "memory")
+_STORES = ("redis", "broker", "memory")
 # Seconds, where broker_transport_options do not say otherwise.
 # Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
@@ -139,8 +139,9 @@ class Settings:
     store: str = _setting(
         "redis",
         _store,
-        "Where letters are kept: redis, or memory (tests; gone with the process). "
-        "Defaults to redis.",
+        "Where letters are kept: redis, broker (real queues on RabbitMQ, or lists on a Redis "
+        "that is the broker; Redis is still needed for counting), or memory (tests; gone with "
+        "the process). Defaults to redis.",
     )
     adopt: Mapping[str, str | None] = _setting(
         dict,
@@ -274,6 +275,27 @@ class Settings:
                 raise SettingsError(
                     f"expected {place}['default_delay'] to be at most dlq_max_delay "
                     f"({self.max_delay:g} s), got {delay:g} s"
+                )
+
+    def check_store(self, book: PolicyBook) -> None:
+        """Refuse what letters in queues of the broker cannot have.
+
+        Args:
+            book: All policies of the app.
+
+        Raises:
+            SettingsError: A policy names a dead-letter exchange.
+        """
+        if self.store != "broker":
+            return
+        named = {f"dlq_queues[{name!r}]": policy for name, policy in book.queues.items()}
+        named |= {f"dead_letter_policy of {name}": p for name, p in book.tasks.items()}
+        for place, policy in named.items():
+            if policy.dead_letter_exchange is not None:
+                raise SettingsError(
+                    f"expected {place} to have no dead_letter_exchange with dlq_store = 'broker', "
+                    f"got {policy.dead_letter_exchange.name!r}: to find one letter, all of its "
+                    f"queue would be read. Take dlq_store = 'redis', or no exchange"
                 )
 
     def check_visibility(

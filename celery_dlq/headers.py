@@ -56,5 +56,8 @@ RETRIES_HEADER = "dlq_retries"
 SAMPLE_HEADER = "dlq_sample_share"
 """Of a successful message that was sampled: which share of its kind was; above 0, at most 1."""
 
+POSITION_HEADER = "dlq_position"
+"""The letter's position, on a letter in a queue of the broker; see docs/broker-store.md."""
+
 EDITED_HEADER = "dlq_edited"
 """The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""

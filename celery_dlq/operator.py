@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_dlq.actor import whoami
 from celery_dlq.config import Settings
-from celery_dlq.errors import CorruptLetter, DLQError, NotFound
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound, NotSupported
 from celery_dlq.events import Action, Change, Events, Redriven
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.canary import Canary
@@ -329,8 +329,10 @@ class Operator:
         apply(outgoing(found, options, redrive_id="", now=self._clock()))
         where = LetterFilter(ids=frozenset({found.key}))
         run = self._new_job("redrive", queue, where, {**options.to_json(), "edited": True})
-        redriver = self._redriver()
-        report = redriver.redrive(run, where, options, transform=apply)
+        try:
+            report = self._redriver().redrive(run, where, options, transform=apply)
+        finally:
+            self.store.done()
         if report.published:
             changed = {"letter": found.key, "redrive": report.redrive_id}
             self._record(Action.EDITED, queue, 1, changed)
@@ -449,6 +451,7 @@ class Operator:
             DLQError: Its queue has a letter of this id again.
             StoreUnavailable: Redis does not answer.
         """
+        self._check_bin()
         if dead_letter_queue is not None:
             self._check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self.store.names()
@@ -471,6 +474,7 @@ class Operator:
     def discarded(self, dead_letter_queue: str) -> Iterator[Found]:
         """The letters in the bin of a queue, newest first."""
         self._check_queue(dead_letter_queue)
+        self._check_bin()
         for page in self.store.discarded(dead_letter_queue):
             for position, fields in page:
                 kept = dict(fields)
@@ -592,6 +596,7 @@ class Operator:
                     run, where, options, canary=canary, progress=progress, scanned=scanned
                 )
         finally:
+            self.store.done()
             self._job_over()
         self._ended(run, report, Action.REDRIVEN, where)
         return report
@@ -607,6 +612,8 @@ class Operator:
         scanned: Progress | None,
     ) -> DiscardReport:
         self._check_queue(queue)
+        if not options.forever:
+            self._check_bin()
         run = self._new_job(kind, queue, where, options.to_json())
         if export_first is not None:
             path = _parquet_path(Path(export_first), run.job.id)
@@ -623,10 +630,13 @@ class Operator:
         scanned: Progress | None,
     ) -> DiscardReport:
         action = Action.PURGED if run.job.kind == "purge" else Action.DISCARDED
-        with _noting(self, run, action, where):
-            report = Discarder(self.store, self._clock).discard(
-                run, where, options, progress=progress, scanned=scanned
-            )
+        try:
+            with _noting(self, run, action, where):
+                report = Discarder(self.store, self._clock).discard(
+                    run, where, options, progress=progress, scanned=scanned
+                )
+        finally:
+            self.store.done()
         self._ended(run, report, action, where)
         return report
 
@@ -637,7 +647,7 @@ class Operator:
         if where.ids is not None:
             total = len(where.ids)
         elif not where:
-            total = next((q.letters for q in self.store.queues() if q.name == queue), None)
+            total = self.store.length(queue)
         return Jobs(self.job_book, self._clock).new(
             kind, queue, where=where.to_json(), options=options,
             until=self.store.last_position(queue), total=total,
@@ -700,6 +710,14 @@ class Operator:
                 f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
             )
             raise DLQError(message)
+
+    def _check_bin(self) -> None:
+        if not self.store.capabilities.bin:
+            raise NotSupported(
+                f"expected a store that keeps discarded letters for a while, got dlq_store = "
+                f"{self.settings.store!r}, where they are gone for good; say --forever (or purge), "
+                f"and --export-first to keep a copy"
+            )
 
     def _check_queue(self, name: str) -> None:
         names = self.store.names()

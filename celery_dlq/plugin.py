@@ -118,7 +118,8 @@ class DeadLetters(Operator):
             self.app.connection_for_write().transport_cls,
             self.app.conf.broker_transport_options,
         )
-        if self.settings.store == "redis":
+        self.settings.check_store(book)
+        if self.settings.store != "memory":
             self.settings.redis_url(self.app.conf.broker_url)
 
     @property
@@ -141,13 +142,13 @@ class DeadLetters(Operator):
         """Let go of connections; the next operation opens them again."""
         self._measuring.close()
         with self._lock:
-            if self._board is not None and self.settings.store == "redis":
+            if self._board is not None and self.settings.store != "memory":
                 self._board.close()
                 self._board = None
-            if self._job_book is not None and self.settings.store == "redis":
+            if self._job_book is not None and self.settings.store != "memory":
                 self._job_book.close()
                 self._job_book = None
-            if self._store is not None and self.settings.store == "redis":
+            if self._store is not None and self.settings.store != "memory":
                 self._store.close()
                 self._store = None
             self._post_office.close()
@@ -463,4 +464,4 @@ class DeadLetters(Operator):
         return self._adoptions.for_worker(self._own_store, consumed, hostname=hostname, pid=pid)
 
     def _make_store(self) -> DeadLetterStore:
-        return make_store(self.settings, self.app.conf.broker_url)
+        return make_store(self.settings, self.app.conf.broker_url, self.app.connection_for_write)

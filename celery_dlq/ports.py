@@ -246,12 +246,39 @@ class Fate(Enum):
     SUCCEEDED = "succeeded"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a store can do by its nature; declared on its class.
+
+    Attributes:
+        random_access: One letter is found, and the oldest ones are, without reading all.
+        overviews: `DeadLetterStore.queues` knows ages and reasons; else only lengths.
+        bin: Discarded letters are kept for some time, and can be restored.
+        tells_twins: Storing a letter again says so. Else there are two copies, seen as one.
+        most_letters: How many letters of a queue can be read; ``None`` for any number.
+    """
+
+    random_access: bool = True
+    overviews: bool = True
+    bin: bool = True
+    tells_twins: bool = True
+    most_letters: int | None = None
+
+
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
 """Positions and storage forms, nothing decoded."""
 
 
 class DeadLetterStore(Protocol):
-    """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`."""
+    """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`.
+
+    What a store cannot do raises `NotSupported`.
+
+    Attributes:
+        capabilities: What it can do.
+    """
+
+    capabilities: Capabilities
 
     def check(self) -> None:
         """Do nothing but answer."""
@@ -413,6 +440,12 @@ class DeadLetterStore(Protocol):
             key: The redriven message.
             deliveries: How many count.
             last: The last of them; its ``number`` is not looked at.
+        """
+
+    def done(self) -> None:
+        """Hear that an operation is over, which claimed or removed letters; never raises.
+
+        A store that holds a queue meanwhile gives it back.
         """
 
     def close(self) -> None:

@@ -201,6 +201,7 @@ class ParquetExport:
                 yield work
             finally:
                 work.abandon()
+                self._store.done()
 
 
 @dataclass(slots=True)
@@ -259,6 +260,7 @@ class _Queue:
         """Read all that is there now; commit whenever enough has gathered."""
         end = self._work.store.last_position(self._name)
         self._check_end(end)
+        self._check_length()
         if end is None:
             return
         for page in self._pages(end):
@@ -311,6 +313,19 @@ class _Queue:
             raise ExportError(
                 f"expected {self._name!r} to have letters after {known}, its last export; got a "
                 f"queue that ends at {end}: it was deleted and made anew. Export to a new folder"
+            )
+
+    def _check_length(self) -> None:
+        """Letters beyond those that can be read would be left out, and never looked for again."""
+        most = self._work.store.capabilities.most_letters
+        if most is None:
+            return
+        length = self._work.store.length(self._name)
+        if length > most:
+            raise ExportError(
+                f"expected {self._name!r} to have at most {most:,} letters, which is what can be "
+                f"read of a queue on the broker, got {length:,}; redrive some, or take them out "
+                f"with `dlq purge --limit {most} --export-first FILE`"
             )
 
     def _pages(self, end: str) -> Iterator[Sequence[Entry]]:

@@ -21,6 +21,7 @@ from celery_dlq.backends.redis.scripts import (
 )
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.ports import (
+    Capabilities,
     ClaimState,
     Fate,
     Group,
@@ -49,7 +50,7 @@ _GROWTH = 5
 _REMOVED_AT_ONCE = 100  # a few milliseconds, in which Redis answers nobody else
 _HOUR = 60  # minutes
 
-_CLAIMS = {
+CLAIMS = {
     ClaimReply.CLAIMED: ClaimState.CLAIMED,
     ClaimReply.RECLAIMED: ClaimState.RECLAIMED,
     ClaimReply.PUBLISHED: ClaimState.PUBLISHED,
@@ -73,6 +74,8 @@ class RedisStore:
         keys: Key names.
         ttl_seconds: How long late copies of a dead-lettered message are known to be dead.
     """
+
+    capabilities = Capabilities()
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float = 72 * 3600.0) -> None:
         self._client = client
@@ -266,13 +269,13 @@ class RedisStore:
     ) -> list[ClaimState]:
         """Claim letters; see `DeadLetterStore.claim`."""
         name, keys = dead_letter_queue, self._keys
-        places = [keys.ids(name), keys.claims(name), keys.letters(name)]
+        places = [keys.claims(name), keys.ids(name), keys.letters(name)]
         states: list[ClaimState] = []
         with translated(self._url):
-            for some in _chunks(letter_ids):
+            for some in chunks(letter_ids):
                 args: list[Any] = [owner, int(lease_seconds * 1000), forebear, *some]
                 states += [
-                    _CLAIMS[ClaimReply(reply)]
+                    CLAIMS[ClaimReply(reply)]
                     for reply in self._scripts.claim(keys=places, args=args)
                 ]
         return states
@@ -354,6 +357,9 @@ class RedisStore:
             pipe.pexpire(run, self._ttl)
             pipe.execute()
 
+    def done(self) -> None:
+        """Claims are let go of one by one; nothing else is held."""
+
     def close(self) -> None:
         """Disconnect."""
         self._reader.close()
@@ -368,7 +374,7 @@ class RedisStore:
         *args: object,
     ) -> None:
         with translated(self._url):
-            for some in _chunks(letter_ids):
+            for some in chunks(letter_ids):
                 script(keys=[self._keys.claims(dead_letter_queue)], args=[*args, *some])
 
     def _remove(
@@ -381,7 +387,7 @@ class RedisStore:
         with translated(self._url):
             return sum(
                 int(self._scripts.remove(keys=places, args=[owner, keep, *some]))
-                for some in _chunks(list(letter_ids), _REMOVED_AT_ONCE)
+                for some in chunks(list(letter_ids), _REMOVED_AT_ONCE)
             )
 
     def _summary(self, name: str) -> QueueSummary:
@@ -401,7 +407,7 @@ class RedisStore:
             oldest_at=_time_of(oldest),
             newest_at=_time_of(newest),
             reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
-            last_hour=_last_hour(arrivals, now // 60),
+            last_hour=last_hour(arrivals, now // 60),
         )
 
     def _pages(
@@ -484,7 +490,7 @@ def _fate(names: Sequence[bytes]) -> Fate:
     return Fate.DIED if any(name.startswith(b"dead:") for name in names) else Fate.OPEN
 
 
-def _last_hour(slots: Iterable[bytes], minute: int) -> int:
+def last_hour(slots: Iterable[bytes], minute: int) -> int:
     """The letters of the sixty minutes that end with this one."""
     pairs = (slot.split(b":") for slot in slots)
     return sum(int(count) for at, count in pairs if minute - _HOUR < int(at) <= minute)
@@ -536,6 +542,7 @@ def _literal(text: str) -> str:
     return "".join(f"\\{character}" if character in "*?[]\\^" else character for character in text)
 
 
-def _chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
+def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
+    """Ids, as many at a time as one script takes, as they can be sent."""
     for start in range(0, len(letter_ids), size):
         yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

@@ -35,6 +35,7 @@ SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
 TEST = [
     *DEMO,
+    "django>=4.2",
     *SENTRY,
     *PROMETHEUS,
     "opentelemetry-instrumentation-celery>=0.45b0",
@@ -70,7 +71,15 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
     package_data={"celery_dlq": ["py.typed"], "celery_dlq.backends.redis": ["lua/*.lua"]},
-    install_requires=["celery>=5.4,<5.8", "kombu>=5.4", "redis[hiredis]>=5.0", "click>=8.1"],
+    install_requires=[
+        "celery>=5.4,<5.8",
+        "click>=8.1",
+        "kombu>=5.4",
+        # kombu's Redis transport imports it; kombu asks for it in its extra `redis` only, and
+        # that pins one version of it, which not everybody with another broker can have.
+        "packaging>=21",
+        "redis[hiredis]>=5.0",
+    ],
     extras_require={
         "cli": CLI,
         "parquet": PARQUET,

@@ -6,6 +6,7 @@ including the in-memory one, which ships and is tested by the same suite.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -203,31 +204,25 @@ class Heading:
 
 
 class FlatFields(Mapping[bytes, bytes]):
-    """The fields of one entry as they came over the wire: names and values in turn.
+    """The fields of one entry, which the exporter takes as a row.
 
-    The exporter moves whole columns and never asks for a field by name; the mapping is
-    only made for those who do.
-
-    Attributes:
-        flat: Names and values, in turn.
+    It moves whole columns and never asks for a field by name; the mapping is only made for
+    those who do.
     """
 
-    __slots__ = ("_named", "flat")
+    __slots__ = ()
 
-    def __init__(self, flat: Sequence[bytes]) -> None:
-        self.flat = flat
-        self._named: dict[bytes, bytes] | None = None
+    @abstractmethod
+    def row(self) -> tuple[tuple[bytes, ...], Sequence[bytes]]:
+        """Names and values; entries of one kind give the very same object for their names.
 
-    def __getitem__(self, name: bytes) -> bytes:
-        if self._named is None:
-            self._named = dict(zip(self.flat[::2], self.flat[1::2], strict=True))
-        return self._named[name]
+        Raises:
+            CorruptLetter: It cannot be read.
+        """
 
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(dict.fromkeys(self.flat[::2]))
-
-    def __len__(self) -> int:
-        return len(set(self.flat[::2]))
+    @abstractmethod
+    def stored_bytes(self) -> int:
+        """How many bytes the store keeps for it."""
 
 
 class Restored(Enum):

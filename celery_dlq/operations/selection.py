@@ -45,7 +45,9 @@ class Found:
     def __init__(self, position: str, fields: Mapping[bytes, bytes]) -> None:
         self.position = position
         self.fields = fields
-        self.is_letter = fields.get(b"reason") in _REASONS and fields.keys() >= _REQUIRED
+        self.is_letter = fields.get(b"reason") in _REASONS and all(
+            map(fields.__contains__, _REQUIRED)
+        )
         self.key = self.text("id") if self.is_letter else position
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_dlq.backends.redis.connection import Wire, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.packing import packed, readable
+from celery_dlq.backends.redis.packing import fields_of, packed
 from celery_dlq.backends.redis.scripts import (
     MOST_IDS,
     ClaimReply,
@@ -448,10 +448,7 @@ class RedisStore:
         """XRANGE without redis-py's reply callback, which costs more than Redis itself."""
         order = ("XREVRANGE", stream, high, low) if newest_first else ("XRANGE", stream, low, high)
         reply = self._read(*order, "COUNT", count)
-        return [
-            (entry.decode(), readable(dict(zip(parts[::2], parts[1::2], strict=True))))
-            for entry, parts in reply
-        ]
+        return [(entry.decode(), fields_of(parts)) for entry, parts in reply]
 
     def _read(self, *command: Any) -> Any:
         """Read on the connection of our own; once more if it turns out to be a stale one."""

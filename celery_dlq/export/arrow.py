@@ -64,7 +64,26 @@ def table(
         columns: Only these, in the order of the schema; ``None`` for all.
     """
     chosen = schema() if columns is None else _part(frozenset(columns))
-    groups: dict[int, tuple[Names, list[Row]]] = {}
+    groups, others = _grouped(entries, refused)
+    tables = []
+    for names, rows in groups.values():
+        if len(rows) >= _FEW or len(groups) == 1:
+            tables.append(_row_table(chosen, names, rows))
+        else:  # a table for each would cost more
+            others += [dict(zip(names, row, strict=True)) for row in rows]
+    if others or not tables:
+        tables.append(_table(chosen, lambda key: [entry.get(key) for entry in others], len(others)))
+    return pa.concat_tables(tables)
+
+
+Groups = dict[int, tuple[Names, list[Row]]]
+
+
+def _grouped(
+    entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None
+) -> tuple[Groups, list[Mapping[bytes, bytes]]]:
+    """Rows of entries by their names, and the entries that give no row."""
+    groups: Groups = {}
     others: list[Mapping[bytes, bytes]] = []
     for number, entry in enumerate(entries):
         try:
@@ -85,15 +104,7 @@ def table(
                 refused(number, exc)
             else:
                 others.append(entry)
-    tables = []
-    for names, rows in groups.values():
-        if len(rows) >= _FEW or len(groups) == 1:
-            tables.append(_row_table(chosen, names, rows))
-        else:  # a table for each would cost more
-            others += [dict(zip(names, row, strict=True)) for row in rows]
-    if others or not tables:
-        tables.append(_table(chosen, lambda key: [entry.get(key) for entry in others], len(others)))
-    return pa.concat_tables(tables)
+    return groups, others
 
 
 def _check(names: frozenset[bytes]) -> None:

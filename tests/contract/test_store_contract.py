@@ -422,6 +422,7 @@ def test_removing_says_how_many_were_there(store: DeadLetterStore) -> None:
     one, other = stored(store), stored(store)
     assert store.remove(DLQ, [one.id, "x", one.id]) == 1
     assert ids(store) == [other.id]
+    assert [group.letters for group in store.groups(DLQ)] == [1]
     assert store.remove(DLQ, [one.id]) == 0
     assert store.remove(DLQ, []) == 0
 

@@ -189,6 +189,10 @@ class RedisStore:
             info = self._client.xinfo_stream(self._keys.letters(dead_letter_queue))
         return _text(info["last-generated-id"])
 
+    def settled_position(self, dead_letter_queue: str) -> str | None:
+        """The same: a letter is stored in one step."""
+        return self.last_position(dead_letter_queue)
+
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
         """The oldest letters; reads whole entries, so few of them at a time."""
         low = f"({after}" if after else "-"

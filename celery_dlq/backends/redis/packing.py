@@ -127,6 +127,7 @@ def _names(line: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     return tuple(name if name[:1] == b"@" else _unquoted(name) for name in names), places
 
 
+@lru_cache(maxsize=256)
 def _quoted(name: str) -> str:
     """A field of a later version may have what separates names here in its own."""
     for character, code in (("%", "%25"), (",", "%2C"), ("\n", "%0A"), (_PLACE, "%40")):

@@ -112,6 +112,7 @@ class WorkerParts:
     store: DeadLetterStore
     board: Board
     counter: DeliveryCounter
+    metrics: MetricsStore | None = None
 
 
 def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
@@ -123,6 +124,7 @@ def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
     from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
     from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
     from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
 
     url, keys = settings.redis_url(broker_url), Keys(settings.key_prefix)
@@ -130,9 +132,10 @@ def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
     # No second try: a count that was lost on the way must not be taken twice.
     wire = Wire(connect(url, settings.store_timeout, retries=0), url, SCRIPTS)
     return WorkerParts(
-        RedisStore(client, url, keys, settings.count_ttl),
+        RedisStore(client, url, keys, settings.count_ttl, wire),
         RedisBoard(client, url, keys, wire),
         RedisCounter(wire, keys, settings.count_ttl),
+        RedisMetrics(client, url, keys, wire),
     )
 
 

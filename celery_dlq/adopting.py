@@ -59,6 +59,11 @@ class Adoptions:
     ) -> AdoptReport:
         """Adopt for an operator; see `DeadLetters.adopt`."""
         self._settings().check_adoption(queue, target, "dlq import")
+        if self._settings().store == "broker" and queue in store.names():
+            raise SettingsError(
+                f"expected dlq import to name a queue of messages that the broker dead-lettered, "
+                f"got {queue!r}, which holds letters already; see `dlq list {queue}`"
+            )
         for card in board.workers():
             if queue in card.queues:
                 raise SettingsError(_alive("dlq import", queue, card.hostname))

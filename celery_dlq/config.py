@@ -21,7 +21,7 @@ from celery_dlq.policy import Policy, positive_seconds, queue_name, seconds, sug
 from celery_dlq.policybook import PolicyBook
 
 PREFIX = "dlq_"
-_STORES = ("redis", "memory")
+_STORES = ("redis", "broker", "memory")
 # Seconds, where broker_transport_options do not say otherwise.
 # Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
@@ -78,6 +78,13 @@ def _sentry(where: str, value: object) -> str:
     return str(value)
 
 
+def _share(where: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        message = f"expected {where} to be a share from 0 to 1, e.g. 0.001, got {value!r}"
+        raise SettingsError(message)
+    return float(value)
+
+
 def _redis_url(where: str, value: object) -> str:
     if not isinstance(value, str) or not value.startswith(_REDIS_SCHEMES):
         message = (
@@ -132,8 +139,9 @@ class Settings:
     store: str = _setting(
         "redis",
         _store,
-        "Where letters are kept: redis, or memory (tests; gone with the process). "
-        "Defaults to redis.",
+        "Where letters are kept: redis, broker (real queues on RabbitMQ, or lists on a Redis "
+        "that is the broker; Redis is still needed for counting), or memory (tests; gone with "
+        "the process). Defaults to redis.",
     )
     adopt: Mapping[str, str | None] = _setting(
         dict,
@@ -178,6 +186,14 @@ class Settings:
         text,
         "Version of your code, kept on each letter. Unit: text. "
         "Defaults to the environment variable SENTRY_RELEASE, if set.",
+    )
+    sample_successes: float = _setting(
+        0.0,
+        _share,
+        "Share of the guarded messages that succeed which is recorded (arguments, host, release, "
+        "queue, time, delivery), about 10,000 of each queue, for the triage to compare letters "
+        "with: dlq export --successes. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
+        "The store memory records none. Defaults to 0.",
     )
     sentry: str = _setting(
         "groups",
@@ -259,6 +275,27 @@ class Settings:
                 raise SettingsError(
                     f"expected {place}['default_delay'] to be at most dlq_max_delay "
                     f"({self.max_delay:g} s), got {delay:g} s"
+                )
+
+    def check_store(self, book: PolicyBook) -> None:
+        """Refuse what letters in queues of the broker cannot have.
+
+        Args:
+            book: All policies of the app.
+
+        Raises:
+            SettingsError: A policy names a dead-letter exchange.
+        """
+        if self.store != "broker":
+            return
+        named = {f"dlq_queues[{name!r}]": policy for name, policy in book.queues.items()}
+        named |= {f"dead_letter_policy of {name}": p for name, p in book.tasks.items()}
+        for place, policy in named.items():
+            if policy.dead_letter_exchange is not None:
+                raise SettingsError(
+                    f"expected {place} to have no dead_letter_exchange with dlq_store = 'broker', "
+                    f"got {policy.dead_letter_exchange.name!r}: to find one letter, all of its "
+                    f"queue would be read. Take dlq_store = 'redis', or no exchange"
                 )
 
     def check_visibility(

@@ -15,6 +15,14 @@ from typing import Any
 
 from celery_dlq.record import DeadLetter, check_aware, from_micros, iso, to_micros
 
+__all__ = [
+    "Action",
+    "Change",
+    "DeadLettered",
+    "Event",
+    "Redriven",
+]
+
 logger = logging.getLogger("celery_dlq")
 
 

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "DEAD_LETTERED_AT_HEADER",
+    "DEAD_LETTER_QUEUE_HEADER",
+    "DELAY_HEADER",
+    "DELAY_SOURCE_HEADER",
+    "DELIVERIES_HEADER",
+    "EDITED_HEADER",
+    "LETTER_HEADER",
+    "REASON_HEADER",
+    "REDRIVES_HEADER",
+    "REDRIVE_HEADER",
+    "RETRIES_HEADER",
+    "SOURCE_QUEUE_HEADER",
+]
+
 REDRIVES_HEADER = "dlq_redrives"
 """How often the message was redriven; a whole number. Celery keeps it over retries."""
 
@@ -37,6 +52,12 @@ DELIVERIES_HEADER = "dlq_deliveries"
 
 RETRIES_HEADER = "dlq_retries"
 """Its retry number; a whole number."""
+
+SAMPLE_HEADER = "dlq_sample_share"
+"""Of a successful message that was sampled: which share of its kind was; above 0, at most 1."""
+
+POSITION_HEADER = "dlq_position"
+"""The letter's position, on a letter in a queue of the broker; see docs/broker-store.md."""
 
 EDITED_HEADER = "dlq_edited"
 """The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""

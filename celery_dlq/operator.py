@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_dlq.actor import whoami
 from celery_dlq.config import Settings
-from celery_dlq.errors import CorruptLetter, DLQError, NotFound
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound, NotSupported
 from celery_dlq.events import Action, Change, Events, Redriven
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.canary import Canary
@@ -39,6 +39,7 @@ from celery_dlq.record import DeadLetter
 
 _ID_LENGTH = 36
 _SHORTEST_PREFIX = 6
+_MOST_LOOKED_AT = 100_000  # discarded letters of a queue, for the beginning of an id
 _MOST_MARKERS_READ = 200_000
 _LOOK_SECONDS = 0.5
 
@@ -284,7 +285,7 @@ class Operator:
                 letters=canary, max_failures=max_failures, wait_seconds=_seconds(canary_wait)
             )
         self._check_queue(dead_letter_queue)
-        told = {**options.to_json(), **({} if canary is None else {"canary": canary})}
+        told = {**options.to_json(), **({} if birds is None else {"canary": birds.to_json()})}
         run = self._new_job("redrive", dead_letter_queue, where, told)
         return self._redrive(run, where, options, birds, progress, scanned)
 
@@ -328,8 +329,10 @@ class Operator:
         apply(outgoing(found, options, redrive_id="", now=self._clock()))
         where = LetterFilter(ids=frozenset({found.key}))
         run = self._new_job("redrive", queue, where, {**options.to_json(), "edited": True})
-        redriver = self._redriver()
-        report = redriver.redrive(run, where, options, transform=apply)
+        try:
+            report = self._redriver().redrive(run, where, options, transform=apply)
+        finally:
+            self.store.done()
         if report.published:
             changed = {"letter": found.key, "redrive": report.redrive_id}
             self._record(Action.EDITED, queue, 1, changed)
@@ -437,20 +440,23 @@ class Operator:
         """Put a discarded letter back, as the newest of its queue.
 
         Args:
-            letter_id: Its id.
+            letter_id: Its id, or how it begins (6 characters or more).
             dead_letter_queue: Where it was; ``None`` looks in the bins of all.
 
         Returns:
             The name of its queue.
 
         Raises:
-            NotFound: It is in no bin (any more).
+            NotFound: It is in no bin (any more), or several discarded letters begin so.
             DLQError: Its queue has a letter of this id again.
             StoreUnavailable: Redis does not answer.
         """
+        self._check_bin()
         if dead_letter_queue is not None:
             self._check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self.store.names()
+        if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
+            letter_id = self._discarded_id(names, letter_id)
         for name in names:
             restored = self.store.restore(name, letter_id)
             if restored is Restored.TAKEN:
@@ -468,6 +474,7 @@ class Operator:
     def discarded(self, dead_letter_queue: str) -> Iterator[Found]:
         """The letters in the bin of a queue, newest first."""
         self._check_queue(dead_letter_queue)
+        self._check_bin()
         for page in self.store.discarded(dead_letter_queue):
             for position, fields in page:
                 kept = dict(fields)
@@ -515,6 +522,8 @@ class Operator:
     ) -> RedriveReport | DiscardReport:
         """Go on with a job whose process died, or that was cancelled or stopped.
 
+        A redrive that has not passed its canary begins with another one.
+
         Raises:
             NotFound: There is no such job.
             DLQError: It runs, it is done, or it was an edit, whose change is not kept.
@@ -528,7 +537,8 @@ class Operator:
         options = {name: value for name, value in job.options.items() if name != "canary"}
         run = jobs.again(job_id)
         if job.kind == "redrive":
-            return self._redrive(run, where, RedriveOptions(**options), None, progress, scanned)
+            birds = Canary.from_json(job.options.get("canary"))
+            return self._redrive(run, where, RedriveOptions(**options), birds, progress, scanned)
         return self._do_discard(run, where, DiscardOptions(**options), progress, scanned)
 
     def changes(self, limit: int = 100) -> list[Change]:
@@ -536,6 +546,21 @@ class Operator:
         return self.board.changes(limit=limit)
 
     # -- how ----------------------------------------------------------------------
+
+    def _discarded_id(self, names: Sequence[str], beginning: str) -> str:
+        """The one id in the bins that begins so; the beginning itself if there is none."""
+        found: set[str] = set()
+        for name in names:
+            for entry in islice(self.discarded(name), _MOST_LOOKED_AT):
+                if entry.key.startswith(beginning):
+                    found.add(entry.key)
+                if len(found) > 1:
+                    message = (
+                        f"expected one discarded letter whose id begins so, got several: "
+                        f"{', '.join(sorted(found))}; give more of it"
+                    )
+                    raise NotFound(message)
+        return found.pop() if found else beginning
 
     def _redriver(self) -> Redriver:
         return Redriver(
@@ -571,6 +596,7 @@ class Operator:
                     run, where, options, canary=canary, progress=progress, scanned=scanned
                 )
         finally:
+            self.store.done()
             self._job_over()
         self._ended(run, report, Action.REDRIVEN, where)
         return report
@@ -586,6 +612,8 @@ class Operator:
         scanned: Progress | None,
     ) -> DiscardReport:
         self._check_queue(queue)
+        if not options.forever:
+            self._check_bin()
         run = self._new_job(kind, queue, where, options.to_json())
         if export_first is not None:
             path = _parquet_path(Path(export_first), run.job.id)
@@ -602,10 +630,13 @@ class Operator:
         scanned: Progress | None,
     ) -> DiscardReport:
         action = Action.PURGED if run.job.kind == "purge" else Action.DISCARDED
-        with _noting(self, run, action, where):
-            report = Discarder(self.store, self._clock).discard(
-                run, where, options, progress=progress, scanned=scanned
-            )
+        try:
+            with _noting(self, run, action, where):
+                report = Discarder(self.store, self._clock).discard(
+                    run, where, options, progress=progress, scanned=scanned
+                )
+        finally:
+            self.store.done()
         self._ended(run, report, action, where)
         return report
 
@@ -616,7 +647,7 @@ class Operator:
         if where.ids is not None:
             total = len(where.ids)
         elif not where:
-            total = next((q.letters for q in self.store.queues() if q.name == queue), None)
+            total = self.store.length(queue)
         return Jobs(self.job_book, self._clock).new(
             kind, queue, where=where.to_json(), options=options,
             until=self.store.last_position(queue), total=total,
@@ -679,6 +710,14 @@ class Operator:
                 f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
             )
             raise DLQError(message)
+
+    def _check_bin(self) -> None:
+        if not self.store.capabilities.bin:
+            raise NotSupported(
+                f"expected a store that keeps discarded letters for a while, got dlq_store = "
+                f"{self.settings.store!r}, where they are gone for good; say --forever (or purge), "
+                f"and --export-first to keep a copy"
+            )
 
     def _check_queue(self, name: str) -> None:
         names = self.store.names()

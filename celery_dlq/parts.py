@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,23 +16,30 @@ from celery_dlq.backends.memory import (
     MemoryStore,
 )
 from celery_dlq.config import Settings
+from celery_dlq.errors import SettingsError
 from celery_dlq.metrics import MetricsStore
-from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, JobBook, Outbox
+from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, JobBook, Outbox, Samples
 from celery_dlq.reports import Reports
 
+Connect = Callable[..., Any]
+"""Makes a connection to the app's broker: ``app.connection_for_write``."""
 
-def make_store(settings: Settings, broker_url: object) -> DeadLetterStore:
+
+def make_store(settings: Settings, broker_url: object, connect: Connect) -> DeadLetterStore:
     """The store; nothing is sent to it yet.
 
     Args:
         settings: The checked settings.
         broker_url: The app's ``broker_url``: where letters are if ``dlq_url`` is not set.
+        connect: For letters that are kept on the broker.
 
     Raises:
-        SettingsError: There is no usable URL.
+        SettingsError: There is no usable URL, or the broker cannot keep letters.
     """
     if settings.store == "memory":
         return MemoryStore(MemoryCounter())
+    if settings.store == "broker":
+        return _broker_store(settings, broker_url, connect)
     from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415 - see the tests of imports
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
@@ -39,6 +47,42 @@ def make_store(settings: Settings, broker_url: object) -> DeadLetterStore:
     url = settings.redis_url(broker_url)
     client = connect(url, settings.store_timeout)
     return RedisStore(client, url, Keys(settings.key_prefix), settings.count_ttl)
+
+
+def make_sampled(settings: Settings, broker_url: object) -> DeadLetterStore:
+    """The samples of successful messages, as a store that an export reads; see `make_store`."""
+    if settings.store == "memory":
+        return MemoryStore(MemoryCounter())
+    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.samples import SampleKeys  # noqa: PLC0415
+    from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    client = connect(url, settings.store_timeout)
+    return RedisStore(client, url, SampleKeys(settings.key_prefix), settings.count_ttl)
+
+
+def _broker_store(settings: Settings, broker_url: object, connect: Connect) -> DeadLetterStore:
+    from celery_dlq.backends.broker.amqp import AmqpShelf  # noqa: PLC0415 - as above
+    from celery_dlq.backends.broker.ledger import Ledger  # noqa: PLC0415
+    from celery_dlq.backends.broker.redislist import RedisShelf  # noqa: PLC0415
+    from celery_dlq.backends.broker.store import BrokerStore  # noqa: PLC0415
+    from celery_dlq.backends.redis.connection import connect as connect_redis  # noqa: PLC0415
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+
+    url = settings.redis_url(broker_url)
+    transport = connect().transport
+    shelves: dict[str, Any] = {"amqp": AmqpShelf, "redis": RedisShelf}
+    make = shelves.get(transport.driver_type)
+    if make is None:
+        raise SettingsError(
+            f"expected dlq_store = 'broker' with RabbitMQ or Redis as the broker, got "
+            f"{transport.driver_type}, whose queues cannot be read without emptying them; "
+            f"set dlq_store to 'redis'"
+        )
+    client = connect_redis(url, settings.store_timeout)
+    ledger = Ledger(client, url, Keys(settings.key_prefix), settings.count_ttl)
+    return BrokerStore(make(connect, max(_BROKER_SECONDS, settings.store_timeout)), ledger)
 
 
 def make_board(settings: Settings, broker_url: object) -> Board:
@@ -105,6 +149,9 @@ def make_outbox(settings: Settings, broker_url: object) -> Outbox:
     return RedisOutbox(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
+_BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     """What a worker uses of the backend; on Redis two connections in all."""
@@ -112,10 +159,13 @@ class WorkerParts:
     store: DeadLetterStore
     board: Board
     counter: DeliveryCounter
+    samples: Samples | None = None
     metrics: MetricsStore | None = None
 
 
-def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
+def make_worker_parts(
+    settings: Settings, broker_url: object, connect_broker: Connect
+) -> WorkerParts:
     """Store, board and counter of a worker; see `make_store`."""
     if settings.store == "memory":
         counter = MemoryCounter()
@@ -125,16 +175,23 @@ def make_worker_parts(settings: Settings, broker_url: object) -> WorkerParts:
     from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
+    from celery_dlq.backends.redis.samples import RedisSamples  # noqa: PLC0415
     from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
 
     url, keys = settings.redis_url(broker_url), Keys(settings.key_prefix)
     client = connect(url, settings.store_timeout)
     # No second try: a count that was lost on the way must not be taken twice.
     wire = Wire(connect(url, settings.store_timeout, retries=0), url, SCRIPTS)
+    store: DeadLetterStore = (
+        _broker_store(settings, broker_url, connect_broker)
+        if settings.store == "broker"
+        else RedisStore(client, url, keys, settings.count_ttl, wire)
+    )
     return WorkerParts(
-        RedisStore(client, url, keys, settings.count_ttl, wire),
+        store,
         RedisBoard(client, url, keys, wire),
         RedisCounter(wire, keys, settings.count_ttl),
+        RedisSamples(wire, keys),
         RedisMetrics(client, url, keys, wire),
     )
 
@@ -145,4 +202,7 @@ def shown_place(settings: Settings, broker_url: Any) -> str:
 
     if settings.store == "redis":
         return str(maybe_sanitize_url(settings.redis_url(broker_url)))
+    if settings.store == "broker":
+        urls = broker_url if isinstance(broker_url, (list, tuple)) else str(broker_url).split(";")
+        return ";".join(str(maybe_sanitize_url(str(url))) for url in urls)
     return settings.store

@@ -15,13 +15,20 @@ from celery_dlq.adopting import Adoptions
 from celery_dlq.announcing import PostOffice
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
-from celery_dlq.errors import NotFound
+from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.measuring import Measuring
 from celery_dlq.operations.selection import Found
 from celery_dlq.operator import Operator
-from celery_dlq.parts import WorkerParts, make_board, make_job_book, make_metrics, make_store
+from celery_dlq.parts import (
+    WorkerParts,
+    make_board,
+    make_job_book,
+    make_metrics,
+    make_sampled,
+    make_store,
+)
 from celery_dlq.ports import Board, Clock, DeadLetterStore, JobBook, Keeper, Override
 from celery_dlq.retention import Retention
 from celery_dlq.rules import Rulebook, Rules
@@ -111,7 +118,8 @@ class DeadLetters(Operator):
             self.app.connection_for_write().transport_cls,
             self.app.conf.broker_transport_options,
         )
-        if self.settings.store == "redis":
+        self.settings.check_store(book)
+        if self.settings.store != "memory":
             self.settings.redis_url(self.app.conf.broker_url)
 
     @property
@@ -134,13 +142,13 @@ class DeadLetters(Operator):
         """Let go of connections; the next operation opens them again."""
         self._measuring.close()
         with self._lock:
-            if self._board is not None and self.settings.store == "redis":
+            if self._board is not None and self.settings.store != "memory":
                 self._board.close()
                 self._board = None
-            if self._job_book is not None and self.settings.store == "redis":
+            if self._job_book is not None and self.settings.store != "memory":
                 self._job_book.close()
                 self._job_book = None
-            if self._store is not None and self.settings.store == "redis":
+            if self._store is not None and self.settings.store != "memory":
                 self._store.close()
                 self._store = None
             self._post_office.close()
@@ -168,6 +176,7 @@ class DeadLetters(Operator):
         roll_bytes: int | None = None,
         roll_seconds: float | None = None,
         then_trim: bool = False,
+        successes: bool = False,
         filesystem: Any | None = None,
         progress: Callable[[int], None] | None = None,
         **fields: Any,
@@ -190,6 +199,8 @@ class DeadLetters(Operator):
             roll_bytes: Or after so many bytes before compression; ``None`` for 256 MiB.
             roll_seconds: Or, when following, after so many seconds; ``None`` for 60.
             then_trim: Remove letters from their queues once they were read back from the files.
+            successes: Write the sample of messages that succeeded (``dlq_sample_successes``)
+                instead of letters, in the same columns; not with a filter or ``then_trim``.
             filesystem: A file system of pyarrow or fsspec that ``destination`` is a path in.
             progress: Called with the number of letters of every page that was read.
             **fields: E.g. ``reason="failed"``.
@@ -199,9 +210,10 @@ class DeadLetters(Operator):
             MissingExtra: pyarrow is not installed.
             ExportError: The destination cannot be written, belongs to something else, or an
                 option is not usable.
+            SettingsError: ``successes`` with a filter or ``then_trim``.
             StoreUnavailable: Redis does not answer.
         """
-        from celery_dlq.export.parquet import ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export.parquet import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
         from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only
 
         rolling: dict[str, Any] = {
@@ -210,10 +222,16 @@ class DeadLetters(Operator):
         names = None if dead_letter_queues is None else list(dead_letter_queues)
         for name in names or ():
             self._check_queue(name)
+        chosen_letters = where or LetterFilter(**fields)
+        if successes and (chosen_letters or then_trim):
+            message = "expected no filter and no then_trim with successes, which are no letters"
+            raise SettingsError(message)
+        store = self._sampled_store() if successes else self.store
         export = ParquetExport(
-            self.store,
+            store,
             destination,
-            where=where or LetterFilter(**fields),
+            where=chosen_letters,
+            of=SUCCESSES if successes else None,
             rolling=Rolling(**{name: n for name, n in rolling.items() if n is not None}),
             redaction=Redaction.parse(redact, redact_key) if redact else None,
             filesystem=filesystem,
@@ -223,9 +241,16 @@ class DeadLetters(Operator):
         def chosen() -> list[str]:
             return names if names is not None else self.store.names()
 
-        if follow is not None:
-            return export.follow(chosen, follow, progress=progress)
-        return export.run(chosen(), progress=progress)
+        try:
+            if follow is not None:
+                return export.follow(chosen, follow, progress=progress)
+            return export.run(chosen(), progress=progress)
+        finally:
+            if store is not self.store:
+                store.close()
+
+    def _sampled_store(self) -> DeadLetterStore:
+        return make_sampled(self.settings, self.app.conf.broker_url)
 
     def _note_trimmed(self, destination: str) -> Callable[[str, int], None]:
         from celery_dlq.export.destination import shown  # noqa: PLC0415 - pyarrow is an extra
@@ -439,4 +464,4 @@ class DeadLetters(Operator):
         return self._adoptions.for_worker(self._own_store, consumed, hostname=hostname, pid=pid)
 
     def _make_store(self) -> DeadLetterStore:
-        return make_store(self.settings, self.app.conf.broker_url)
+        return make_store(self.settings, self.app.conf.broker_url, self.app.connection_for_write)

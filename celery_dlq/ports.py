@@ -6,6 +6,7 @@ including the in-memory one, which ships and is tested by the same suite.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -128,6 +129,20 @@ class DeliveryCounter(Protocol):
         """Flush and let go of connections; never raises."""
 
 
+SUCCEEDED = "succeeded"
+"""Stands in place of a reason in the sample of a message that succeeded."""
+
+
+class Samples(Protocol):
+    """Takes samples of messages that succeeded; bounded, and never in the way."""
+
+    def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
+        """Note a sample in the storage form of a letter; sends nothing, never raises."""
+
+    def flush(self) -> None:
+        """Send what was noted, without waiting; what cannot be sent is lost; never raises."""
+
+
 class Stored(Enum):
     """What storing a letter did."""
 
@@ -189,31 +204,25 @@ class Heading:
 
 
 class FlatFields(Mapping[bytes, bytes]):
-    """The fields of one entry as they came over the wire: names and values in turn.
+    """The fields of one entry, which the exporter takes as a row.
 
-    The exporter moves whole columns and never asks for a field by name; the mapping is
-    only made for those who do.
-
-    Attributes:
-        flat: Names and values, in turn.
+    It moves whole columns and never asks for a field by name; the mapping is only made for
+    those who do.
     """
 
-    __slots__ = ("_named", "flat")
+    __slots__ = ()
 
-    def __init__(self, flat: Sequence[bytes]) -> None:
-        self.flat = flat
-        self._named: dict[bytes, bytes] | None = None
+    @abstractmethod
+    def row(self) -> tuple[tuple[bytes, ...], Sequence[bytes]]:
+        """Names and values; entries of one kind give the very same object for their names.
 
-    def __getitem__(self, name: bytes) -> bytes:
-        if self._named is None:
-            self._named = dict(zip(self.flat[::2], self.flat[1::2], strict=True))
-        return self._named[name]
+        Raises:
+            CorruptLetter: It cannot be read.
+        """
 
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(dict.fromkeys(self.flat[::2]))
-
-    def __len__(self) -> int:
-        return len(set(self.flat[::2]))
+    @abstractmethod
+    def stored_bytes(self) -> int:
+        """How many bytes the store keeps for it."""
 
 
 class Restored(Enum):
@@ -232,12 +241,39 @@ class Fate(Enum):
     SUCCEEDED = "succeeded"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a store can do by its nature; declared on its class.
+
+    Attributes:
+        random_access: One letter is found, and the oldest ones are, without reading all.
+        overviews: `DeadLetterStore.queues` knows ages and reasons; else only lengths.
+        bin: Discarded letters are kept for some time, and can be restored.
+        tells_twins: Storing a letter again says so. Else there are two copies, seen as one.
+        most_letters: How many letters of a queue can be read; ``None`` for any number.
+    """
+
+    random_access: bool = True
+    overviews: bool = True
+    bin: bool = True
+    tells_twins: bool = True
+    most_letters: int | None = None
+
+
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
 """Positions and storage forms, nothing decoded."""
 
 
 class DeadLetterStore(Protocol):
-    """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`."""
+    """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`.
+
+    What a store cannot do raises `NotSupported`.
+
+    Attributes:
+        capabilities: What it can do.
+    """
+
+    capabilities: Capabilities
 
     def check(self) -> None:
         """Do nothing but answer."""
@@ -399,6 +435,12 @@ class DeadLetterStore(Protocol):
             key: The redriven message.
             deliveries: How many count.
             last: The last of them; its ``number`` is not looked at.
+        """
+
+    def done(self) -> None:
+        """Hear that an operation is over, which claimed or removed letters; never raises.
+
+        A store that holds a queue meanwhile gives it back.
         """
 
     def close(self) -> None:

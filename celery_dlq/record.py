@@ -25,6 +25,15 @@ from uuid import UUID, uuid5
 from celery_dlq import jsontext
 from celery_dlq.errors import CorruptLetter
 
+__all__ = [
+    "SCHEMA_VERSION",
+    "DeadLetter",
+    "Delivery",
+    "Outcome",
+    "Reason",
+    "from_micros",
+]
+
 SCHEMA_VERSION = 1
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -157,8 +166,8 @@ class Delivery:
         return cls(
             number=int(value["number"]),
             retries=int(value.get("retries", 0)),
-            started_at=_parse_iso(value["started_at"]),
-            ended_at=None if value.get("ended_at") is None else _parse_iso(value["ended_at"]),
+            started_at=jsontext.moment(value["started_at"]),
+            ended_at=None if value.get("ended_at") is None else jsontext.moment(value["ended_at"]),
             worker_hostname=str(value.get("worker_hostname", "")),
             worker_pid=value.get("worker_pid"),
             outcome=None if outcome is None else Outcome(outcome),
@@ -345,10 +354,6 @@ def history_json(history: Iterable[Delivery]) -> str:
 
 
 _HISTORY = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-
-
-def _parse_iso(text: str) -> datetime:
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def _history_from(value: bytes) -> tuple[Delivery, ...]:

@@ -71,7 +71,12 @@ class Retention:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        policy = policy or Policy()
+        try:
+            return self._trim(dead_letter_queue, policy or Policy(), dry_run=dry_run)
+        finally:
+            self._store.done()
+
+    def _trim(self, dead_letter_queue: str, policy: Policy, *, dry_run: bool) -> list[Change]:
         causes: list[tuple[str, Callable[[], Iterator[Heading]]]] = [
             ("dead_letter_ttl", lambda: self._too_old(dead_letter_queue, policy)),
             ("expires", lambda: self._ended(dead_letter_queue, policy)),
@@ -87,10 +92,16 @@ class Retention:
 
     def trim_all(self, dead_letter_queue: str, policy: Policy | None) -> list[Change]:
         """Pass after pass until nothing is left to trim; bounded by what is there now."""
+        try:
+            return self._trim_all(dead_letter_queue, policy or Policy())
+        finally:
+            self._store.done()
+
+    def _trim_all(self, dead_letter_queue: str, policy: Policy) -> list[Change]:
         most = self._store.length(dead_letter_queue) // MOST_A_PASS + 1
         totals: dict[str, Change] = {}
         for _ in range(most):
-            changes = self.trim(dead_letter_queue, policy)
+            changes = self._trim(dead_letter_queue, policy, dry_run=False)
             for change in changes:
                 before = totals.get(change.detail["cause"])
                 letters = change.letters + (before.letters if before else 0)

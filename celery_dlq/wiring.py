@@ -25,6 +25,7 @@ from celery_dlq.worker.burial import Burial
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.plan import Plans
 from celery_dlq.worker.presence import Presence
+from celery_dlq.worker.sampling import Sampler
 from celery_dlq.worker.spool import Spool
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def make_guard(
         StoreUnavailable: The store did not answer in ``dlq_start_timeout``.
     """
     broker_url = app.conf.broker_url
-    parts = memory or make_worker_parts(settings, broker_url)
+    parts = memory or make_worker_parts(settings, broker_url, app.connection_for_write)
     wait_for(parts.store, settings.start_timeout)
     book = book_of(app, settings)
     plans = Plans(book, app.amqp.queues)
@@ -82,6 +83,15 @@ def make_guard(
         marked=observers.marked,
         counts=measuring.counts,
     )
+    sampler = None
+    if settings.sample_successes and parts.samples is not None:
+        sampler = Sampler(
+            parts.samples,
+            settings.sample_successes,
+            clock,
+            hostname=hostname,
+            release=settings.release,
+        )
     guard = Guard(
         plans,
         burial,
@@ -92,6 +102,7 @@ def make_guard(
         flags_redelivery=flags_redelivery,
         release=settings.release,
         counts=measuring.counts,
+        sampler=sampler,
     )
     observers.watch(guard, burial, hostname)
     if parts.metrics is not None:
@@ -102,10 +113,24 @@ def make_guard(
     )
     guard.chores += [
         Presence(parts.board, card, plans.obey, clock),
-        RetentionRound(retention, parts.store, lambda: plans.policies),
+        *_trimming(parts.store, retention, plans),
         observers,
+        *([sampler] if sampler is not None else []),
     ]
     return guard
+
+
+def _trimming(store: DeadLetterStore, retention: Retention, plans: Plans) -> list[RetentionRound]:
+    if store.capabilities.random_access:
+        return [RetentionRound(retention, store, lambda: plans.policies)]
+    book = plans.policies
+    policies = [*book.queues.values(), *book.tasks.values()]
+    if any(p.dead_letter_ttl or p.dead_letter_max_length for p in policies):
+        logger.warning(
+            "dlq_store is 'broker', so workers trim nothing: dead_letter_ttl and "
+            "dead_letter_max_length are obeyed when `celery dlq trim` runs"
+        )
+    return []
 
 
 def book_of(app: Any, settings: Settings) -> PolicyBook:

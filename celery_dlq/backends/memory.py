@@ -14,6 +14,7 @@ from typing import Any
 from celery_dlq.events import Change
 from celery_dlq.metrics import Measured, Series, WorkerGauges
 from celery_dlq.ports import (
+    Capabilities,
     ClaimState,
     Count,
     Fate,
@@ -156,6 +157,8 @@ class MemoryStore:
     Args:
         counter: Forgets the counters of messages whose letters are stored.
     """
+
+    capabilities = Capabilities()
 
     def __init__(self, counter: MemoryCounter | None = None) -> None:
         self.counter = counter or MemoryCounter()
@@ -397,6 +400,9 @@ class MemoryStore:
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Count deliveries that the message had before."""
         self.counter.seed(key, deliveries, last)
+
+    def done(self) -> None:
+        """Nothing is held."""
 
     def close(self) -> None:
         """Nothing to let go of."""

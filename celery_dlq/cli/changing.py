@@ -265,7 +265,7 @@ def _size(
         return len(where.ids)
     if where:
         return limit
-    found = next((q.letters for q in dead_letters.queues() if q.name == queue), 0)
+    found = dead_letters.store.length(queue)
     return found if limit is None else min(found, limit)
 
 

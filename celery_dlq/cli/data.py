@@ -34,6 +34,8 @@ if TYPE_CHECKING:
               help="Or, with --follow, after so many seconds.")  # fmt: skip
 @click.option("--then-trim", is_flag=True,
               help="Remove letters once they were read back from the files.")  # fmt: skip
+@click.option("--successes", is_flag=True,
+              help="Write the sample that dlq_sample_successes made instead.")  # fmt: skip
 @json_option
 @click.pass_context
 def export(
@@ -96,15 +98,31 @@ def _stop_event() -> threading.Event:
     type=click.Path(dir_okay=False),
     help="Also write a report that says why: one file that needs no network.",
 )
+@click.option(
+    "--successes",
+    type=click.Path(),
+    help="Folder made by dlq export --successes, for the report to compare with.",
+)
 @json_option
 @click.pass_context
 def triage(
-    ctx: click.Context, path: str, *, picture: str | None, html: str | None, as_json: bool
+    ctx: click.Context,
+    path: str,
+    *,
+    picture: str | None,
+    html: str | None,
+    successes: str | None,
+    as_json: bool,
 ) -> None:
     """Say what is dying and why, with PySpark, from the exported folder PATH."""
     from celery_dlq.spark.report import triage as run_triage  # noqa: PLC0415 - PySpark is an extra
 
-    result = run_triage(path, picture) if html is None else _with_page(path, picture, html)
+    if html is None and successes is not None:
+        message = "--successes needs --html: the report is what compares"
+        raise click.UsageError(message)
+    result = (
+        run_triage(path, picture) if html is None else _with_page(path, picture, html, successes)
+    )
     if as_json:
         print_lines([result.to_json()])
     else:
@@ -113,12 +131,12 @@ def triage(
             screen_of(ctx).say(f"Report: {html}")
 
 
-def _with_page(path: str, picture: str | None, html: str) -> Triage:
+def _with_page(path: str, picture: str | None, html: str, successes: str | None) -> Triage:
     from celery_dlq.spark.findings import findings  # noqa: PLC0415 - PySpark is an extra
     from celery_dlq.spark.page import write_page  # noqa: PLC0415
     from celery_dlq.spark.picture import draw  # noqa: PLC0415
 
-    found = findings(path)
+    found = findings(path, successes=successes)
     write_page(found, html, datetime.now(timezone.utc))
     drawn = None if picture is None else draw(found.triage, picture)
     return replace(found.triage, picture=drawn)

@@ -19,6 +19,7 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
     """Show every queue's and task's policy, and where each value comes from."""
     if ctx.invoked_subcommand is not None:
         return
+    _load_tasks(ctx.obj.app)
     shown = dead_letters_of(ctx).policies(queue)
     if as_json:
         print_lines(shown.to_json())
@@ -79,6 +80,15 @@ def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json:
         screen.say(f"{verb} {change.letters:,} from {change.target} because of {cause}.")
     if not changes:
         screen.say("Nothing to trim.")
+
+
+def _load_tasks(app: Any) -> None:
+    """Import the task modules as a worker does: until then, autodiscovered tasks are unknown."""
+    try:
+        app.loader.import_default_modules()
+    except Exception as exc:
+        message = f"expected the app's task modules to load, got {type(exc).__name__}: {exc}"
+        raise click.ClickException(message) from exc
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 @click.pass_context
 def queues(ctx: click.Context, *, as_json: bool) -> None:
     """Show all dead-letter queues: letters, ages, reasons, growth."""
-    found = dead_letters_of(ctx).queues()
+    dead_letters = dead_letters_of(ctx)
+    found = dead_letters.queues()
     if as_json:
         from celery_dlq.cli.render import queue_json  # noqa: PLC0415 - see the module's docstring
 
         print_lines(queue_json(queue) for queue in found)
     else:
         screen_of(ctx).queues(found)
+        if found and not dead_letters.store.capabilities.overviews:
+            screen_of(ctx).say("Queues on the broker: reasons and ages with `dlq groups QUEUE`.")
 
 
 @click.command("list")

@@ -1,4 +1,4 @@
-"""How things look to people: tables, made with rich, readable at 80 columns."""
+"""How things look to people: tables, readable at 80 columns."""
 
 from __future__ import annotations
 
@@ -8,27 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console, JustifyMethod
-from rich.markup import escape
-from rich.padding import Padding
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
-
 from celery_dlq import jsontext
+from celery_dlq.cli.drawing import Console, Padding, Table, Text, box, escape, printable
 from celery_dlq.ports import Group, QueueSummary
 from celery_dlq.record import DeadLetter, Delivery, iso
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
     from celery_dlq.export.parquet import ExportReport
     from celery_dlq.operations import RedriveReport
     from celery_dlq.spark.report import Triage
@@ -217,6 +204,16 @@ class Screen:
         if quiet or not self.console.is_terminal:
             yield lambda _count: None
             return
+        from rich.progress import (  # noqa: PLC0415 - a terminal is live with rich only
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
         bar = () if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         columns = (
             SpinnerColumn(), TextColumn("{task.completed:,} " + verb), *bar, TimeElapsedColumn()
@@ -287,8 +284,8 @@ def reason_text(reason: str) -> Text:
 def table_of(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:
     """A table; a column's name may carry ``!`` for "never wrap"."""
     table = Table(
-        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
-        header_style="dim", pad_edge=False, padding=(0, 1, 0, 0),
+        title=escape(printable(title)), title_justify="left", title_style="bold",
+        box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for column in columns:
         name, justify = column if isinstance(column, tuple) else (column, _LEFT)

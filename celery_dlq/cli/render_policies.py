@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
+from celery_dlq.cli.drawing import Console, Padding, Table, Text
 from celery_dlq.rules import PolicyView, Rules
 
 _SECONDS = {"default_delay", "dead_letter_ttl"}
@@ -29,12 +25,9 @@ def show_policies(console: Console, rules: Rules) -> None:
 
 
 def _title(view: PolicyView) -> Text:
-    title = Text()
-    title.append(f"queue {view.queue}" if view.task is None else f"task {view.task}", "bold")
-    if view.task is not None:
-        title.append(f" from queue {view.queue}")
-    title.append(f" → {view.dead_letter_queue}", "dim")
-    return title
+    of = f"queue {view.queue}" if view.task is None else f"task {view.task}"
+    source = "" if view.task is None else f" from queue {view.queue}"
+    return Text.assemble((of, "bold"), source, (f" → {view.dead_letter_queue}", "dim"))
 
 
 def _values(view: PolicyView) -> Table:

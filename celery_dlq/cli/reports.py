@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from celery_dlq import jsontext
+from celery_dlq.cli.drawing import Text
 from celery_dlq.cli.render import HELD, Screen, Unreadable, age, letters_text, shortened, table_of
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.record import DeadLetter

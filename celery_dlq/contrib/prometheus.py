@@ -115,6 +115,7 @@ def _gauges(
         [
             ((q.name,), max(0.0, (now - q.oldest_at).total_seconds()) if q.oldest_at else 0.0)
             for q in queues
+            if q.oldest_at or not q.letters  # an age that is not known is not zero
         ],
     )
     yield _gauge(

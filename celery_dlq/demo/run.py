@@ -16,13 +16,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.rule import Rule
-
 from celery_dlq.cli.render import Screen
 from celery_dlq.demo.processes import redis_server, worker
 from celery_dlq.errors import DemoError, DLQError, MissingExtra
+
+try:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.rule import Rule
+except ImportError as exc:
+    feature = "the demo"
+    raise MissingExtra(feature, "rich", "demo") from exc
 
 if TYPE_CHECKING:
     import subprocess

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
-from celery_dlq.errors import MissingExtra
+from celery_dlq.errors import CorruptLetter, MissingExtra
 from celery_dlq.ports import FlatFields
 from celery_dlq.record import SCHEMA_VERSION, Kind, field_kinds
 
@@ -27,7 +27,17 @@ _TYPES: dict[Kind, Any] = {
     Kind.HISTORY: pa.string(),
 }
 
-_MOST_LAYOUTS = 8
+_FEW = 8
+
+# What every version of the record has; see `celery_dlq.record`.
+_REQUIRED = frozenset({
+    b"id", b"task_id", b"task_name", b"source_queue", b"dead_letter_queue", b"reason",
+    b"dead_lettered_at", b"fingerprint",
+})  # fmt: skip
+
+Names = tuple[bytes, ...]
+Row = Sequence[bytes]
+Refused = Callable[[int, CorruptLetter], object]
 
 
 @cache
@@ -37,47 +47,90 @@ def schema() -> Any:
     return pa.schema(columns, metadata={"celery_dlq.schema_version": str(SCHEMA_VERSION)})
 
 
-def table(entries: Sequence[Mapping[bytes, bytes]]) -> Any:
+def table(
+    entries: Sequence[Mapping[bytes, bytes]],
+    refused: Refused | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+) -> Any:
     """A table of raw store entries: whole columns are moved, no letter is decoded.
 
     Rows with the same fields come together; else they keep their order.
 
     Args:
         entries: Field name to value, as the store keeps them. Unknown fields are left out.
+        refused: Told the number of each entry that is no letter, and why; it is left out.
+            ``None`` makes a row of what can be read of it.
+        columns: Only these, in the order of the schema; ``None`` for all.
     """
-    layouts = _layouts(entries)
-    if layouts is None:
-        return _table(lambda key: [entry.get(key) for entry in entries], len(entries))
-    return pa.concat_tables([_flat_table(rows) for rows in layouts])
+    chosen = schema() if columns is None else _part(frozenset(columns))
+    groups, others = _grouped(entries, refused)
+    tables = []
+    for names, rows in groups.values():
+        if len(rows) >= _FEW or len(groups) == 1:
+            tables.append(_row_table(chosen, names, rows))
+        else:  # a table for each would cost more
+            others += [dict(zip(names, row, strict=True)) for row in rows]
+    if others or not tables:
+        tables.append(_table(chosen, lambda key: [entry.get(key) for entry in others], len(others)))
+    return pa.concat_tables(tables)
 
 
-def _layouts(entries: Sequence[Mapping[bytes, bytes]]) -> list[list[Sequence[bytes]]] | None:
-    """Flat entries by the names in them, if these are few; else ``None``.
-
-    Looking fields up by name costs more than all the rest of an export.
-    """
-    groups: dict[bytes, list[Sequence[bytes]]] = {}
-    for entry in entries:
-        if not isinstance(entry, FlatFields) or len(groups) > _MOST_LAYOUTS:
-            return None
-        groups.setdefault(b"\0".join(entry.flat[::2]), []).append(entry.flat)
-    if any(names.count(b"\0") != len(rows[0]) // 2 - 1 for names, rows in groups.items()):
-        return None  # a name with a NUL in it: other names could look the same
-    return list(groups.values()) or None
+Groups = dict[int, tuple[Names, list[Row]]]
 
 
-def _flat_table(rows: Sequence[Sequence[bytes]]) -> Any:
-    columns = list(zip(*rows, strict=True))
-    named = dict(zip(rows[0][::2], columns[1::2], strict=True))
+def _grouped(
+    entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None
+) -> tuple[Groups, list[Mapping[bytes, bytes]]]:
+    """Rows of entries by their names, and the entries that give no row."""
+    groups: Groups = {}
+    others: list[Mapping[bytes, bytes]] = []
+    for number, entry in enumerate(entries):
+        try:
+            if not isinstance(entry, FlatFields):
+                if refused is not None:
+                    _check(frozenset(entry))
+                others.append(entry)
+                continue
+            names, row = entry.row()
+            group = groups.get(id(names))
+            if group is None:  # the names are alive as long as they are in here
+                if refused is not None:
+                    _check(frozenset(names))
+                group = groups[id(names)] = (names, [])
+            group[1].append(row)
+        except CorruptLetter as exc:
+            if refused is not None:
+                refused(number, exc)
+            else:
+                others.append(entry)
+    return groups, others
+
+
+def _check(names: frozenset[bytes]) -> None:
+    missing = sorted(_REQUIRED - names)
+    if missing:
+        told = ", ".join(name.decode() for name in missing)
+        message = f"expected a dead letter, got an entry without {told}"
+        raise CorruptLetter(message)
+
+
+@lru_cache(maxsize=16)
+def _part(names: frozenset[str]) -> Any:
+    """The schema of some columns."""
+    return pa.schema([f for f in schema() if f.name in names], metadata=schema().metadata)
+
+
+def _row_table(chosen: Any, names: Names, rows: Sequence[Row]) -> Any:
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     nothing = (None,) * len(rows)
-    return _table(lambda key: named.get(key, nothing), len(rows))
+    return _table(chosen, lambda key: columns.get(key, nothing), len(rows))
 
 
-def _table(values_of: Callable[[bytes], Sequence[bytes | None]], length: int) -> Any:
-    columns = [
-        _column(kind, values_of(name.encode()), length) for name, kind in field_kinds().items()
-    ]
-    return pa.Table.from_arrays(columns, schema=schema())
+def _table(chosen: Any, values_of: Callable[[bytes], Sequence[bytes | None]], length: int) -> Any:
+    kinds = field_kinds()
+    columns = [_column(kinds[name], values_of(name.encode()), length) for name in chosen.names]
+    return pa.Table.from_arrays(columns, schema=chosen)
 
 
 def _column(kind: Kind, values: Sequence[bytes | None], length: int) -> Any:

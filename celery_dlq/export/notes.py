@@ -98,6 +98,7 @@ def agree(
     destination: Destination,
     where: LetterFilter,
     redacted: Mapping[str, Any],
+    of: str | None = None,
 ) -> None:
     """Note what a new folder is for, or check that this export is for the same.
 
@@ -108,6 +109,7 @@ def agree(
         destination: The folder.
         where: Which letters. ``since`` may move on; ``until`` only says where a run ends.
         redacted: What is redacted, and with which key; JSON-ready, no secrets.
+        of: What is exported, if no letters.
 
     Raises:
         ExportError: The folder is for other letters or other redactions.
@@ -116,6 +118,7 @@ def agree(
         "where": _identity(where),
         "since": None if where.since is None else to_micros(where.since),
         "redacted": dict(redacted),
+        **({"of": of} if of is not None else {}),
     }
     before = _load(destination, _ABOUT)
     if before is not None:
@@ -134,6 +137,12 @@ def _check_same(
                 f"({_told(before.get(part))}), got {_told(now[part])}; "
                 f"give the same again, or export to a new folder"
             )
+    if before.get("of") != now.get("of"):
+        holds, given = before.get("of") or "letters", now.get("of") or "letters"
+        raise ExportError(
+            f"expected {destination.name} to be a folder of {given}, got one of {holds}; "
+            f"export to a new folder"
+        )
     since, new = before.get("since"), now["since"]
     if since is not None and (new is None or new < since):
         got = "none" if new is None else iso(from_micros(new))

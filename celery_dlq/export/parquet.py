@@ -38,8 +38,14 @@ except ImportError as exc:
 
 logger = logging.getLogger("celery_dlq.export")
 
+SUCCESSES = "successes"
+"""What a folder holds whose rows are messages that succeeded."""
+
 PAGE = 500
 BYTES_A_PAGE = 8 * 1024 * 1024
+
+MOST_NAMED = 20
+"""Of so many entries that cannot be read it is said where they are; all are counted."""
 
 _POLL_SECONDS = 0.5
 _MOST_WAITING_BYTES = 128 * 1024 * 1024
@@ -59,7 +65,9 @@ class ExportReport:
         bytes: Their size.
         by_queue: Letters written, by dead-letter queue.
         trimmed: Letters removed from their queues after they were found in the files.
-        unreadable: Entries that a filter could not be asked about; they were left out.
+        unreadable: Entries that are no letters or cannot be read: they were left out of the
+            files, and are still in their queue.
+        unreadable_at: Where the first `MOST_NAMED` of them are, as ``queue position``.
         waiting: Queues that have letters which died at or after ``until``; the next run goes on.
         foreign: Names in the folder that no export made; some readers stumble over them.
     """
@@ -71,12 +79,19 @@ class ExportReport:
     by_queue: dict[str, int] = field(default_factory=dict)
     trimmed: int = 0
     unreadable: int = 0
+    unreadable_at: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+    def leave_out(self, queue: str, position: str) -> None:
+        """Add an entry that cannot be read."""
+        self.unreadable += 1
+        if len(self.unreadable_at) < MOST_NAMED:
+            self.unreadable_at.append(f"{queue} {position}")
 
     def count(self, queue: str, letters: int, files: int, size: int) -> None:
         """Add what was committed of one queue."""
@@ -118,6 +133,7 @@ class ParquetExport:
         rolling: When files are closed.
         redaction: Replaces values; ``None`` for none.
         filesystem: What the destination is a path in; ``None`` finds it by the URL.
+        of: What the store keeps, if no letters: a folder holds one kind only.
         trimmed: Called with a queue and a number of letters, after these were found in the
             files and removed from it; ``None`` removes nothing.
     """
@@ -131,12 +147,14 @@ class ParquetExport:
         rolling: Rolling | None = None,
         redaction: Redaction | None = None,
         filesystem: Any | None = None,
+        of: str | None = None,
         trimmed: Callable[[str, int], None] | None = None,
     ) -> None:
         self._store = store
         self._where = where or LetterFilter()
         self._rolling = rolling or Rolling()
         self._redaction = redaction
+        self._of = of
         self._trimmed = trimmed
         self._destination = Destination(destination, filesystem)
 
@@ -185,7 +203,7 @@ class ParquetExport:
         ):
             self._destination.open()
             about = self._redaction.about() if self._redaction is not None else {}
-            notes.agree(self._destination, self._where, about)
+            notes.agree(self._destination, self._where, about, self._of)
             report.foreign = self._destination.foreign()
             work = _Work(
                 self._store, self._destination, self._where, self._rolling, self._redaction,
@@ -195,6 +213,7 @@ class ParquetExport:
                 yield work
             finally:
                 work.abandon()
+                self._store.done()
 
 
 @dataclass(slots=True)
@@ -253,6 +272,7 @@ class _Queue:
         """Read all that is there now; commit whenever enough has gathered."""
         end = self._work.store.last_position(self._name)
         self._check_end(end)
+        self._check_length()
         if end is None:
             return
         for page in self._pages(end):
@@ -307,6 +327,19 @@ class _Queue:
                 f"queue that ends at {end}: it was deleted and made anew. Export to a new folder"
             )
 
+    def _check_length(self) -> None:
+        """Letters beyond those that can be read would be left out, and never looked for again."""
+        most = self._work.store.capabilities.most_letters
+        if most is None:
+            return
+        length = self._work.store.length(self._name)
+        if length > most:
+            raise ExportError(
+                f"expected {self._name!r} to have at most {most:,} letters, which is what can be "
+                f"read of a queue on the broker, got {length:,}; redrive some, or take them out "
+                f"with `dlq purge --limit {most} --export-first FILE`"
+            )
+
     def _pages(self, end: str) -> Iterator[Sequence[Entry]]:
         """Pages up to a position, smaller where letters are large."""
         after = self._read_to
@@ -334,29 +367,37 @@ class _Queue:
         return page
 
     def _take(self, page: Sequence[Entry], where: LetterFilter) -> None:
-        chosen = self._chosen(page, where)
-        if self._work.redaction is not None:
-            chosen = [self._work.redaction(fields) for fields in chosen]
+        chosen = self._chosen(page, where) if where or self._work.redaction else page
         if self._roll is None:
             self._roll = self._new_roll()
         if chosen:
-            self._roll.add(arrow.table(chosen))
+            table = arrow.table(
+                [fields for _position, fields in chosen],
+                lambda number, exc: self._leave_out(chosen[number][0], exc),
+            )
+            self._roll.add(table)
         self._read_to = page[-1][0]
-        self._work.progress(len(chosen))
+        self._work.progress(len(page))
 
-    def _chosen(self, page: Sequence[Entry], where: LetterFilter) -> list[Mapping[bytes, bytes]]:
-        if not where:
-            return [fields for _position, fields in page]
-        chosen = []
+    def _chosen(self, page: Sequence[Entry], where: LetterFilter) -> list[Entry]:
+        chosen: list[Entry] = []
         for position, fields in page:
             try:
                 named = {name.decode("utf-8", "replace"): text for name, text in fields.items()}
-                if where.matches(DeadLetter.from_fields(named)):
-                    chosen.append(fields)
+                if not where or where.matches(DeadLetter.from_fields(named)):
+                    redaction = self._work.redaction
+                    chosen.append((position, redaction(fields) if redaction else fields))
             except CorruptLetter as exc:
-                logger.warning("%s, entry %s is left out: %s", self._name, position, exc)
-                self._work.report.unreadable += 1
+                self._leave_out(position, exc)
         return chosen
+
+    def _leave_out(self, position: str, exc: CorruptLetter) -> None:
+        self._work.report.leave_out(self._name, position)
+        if self._work.report.unreadable <= MOST_NAMED:
+            logger.error(
+                "%s: entry %s is no letter that can be read, it is not exported: %s",
+                self._name, position, exc,
+            )  # fmt: skip
 
     def _new_roll(self) -> Roll:
         self._begun_at = time.monotonic()
@@ -392,8 +433,9 @@ def _page_size(page: Sequence[Entry], size: int, most: int) -> int:
 
 
 def _size(fields: Mapping[bytes, bytes]) -> int:
-    # Asking a flat entry for a field by name would make a mapping of each.
-    return sum(map(len, fields.flat if isinstance(fields, FlatFields) else fields.values()))
+    if isinstance(fields, FlatFields):
+        return fields.stored_bytes()
+    return sum(map(len, fields.values()))
 
 
 def _integer(value: bytes | None) -> int | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
+from typing import Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.operations.selection import Found
@@ -39,6 +40,24 @@ class Canary:
         if not 0 < self.wait_seconds < float("inf"):
             message = f"expected canary_wait to be more than 0 seconds, got {self.wait_seconds}"
             raise DLQError(message)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a job keeps of it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> Canary | None:
+        """What a resumed job has still to try out; ``None`` if nothing.
+
+        Args:
+            value: As `to_json` made it, with ``passed`` once it went well; a number is what
+                earlier versions kept.
+        """
+        if isinstance(value, int):
+            return cls(letters=value)
+        if not isinstance(value, Mapping) or value.get("passed"):
+            return None
+        return cls(**{f.name: value[f.name] for f in fields(cls) if f.name in value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,10 @@ from celery_dlq.headers import EDITED_HEADER
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.record import iso
 
+__all__ = [
+    "Edit",
+]
+
 _JSON_TYPES = ("application/json",)
 _MOST_EDITS = 20
 _MOST_SHOWN = 2000

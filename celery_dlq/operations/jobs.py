@@ -252,6 +252,11 @@ class JobRun:
             if self._write():
                 raise CancelledError
 
+    def keep(self, **options: Any) -> None:
+        """Keep options that a later run of the job is to begin with."""
+        self.job = replace(self.job, options={**self.job.options, **options})
+        self.beat(now=True)
+
     def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
         """Keep the result."""
         at = self._clock()

@@ -140,7 +140,9 @@ class Publisher:
         for name in queues:
             known = self._app.amqp.queues.get(name)
             if known is not None:
-                self._producer.maybe_declare(known, retry=True, **_RETRY)
+                # Bound here: kombu before 5.5 declares no queue that is not, when it may retry.
+                bound = known.bind(self._producer.channel)
+                self._producer.maybe_declare(bound, retry=True, **_RETRY)
 
     def _open(self) -> None:
         connection = self._app.connection_for_write()

@@ -12,6 +12,7 @@ from celery_dlq.spark.report import Triage, ask, rows_of, session_for
 from celery_dlq.spark.triage import (
     COLUMNS,
     check_folder,
+    limits,
     new_since,
     readable_errors,
     scan,
@@ -19,15 +20,17 @@ from celery_dlq.spark.triage import (
     spikes,
     why,
 )
+from celery_dlq.spark.triage import successes as successful
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 MOST_GROUPS = 3
 """Of so many groups, the largest, `findings` says why, if they have `LEAST_LETTERS`."""
 
 LEAST_LETTERS = 5
 MOST_ROWS = 20
+MOST_LIMITS = 200
 
 _LONGEST_NEWS = timedelta(days=1)
 
@@ -90,6 +93,20 @@ class SimilarRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitRow:
+    """What one delivery of a task's messages is worth; see `celery_dlq.spark.triage.limits`."""
+
+    task_name: str
+    delivery: int
+    reached: float
+    succeeded: float
+    died: int
+    share: float | None
+    cumulative_share: float | None
+    advised_max_deliveries: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What a folder of letters says, and why.
 
@@ -101,6 +118,8 @@ class Findings:
         spikes: Floods, the strongest first.
         similar: Pairs of causes that look alike.
         causes: For the largest groups, by fingerprint, what their letters have in common.
+        limits: Which delivery succeeded, of tasks of which successes are known; empty
+            without a sample of successes.
     """
 
     triage: Triage
@@ -109,14 +128,21 @@ class Findings:
     spikes: tuple[SpikeRow, ...]
     similar: tuple[SimilarRow, ...]
     causes: dict[str, tuple[CauseRow, ...]]
+    limits: tuple[LimitRow, ...] = ()
 
 
-def findings(path: Path | str, spark: SparkSession | None = None) -> Findings:
+def findings(
+    path: Path | str,
+    spark: SparkSession | None = None,
+    *,
+    successes: Path | str | None = None,
+) -> Findings:
     """Read an exported folder with Spark and answer all questions of the triage.
 
     Args:
         path: The folder that ``dlq export`` wrote, or a URL that Spark reads.
         spark: The session to use; ``None``: this process's, or a new one on this machine.
+        successes: The folder that ``dlq export --successes`` wrote; ``None``: there is none.
 
     Returns:
         The rows of all answers.
@@ -126,9 +152,12 @@ def findings(path: Path | str, spark: SparkSession | None = None) -> Findings:
         MissingExtra: PySpark or Java is not installed.
         DLQError: Spark did not start.
     """
-    check_folder(path)
-    with session_for(spark) as session, readable_errors(path):
-        columns = dict.fromkeys((*COLUMNS, *causes.COLUMNS))
+    size = check_folder(path)
+    if successes is not None:
+        check_folder(successes)
+    with session_for(spark, size) as session, readable_errors(path):
+        good = None if successes is None else successful(session, successes)
+        columns = dict.fromkeys((*COLUMNS, *causes.COLUMNS, *(["history"] if good else [])))
         df = scan(session, path).select(*columns).persist()
         try:
             found = ask(session, path, df)
@@ -146,14 +175,20 @@ def findings(path: Path | str, spark: SparkSession | None = None) -> Findings:
                 causes={
                     group.fingerprint: tuple(
                         CauseRow(**row)
-                        for row in rows_of(why(df, group.fingerprint).limit(MOST_ROWS))
+                        for row in rows_of(why(df, group.fingerprint, good).limit(MOST_ROWS))
                     )
                     for group in found.groups[:MOST_GROUPS]
                     if group.letters >= LEAST_LETTERS and group.fingerprint != "unknown"
                 },
+                limits=() if good is None else _limits(df, good),
             )
         finally:
             df.unpersist()
+
+
+def _limits(df: DataFrame, good: DataFrame) -> tuple[LimitRow, ...]:
+    known = limits(df, good).where("advised_max_deliveries IS NOT NULL")
+    return tuple(LimitRow(**row) for row in rows_of(known.limit(MOST_LIMITS)))
 
 
 def _news_from(found: Triage) -> datetime | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError
+from celery_dlq.headers import SAMPLE_HEADER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,7 +21,7 @@ _LIMITS = """
         FROM {letters} GROUP BY 1, 2
         UNION ALL
         SELECT coalesce(task_name, 'unknown'), greatest(1, coalesce(deliveries, 1)),
-               0, count(*) / {sample}
+               0, sum(stands_for)
         FROM {successes} GROUP BY 1, 2),
     by_delivery AS (
         SELECT task_name, deliveries AS delivery, sum(died) AS died, sum(succeeded) AS succeeded
@@ -41,6 +42,9 @@ _LIMITS = """
     FROM running
     ORDER BY task_name, delivery
 """
+_SHARE = (
+    f"coalesce(nullif(try_cast(get_json_object(headers, '$.{SAMPLE_HEADER}') AS DOUBLE), 0), 1)"
+)
 _FROM_HISTORY = (
     "greatest(coalesce(deliveries, 0), coalesce(array_max(transform("
     "from_json(history, 'array<struct<number:bigint>>'), one -> one.number)), 0))"
@@ -51,7 +55,7 @@ def limits(
     df: DataFrame,
     successes: DataFrame | None = None,
     *,
-    sample: float = 1.0,
+    sample: float | None = None,
     lost: float = 0.001,
 ) -> DataFrame:
     """Which delivery of a task's messages succeeded, and which limit follows from it.
@@ -62,8 +66,9 @@ def limits(
     Args:
         df: Letters, with ``task_name``, ``deliveries`` and ``history`` at least.
         successes: Messages that succeeded, one row each, with ``task_name`` and
-            ``deliveries`` (which delivery succeeded).
-        sample: The share of successes that ``successes`` holds, e.g. 0.001.
+            ``deliveries`` (which delivery succeeded); see `celery_dlq.spark.triage.successes`.
+        sample: The share of successes that ``successes`` holds, e.g. 0.001. ``None``: what
+            their column ``headers`` says, else all.
         lost: The share of successes that a lower limit may cost.
 
     Returns:
@@ -77,7 +82,7 @@ def limits(
     Raises:
         DLQError: ``sample`` or ``lost`` is out of range.
     """
-    if not 0 < sample <= 1 or not 0 <= lost < 1:
+    if (sample is not None and not 0 < sample <= 1) or not 0 <= lost < 1:
         message = (
             f"expected sample above 0 and at most 1, and lost from 0 to below 1, "
             f"got {sample} and {lost}"
@@ -85,7 +90,9 @@ def limits(
         raise DLQError(message)
     if successes is None:
         successes = df.select("task_name", "deliveries").limit(0)
+    share = "1D" if sample is None else f"{float(sample)!r}D"
+    if sample is None and "headers" in successes.columns:
+        share = _SHARE
+    successes = successes.selectExpr("task_name", "deliveries", f"1 / {share} AS stands_for")
     query = _LIMITS.replace("{deliveries}", _FROM_HISTORY)
-    return df.sparkSession.sql(
-        query, letters=df, successes=successes, sample=float(sample), lost=float(lost)
-    )
+    return df.sparkSession.sql(query, letters=df, successes=successes, lost=float(lost))

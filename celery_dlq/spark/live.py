@@ -14,9 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.packing import readable
+from celery_dlq.backends.redis.packing import fields_of
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
 from celery_dlq.policy import suggestion
+from celery_dlq.ports import FlatFields
 from celery_dlq.record import to_micros
 from celery_dlq.spark.options import ReadOptions
 
@@ -166,27 +167,25 @@ class LiveLetters:
         except ImportError as exc:
             feature = "reading letters with Spark"
             raise MissingExtra(feature, "pyarrow", "spark") from exc
-        wanted = frozenset(name.encode() for name in columns)
         rows: list[Entry] = []
         size = 0
         for entry in self._entries(span):
             if not window.holds(entry):
                 continue
-            row = {name: value for name, value in entry.items() if name in wanted}
-            rows.append(row)
-            size += sum(map(len, row.values()))
+            rows.append(entry)
+            size += _size(entry)
             if len(rows) >= _ROWS_A_BATCH or size >= _BYTES_A_BATCH:
-                yield from _record_batches(arrow.table(rows), columns)
+                yield from _record_batches(arrow.table(rows, columns=columns), columns)
                 rows, size = [], 0
         if rows:
-            yield from _record_batches(arrow.table(rows), columns)
+            yield from _record_batches(arrow.table(rows, columns=columns), columns)
 
     def _entries(self, span: Span) -> Iterator[Entry]:
         position = span.after
         while True:
             page = self._range(span.queue, position, span.until, _PAGE)
             for _position, parts in page:
-                yield readable(dict(zip(parts[::2], parts[1::2], strict=True)))
+                yield fields_of(parts)
             if len(page) < _PAGE:
                 return
             position = page[-1][0]
@@ -222,6 +221,12 @@ def older(position: str, other: str) -> bool:
 def _order(position: str) -> tuple[int, int]:
     milliseconds, _, sequence = position.partition("-")
     return int(milliseconds), int(sequence or 0)
+
+
+def _size(entry: Entry) -> int:
+    if isinstance(entry, FlatFields):
+        return entry.stored_bytes()
+    return sum(map(len, entry.values()))
 
 
 def _record_batches(table: Any, columns: tuple[str, ...]) -> Iterator[Any]:

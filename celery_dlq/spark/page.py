@@ -108,6 +108,7 @@ def page(found: Findings, now: datetime) -> str:
             f'<div class="two">{_section("Reasons", _reasons(triage))}'
             f"{_section('Deliveries before death', _deliveries(triage))}</div>"
         ),
+        *([_section("How many deliveries are worth it", _limits(found))] if found.limits else []),
         _section("Floods", _spikes(found)),
         _section("Causes that look alike", _similar(found)),
     ]
@@ -341,6 +342,28 @@ def _deliveries(triage: Triage) -> str:
         rows.append((f"<td>{_text(label)}", *shown))
     heads = ("task", *(picture.bin_label(*bounds) for bounds in bins))
     return _table(heads, rows, kind="heat")
+
+
+def _limits(found: Findings) -> str:
+    rows = [
+        (
+            f"<td>{_text(row.task_name)}",
+            f'<td class="n">{row.delivery:,}',
+            f'<td class="n">{row.reached:,.0f}',
+            f'<td class="n">{row.succeeded:,.0f}',
+            f'<td class="n">{row.died:,}',
+            f'<td class="n">{row.share or 0:.1%}',
+            f'<td class="n"><b>{row.advised_max_deliveries}</b>',
+        )
+        for row in found.limits
+    ]
+    heads = ("task", "delivery", "reached", "succeeded", "died", "succeeded of reached",
+             "advised max_deliveries")  # fmt: skip
+    note = (
+        "<p class=soft>From the letters and the sample of messages that succeeded, scaled up to "
+        "all. The advice is the lowest limit that keeps all but 0.1% of the successes.</p>"
+    )
+    return note + _table(heads, rows)
 
 
 def _spikes(found: Findings) -> str:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_LITTLE = 32 * 1024 * 1024  # bytes of files, some hundred thousand letters
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
     """The letters of one fingerprint; see `celery_dlq.spark.triage.groups`."""
@@ -133,8 +136,8 @@ def triage(
         MissingExtra: PySpark, Java or, for the picture, matplotlib is not installed.
         DLQError: Spark did not start.
     """
-    check_folder(path)
-    with session_for(spark) as session, readable_errors(path):
+    size = check_folder(path)
+    with session_for(spark, size) as session, readable_errors(path):
         # The columns are kept, so that the files are read and unpacked once, not five times.
         df = scan(session, path).select(*COLUMNS).persist()
         try:
@@ -148,13 +151,16 @@ def triage(
 
 
 @contextmanager
-def session_for(given: SparkSession | None) -> Iterator[SparkSession]:
-    """A session for one triage: the given one, this process's, or a new one that is stopped."""
+def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]:
+    """A session for one triage: the given one, this process's, or a new one that is stopped.
+
+    ``size`` is the bytes of the files; see `check_folder`.
+    """
     if given is not None:
         yield given
         return
     ran_before = is_running()
-    session = local_session()
+    session = local_session(quick=0 < size < _LITTLE)
     try:
         yield session
     finally:
@@ -177,6 +183,12 @@ def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
     strangers = total.pop("strangers")
     if strangers == total["letters"]:
         raise not_letters(spark, path)
+    if total.pop("successes"):
+        message = (
+            f"expected {path} to hold letters, got messages that succeeded; give this folder "
+            f"with --successes, beside one of letters"
+        )
+        raise ExportError(message)
     if strangers:
         message = f"expected {path} to hold letters only, got other rows beside them"
         raise ExportError(message)

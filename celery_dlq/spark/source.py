@@ -49,6 +49,11 @@ except ImportError:  # pragma: no cover - an older PySpark reads all there is
     _HAS_LIMITS = False
     SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 
+__all__ = [
+    "DeadLetterSource",
+    "register",
+]
+
 NAME = "celery_dlq"
 
 # PySpark refuses a reader that takes filters where push-down is switched off, and tells it

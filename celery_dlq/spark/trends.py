@@ -18,30 +18,52 @@ if TYPE_CHECKING:
 _MICROSECOND = timedelta(microseconds=1)
 _HISTORY = 6
 
+# Numbers by key are what Spark adds up fast; with texts among them it sorts all letters. So the
+# newest letter of each cause that is left is looked up by its time afterwards.
 _NEW = """
-    SELECT fingerprint,
-           IF(gone_since IS NULL, 'new', 'returned') AS kind,
-           letters, first_seen_at, last_seen_at, gone_since, task_name, exception_type, example_id
-    FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
-                 count_if(unix_micros(dead_lettered_at) >= {since}) AS letters,
-                 min(dead_lettered_at) FILTER (WHERE unix_micros(dead_lettered_at) >= {since})
-                     AS first_seen_at,
-                 max(dead_lettered_at) AS last_seen_at,
-                 max(dead_lettered_at) FILTER (WHERE unix_micros(dead_lettered_at) < {since})
-                     AS gone_since,
-                 max_by(coalesce(task_name, 'unknown'), struct(dead_lettered_at, id)) AS task_name,
-                 max_by(exception_type, struct(dead_lettered_at, id)) AS exception_type,
-                 max_by(coalesce(id, ''), struct(dead_lettered_at, id)) AS example_id
-          FROM {letters}
-          WHERE dead_lettered_at IS NOT NULL
-          GROUP BY coalesce(fingerprint, 'unknown'))
-    WHERE letters > 0
-      AND (gone_since IS NULL
-           OR unix_micros(first_seen_at) - unix_micros(gone_since) >= {quiet})
+    WITH changed AS (
+        SELECT *
+        FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+                     count_if(unix_micros(dead_lettered_at) >= {since}) AS letters,
+                     min(dead_lettered_at) FILTER (WHERE unix_micros(dead_lettered_at) >= {since})
+                         AS first_seen_at,
+                     max(dead_lettered_at) AS last_seen_at,
+                     max(dead_lettered_at) FILTER (WHERE unix_micros(dead_lettered_at) < {since})
+                         AS gone_since
+              FROM {letters}
+              WHERE dead_lettered_at IS NOT NULL
+              GROUP BY coalesce(fingerprint, 'unknown'))
+        WHERE letters > 0
+          AND (gone_since IS NULL
+               OR unix_micros(first_seen_at) - unix_micros(gone_since) >= {quiet})),
+    newest AS (
+        SELECT /*+ BROADCAST(changed) */ changed.fingerprint,
+               max_by(struct(coalesce(task_name, 'unknown') AS task_name, exception_type,
+                             coalesce(id, '') AS id), coalesce(id, '')) AS letter
+        FROM {letters} AS letters JOIN changed
+          ON coalesce(letters.fingerprint, 'unknown') = changed.fingerprint
+         AND letters.dead_lettered_at = changed.last_seen_at
+        GROUP BY changed.fingerprint)
+    SELECT fingerprint, IF(gone_since IS NULL, 'new', 'returned') AS kind,
+           letters, first_seen_at, last_seen_at, gone_since,
+           letter.task_name AS task_name, letter.exception_type AS exception_type,
+           letter.id AS example_id
+    FROM changed JOIN newest USING (fingerprint)
     ORDER BY letters DESC, fingerprint
 """
 # A RANGE over bucket numbers counts buckets without letters as zeros, with no row for them.
 _SPIKES = """
+    WITH counted AS (
+        SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+               coalesce(task_name, 'unknown') AS task_name,
+               floor(unix_micros(dead_lettered_at) / {width}) AS bucket,
+               count(*) AS letters
+        FROM {letters}
+        WHERE dead_lettered_at IS NOT NULL
+        GROUP BY 1, 2, 3),
+    buckets AS (
+        SELECT fingerprint, min(task_name) AS task_name, bucket, sum(letters) AS letters
+        FROM counted GROUP BY fingerprint, bucket)
     SELECT fingerprint, task_name,
            timestamp_micros(bucket * {width}) AS bucket_start,
            letters, expected,
@@ -51,34 +73,33 @@ _SPIKES = """
                  coalesce(sum(letters) OVER (PARTITION BY fingerprint ORDER BY bucket
                      RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING), 0)
                  / least({window}, greatest(1, bucket - first_bucket)) AS expected
-          FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
-                       any_value(coalesce(task_name, 'unknown')) AS task_name,
-                       floor(unix_micros(dead_lettered_at) / {width}) AS bucket,
-                       count(*) AS letters
-                FROM {letters}
-                WHERE dead_lettered_at IS NOT NULL
-                GROUP BY 1, 3)
-          CROSS JOIN (SELECT floor(min(unix_micros(dead_lettered_at)) / {width}) AS first_bucket
-                      FROM {letters}))
+          FROM buckets CROSS JOIN (SELECT min(bucket) AS first_bucket FROM buckets))
     WHERE before >= {history} AND letters >= greatest({least}, {factor} * expected)
       AND (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) >= {score}
     ORDER BY score DESC, bucket_start, fingerprint
 """
 _DISTINCT = """
-    SELECT fingerprint, letters, task_name, message,
-           array_distinct(filter(split(regexp_replace(lower(message),
+    WITH largest AS (
+        SELECT coalesce(fingerprint, 'unknown') AS fingerprint, count(*) AS letters,
+               max(dead_lettered_at) AS last_seen_at
+        FROM {letters}
+        GROUP BY coalesce(fingerprint, 'unknown')
+        ORDER BY letters DESC, fingerprint
+        LIMIT {most})
+    SELECT fingerprint, letters, newest.task_name AS task_name, newest.message AS message,
+           array_distinct(filter(split(regexp_replace(lower(newest.message),
                '0x[0-9a-f]+|[0-9a-f]{{8,}}(-[0-9a-f]{{4,}})*|[0-9]+', '#'),
                '[^\\\\p{{L}}#_]+'), word -> word != '')) AS words
-    FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
-                 count(*) AS letters,
-                 max_by(coalesce(task_name, 'unknown'), struct(dead_lettered_at, id)) AS task_name,
-                 max_by(left(concat_ws(' ', exception_type,
-                            coalesce(nullif(description, ''), exception_message, reason)), 2000),
-                        struct(dead_lettered_at, id)) AS message
-          FROM {letters}
-          GROUP BY 1)
-    ORDER BY letters DESC, fingerprint
-    LIMIT {most}
+    FROM (SELECT /*+ BROADCAST(largest) */ largest.fingerprint,
+                 any_value(largest.letters) AS letters,
+                 max_by(struct(coalesce(task_name, 'unknown') AS task_name,
+                               left(concat_ws(' ', exception_type, coalesce(
+                                   nullif(description, ''), exception_message, reason)), 2000)
+                                   AS message), coalesce(id, '')) AS newest
+          FROM {letters} AS letters JOIN largest
+            ON coalesce(letters.fingerprint, 'unknown') = largest.fingerprint
+           AND letters.dead_lettered_at <=> largest.last_seen_at
+          GROUP BY largest.fingerprint)
 """
 _SIMILAR = """
     WITH words AS (SELECT fingerprint, size(words) AS size, explode(words) AS word

@@ -51,6 +51,7 @@ __all__ = [
     "schema_ddl",
     "similar",
     "spikes",
+    "successes",
     "timeline",
     "why",
 ]
@@ -98,46 +99,33 @@ _OVERVIEW = """
            min(dead_lettered_at) AS first_seen_at,
            max(dead_lettered_at) AS last_seen_at,
            sort_array(collect_set(coalesce(dead_letter_queue, 'unknown'))) AS queues,
-           count_if(fingerprint IS NULL AND dead_letter_queue IS NULL) AS strangers
+           count_if(fingerprint IS NULL AND dead_letter_queue IS NULL) AS strangers,
+           count_if(reason = 'succeeded') AS successes
     FROM {letters}
 """
-# Counted by cause, reason, host and release first: sums of numbers by keys are what Spark does
-# fast, while sets and texts of many groups make it sort all letters. The newest letter of each
-# group is looked up by its time.
+# One pass. With sets among them, Spark aggregates any value in hash tables, but sorts all
+# letters as soon as there are more groups than
+# spark.sql.objectHashAggregate.sortBased.fallbackThreshold (128; `local_session` raises it).
 _GROUPS = """
-    WITH known AS (
-        SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
-               coalesce(reason, 'unknown') AS reason,
-               worker_hostname, release, dead_lettered_at, coalesce(id, '') AS id,
-               coalesce(task_name, 'unknown') AS task_name, exception_type,
-               coalesce(nullif(description, ''), exception_message, '') AS description
-        FROM {letters}),
-    cells AS (
-        SELECT fingerprint, reason, worker_hostname, release, count(*) AS letters,
-               min(dead_lettered_at) AS first_seen_at, max(dead_lettered_at) AS last_seen_at
-        FROM known GROUP BY fingerprint, reason, worker_hostname, release),
-    totals AS (
-        SELECT fingerprint, sum(letters) AS letters,
-               min(first_seen_at) AS first_seen_at, max(last_seen_at) AS last_seen_at,
-               sort_array(collect_set(reason)) AS reasons,
-               size(collect_set(worker_hostname)) AS hosts,
-               sort_array(collect_set(release)) AS releases
-        FROM cells GROUP BY fingerprint),
-    main AS (
-        SELECT fingerprint, min_by(reason, struct(-letters, reason)) AS main_reason
-        FROM (SELECT fingerprint, reason, sum(letters) AS letters
-              FROM cells GROUP BY fingerprint, reason)
-        GROUP BY fingerprint),
-    newest AS (
-        SELECT /*+ BROADCAST(totals) */ known.fingerprint, max_by(
-                   struct(task_name, exception_type, id, description), id) AS letter
-        FROM known JOIN totals ON known.fingerprint = totals.fingerprint
-                              AND known.dead_lettered_at <=> totals.last_seen_at
-        GROUP BY known.fingerprint)
-    SELECT fingerprint, letters, first_seen_at, last_seen_at, letter.task_name AS task_name,
-           reasons, main_reason, letter.exception_type AS exception_type, hosts, releases,
-           letter.id AS example_id, letter.description AS example_description
-    FROM totals JOIN main USING (fingerprint) JOIN newest USING (fingerprint)
+    SELECT fingerprint, letters, first_seen_at, last_seen_at, newest.task_name AS task_name,
+           reasons, main_reason, newest.exception_type AS exception_type, hosts, releases,
+           newest.id AS example_id, newest.description AS example_description
+    FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+                 count(*) AS letters,
+                 min(dead_lettered_at) AS first_seen_at,
+                 max(dead_lettered_at) AS last_seen_at,
+                 sort_array(collect_set(coalesce(reason, 'unknown'))) AS reasons,
+                 mode(coalesce(reason, 'unknown'), true) AS main_reason,
+                 size(collect_set(worker_hostname)) AS hosts,
+                 sort_array(collect_set(release)) AS releases,
+                 max_by(struct(coalesce(task_name, 'unknown') AS task_name,
+                               exception_type,
+                               coalesce(id, '') AS id,
+                               coalesce(nullif(description, ''), exception_message, '')
+                                   AS description),
+                        struct(dead_lettered_at, coalesce(id, ''))) AS newest
+          FROM {letters}
+          GROUP BY coalesce(fingerprint, 'unknown'))
     ORDER BY letters DESC, fingerprint
 """
 _REASONS = """
@@ -195,6 +183,31 @@ def letters(spark: SparkSession, path: Path | str) -> DataFrame:
     return frame
 
 
+def successes(spark: SparkSession, path: Path | str) -> DataFrame:
+    """The sample of successful messages that ``dlq export --successes`` wrote to a folder.
+
+    It has the columns of `letters`; ``dead_lettered_at`` is when a message succeeded,
+    ``deliveries`` with which delivery, and there is no fingerprint. For `why` and `limits`.
+
+    Args:
+        spark: The session that reads.
+        path: The folder; also a URL that Spark reads.
+
+    Raises:
+        ExportError: There is no such folder, or it holds something else.
+    """
+    check_folder(path)
+    with readable_errors(path):
+        frame = scan(spark, path)
+        if not frame.where("reason IS DISTINCT FROM 'succeeded'").select("id").isEmpty():
+            message = (
+                f"expected {path} to hold messages that succeeded, got other rows; "
+                f"write some to a new folder with: dlq export --successes"
+            )
+            raise ExportError(message)
+    return frame
+
+
 def scan(spark: SparkSession, path: Path | str) -> DataFrame:
     """`letters` without a look at them: for callers that see for themselves what is there."""
     reader = spark.read.options(**_READ_OPTIONS).schema(schema_ddl())
@@ -213,25 +226,30 @@ def not_letters(spark: SparkSession, path: Path | str) -> ExportError:
     return ExportError(message)
 
 
-def check_folder(path: Path | str) -> None:
+def check_folder(path: Path | str) -> int:
     """Look for letters without Spark, so that a wrong name is told at once, not in seconds.
 
     Args:
         path: The folder; of a URL nothing is checked.
 
+    Returns:
+        The bytes of its files; 0 for a URL.
+
     Raises:
         ExportError: There is no such folder, or no Parquet file in it.
     """
     if _REMOTE.match(str(path)):
-        return
+        return 0
     folder = Path(path)
     try:
         if not folder.is_dir():
             got = "a file" if folder.exists() else "no such folder"
             message = f"expected {path} to be a folder made by dlq export, got {got}"
             raise ExportError(message)
-        if not any(_visible(file.relative_to(folder)) for file in folder.rglob("*.parquet")):
+        files = [f for f in folder.rglob("*.parquet") if _visible(f.relative_to(folder))]
+        if not files:
             raise _no_letters(path)
+        return sum(file.stat().st_size for file in files)
     except OSError as exc:
         message = f"expected {path} to be a folder that can be read, got: {exc.strerror or exc}"
         raise ExportError(message) from exc
@@ -257,7 +275,8 @@ def overview(df: DataFrame) -> DataFrame:
     Returns:
         ``letters`` bigint, ``first_seen_at`` and ``last_seen_at`` timestamp (null if no
         letter has a time), ``queues`` array of string (dead-letter queues, sorted),
-        ``strangers`` bigint (rows that are no letters at all: another program's files).
+        ``strangers`` bigint (rows that are no letters at all: another program's files),
+        ``successes`` bigint (rows of ``dlq export --successes``, which are no letters either).
     """
     return _sql(_OVERVIEW, df)
 

@@ -132,6 +132,7 @@ class Guard:
             count is waited for.
         release: Version of the user's code, for the letters.
         counts: Where deliveries are counted, by outcome.
+        sampler: Told of messages whose tasks returned, if some are to be sampled.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Guard:
         flags_redelivery: bool,
         release: str | None = None,
         counts: Counts | None = None,
+        sampler: Callable[[Any, Tracked], None] | None = None,
     ) -> None:
         self._plans = plans
         self._burial = burial
@@ -156,6 +158,7 @@ class Guard:
         self._flags_redelivery = flags_redelivery
         self._release = release
         self._counts = Counts() if counts is None else counts
+        self._sampler = sampler
         self._missed = Missed()
         self._lane: ref[Any] | None = None
         self.chores: list[Chore] = []
@@ -191,6 +194,12 @@ class Guard:
             # The broker or the result backend, say. The message comes back, and is not run now.
             logger.exception("Task %s is not executed again, but could not be ended", request.id)
         return Begin.SKIP
+
+    def returned(self, request: Any) -> None:
+        """A guarded message's task returned: it succeeded, and may be sampled."""
+        self.succeeded(request)
+        if self._sampler is not None:
+            self._sampler(request, request.dlq_tracked)
 
     def succeeded(self, request: Any) -> None:
         """Forget a message whose task succeeded, was ignored or was revoked."""

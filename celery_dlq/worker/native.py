@@ -133,7 +133,7 @@ def _time(value: object) -> datetime | None:
     """py-amqp gives naive times, which are UTC; through JSON they come as text or seconds."""
     try:
         if isinstance(value, str):
-            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+            value = jsontext.moment(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             value = datetime.fromtimestamp(value, timezone.utc)
     except (ValueError, OverflowError, OSError):

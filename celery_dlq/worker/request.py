@@ -328,7 +328,7 @@ def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
         result = on_success(self, failed__retval__runtime, **kwargs)
         if not failed__retval__runtime[0] and self.dlq_tracked is not None:
-            self.dlq_guard.succeeded(self)
+            self.dlq_guard.returned(self)
         return result
 
     return wrapper

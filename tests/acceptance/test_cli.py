@@ -139,15 +139,20 @@ MISTAKES = [
 @pytest.fixture
 def in_process(poison: ModuleType) -> Callable[..., Any]:
     """Run a command in this process: the same code, without the start of an interpreter."""
+    from inspect import signature
     from types import SimpleNamespace
 
     from click.testing import CliRunner
 
     from celery_dlq.cli.commands import dlq as commands
 
+    # Click before 8.2 mixes the two outputs unless told otherwise; later ones cannot.
+    apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+    runner = CliRunner(env={"COLUMNS": "160"}, **apart)
+
     def run(*arguments: str, **more: Any) -> Any:
         obj = SimpleNamespace(app=poison.app, no_color=True)
-        done = CliRunner(env={"COLUMNS": "160"}).invoke(commands, [*arguments], obj=obj, **more)
+        done = runner.invoke(commands, [*arguments], obj=obj, **more)
         done.stdout_lines = [json.loads(x) for x in done.stdout.splitlines() if x[:1] == "{"]
         return done
 

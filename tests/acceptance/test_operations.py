@@ -24,6 +24,7 @@ from celery_dlq import DeadLetter, DLQError, LetterFilter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import NotFound, RedriveError
 from celery_dlq.events import Action, Change
+from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.edit import Edit
 
 Letters = Callable[..., list[DeadLetter]]
@@ -281,6 +282,30 @@ def test_a_canary_nobody_runs_stops_the_redrive(poison: ModuleType) -> None:
     assert len(left(poison)) == 2
 
 
+def test_a_stopped_canary_is_followed_by_another_one(poison: ModuleType) -> None:
+    """To resume is not to do without; a job that passed its canary needs no second one."""
+    for _ in range(4):
+        put(poison, task="healthy")
+    stopped = poison.dlq.redrive(QUEUE, canary=1, canary_wait=0.3, max_failures=0)
+    assert (stopped.state, stopped.published) == ("stopped", 1)
+    again = poison.dlq.resume(stopped.redrive_id)
+    assert (again.state, again.published) == ("stopped", 2)
+    assert again.canary["open"] == 1
+    kept = poison.dlq.job(stopped.redrive_id).options["canary"]
+    assert kept == {"letters": 1, "max_failures": 0, "wait_seconds": 0.3}
+    assert Canary.from_json({**kept, "passed": True}) is None
+
+
+def test_a_job_that_passed_its_canary_says_so(poison: ModuleType, start_worker: Start) -> None:
+    """Killed after that, it goes on with the rest."""
+    start_worker()
+    for _ in range(3):
+        put(poison, task="healthy")
+    report = poison.dlq.redrive(QUEUE, canary=1, canary_wait=30)
+    assert report.state == "done"
+    assert poison.dlq.job(report.redrive_id).options["canary"]["passed"] is True
+
+
 # -- discard, bin, audit ----------------------------------------------------------------
 
 
@@ -293,7 +318,7 @@ def test_discarded_letters_can_be_restored(poison: ModuleType) -> None:
     assert report.kept_until is not None
     assert left(poison) == [other.id]
     assert [found.text("id") for found in poison.dlq.discarded(QUEUE)] == [letter.id]
-    assert poison.dlq.restore(letter.id) == QUEUE
+    assert poison.dlq.restore(letter.id[:8]) == QUEUE
     assert poison.dlq.get(letter.id) == letter
     assert [(g.fingerprint, g.letters) for g in poison.dlq.groups(QUEUE)] == [
         (g.fingerprint, g.letters) for g in before

@@ -50,6 +50,7 @@ class Worker:
         env: More of the environment.
         pool: Celery's name of the pool.
         app: The module of the app.
+        python: The command that starts Python.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class Worker:
         env: dict[str, str] | None = None,
         pool: str = "prefork",
         app: str = "poison_app",
+        python: tuple[str, ...] = (sys.executable,),
     ) -> None:
         self.log = log
-        self._command = [sys.executable, "-m", "celery", "-A", app, "worker",
+        self._command = [*python, "-m", "celery", "-A", app, "worker",
                          "--concurrency", "2", "--pool", pool, "--queues", QUEUES,
                          "--loglevel", "INFO",
                          "--without-gossip", "--without-mingle", *arguments]  # fmt: skip
@@ -83,7 +85,7 @@ class Worker:
         begun = len(self.output)
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=output,
+                self._command, env=self._env, cwd=HERE, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, start_new_session=True,
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
             )  # fmt: skip

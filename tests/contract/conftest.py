@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
+from kombu.connection import Connection
 
+from celery_dlq.backends.broker import BrokerStore
+from celery_dlq.backends.broker.amqp import AmqpShelf
+from celery_dlq.backends.broker.ledger import Ledger
+from celery_dlq.backends.broker.redislist import RedisShelf
 from celery_dlq.backends.memory import MemoryCounter, MemoryStore
 from celery_dlq.backends.redis.connection import Wire, connect
 from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter
@@ -15,6 +21,11 @@ from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.ports import DeadLetterStore, DeliveryCounter
 
 TTL_SECONDS = 3600.0
+BACKENDS = {
+    "test_store_contract": ["memory", "redis", "list", "quorum"],
+    "test_retention": ["memory", "redis", "list"],
+}
+QUEUES = ("orders-DLQ", "mail-DLQ", "a-DLQ", "b-DLQ")
 
 
 @dataclass(frozen=True)
@@ -25,17 +36,42 @@ class Backend:
     counter: DeliveryCounter
 
 
-@pytest.fixture(params=["memory", "redis"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module on every backend that they are about.
+
+    Counting is the same with letters on a broker; and what trims goes through the store's own
+    contract, so one kind of broker, the faster one, is enough there.
+    """
+    if "backend" in metafunc.fixturenames:
+        kinds = BACKENDS.get(metafunc.module.__name__, ["memory", "redis"])
+        metafunc.parametrize("backend", kinds, indirect=True)
+
+
+@pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Give each backend in turn, empty."""
     if request.param == "memory":
         counter = MemoryCounter()
         made = Backend(MemoryStore(counter), counter)
     else:
-        made = redis_backend(request.getfixturevalue("redis_url"))
+        url = request.getfixturevalue("redis_url")
+        made = redis_backend(url)
+        if request.param != "redis":
+            made = Backend(broker_store(request, url, request.param), made.counter)
     yield made
     made.counter.close()
     made.store.close()
+
+
+def broker_store(request: pytest.FixtureRequest, redis_url: str, kind: str) -> BrokerStore:
+    """A store on the broker: Redis, with its lists in another database, or RabbitMQ."""
+    ledger = Ledger(connect(redis_url, 2.0), redis_url, Keys())
+    if kind == "list":
+        broker = f"{redis_url.rpartition('/')[0]}/7"
+        return BrokerStore(RedisShelf(partial(Connection, broker), 2.0), ledger)
+    server = request.getfixturevalue("rabbit_server")
+    server.delete_queues(*QUEUES)
+    return BrokerStore(AmqpShelf(partial(Connection, server.url), 10.0), ledger)
 
 
 @pytest.fixture

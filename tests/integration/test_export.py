@@ -113,19 +113,39 @@ def test_odd_letters_become_faithful_rows(store: Any, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_entries_that_are_no_letters_stop_nothing(store: Any, tmp_path: Path) -> None:
-    """A foreign writer's entry is a row of what can be read; with a filter it is counted."""
-    (letter,) = put(store)
+@pytest.mark.parametrize("where", [None, LetterFilter(reason="failed")])
+def test_entries_that_are_no_letters_are_told_and_stop_nothing(
+    store: Any, tmp_path: Path, where: LetterFilter | None
+) -> None:
+    """They are counted, named, left out of the files and left in the queue."""
+    letters = put(store, 2, traceback="Traceback\n" * 20)
+    key, add = Keys().letters(DLQ), store._client.xadd
     odd = {"reason": b"\xff", "deliveries": "many", "dead_lettered_at": "yesterday", "new": "x"}
-    store._client.xadd(Keys().letters(DLQ), odd)
-    store._client.xadd(Keys().letters(DLQ), {"a\x00b": "1", "c": "2"})
-    store._client.xadd(Keys().letters(DLQ), {"dead_lettered_at": str(2**70)})
-    assert run(store, tmp_path / "all").letters == 4
-    assert [row["id"] for row in rows(tmp_path / "all")].count(None) == 3
-    assert (tmp_path / "all" / f"dlq={DLQ}" / "day=__HIVE_DEFAULT_PARTITION__").is_dir()
-    report = run(store, tmp_path / "some", where=LetterFilter(reason="failed"))
-    assert (report.letters, report.unreadable) == (1, 3)
-    assert ids(tmp_path / "some") == [letter.id]
+    places = [add(key, odd), add(key, {"a\x00b": "1", "c": "2"}), add(key, {"+": "~", "-": "x"})]
+    ((_place, broken),) = store._client.xrange(key, count=1)
+    places.append(add(key, {**broken, b"-": broken[b"-"][:-9]}))
+    letters += put(store, 1)
+    report = run(store, tmp_path, where=where, trimmed=lambda *_what: None)
+    assert (report.letters, report.unreadable, report.trimmed) == (3, 4, 3)
+    assert report.unreadable_at == [f"{DLQ} {place.decode()}" for place in places]
+    assert ids(tmp_path) == sorted_ids(letters)
+    assert [place for place, _fields in store._client.xrange(key)] == places
+    assert run(store, tmp_path, where=where).unreadable == 0  # the checkpoint is behind them
+
+
+def test_letters_with_odd_numbers_and_times_become_faithful_rows(
+    store: Any, tmp_path: Path
+) -> None:
+    """A letter of a foreign writer: what is no number is null."""
+    fields = {**a_letter().to_fields(), "deliveries": b"many", "dead_lettered_at": b"%d" % 2**70}
+    store._client.sadd(Keys().queues(), DLQ)
+    store._client.xadd(Keys().letters(DLQ), fields)
+    run(store, tmp_path)
+    (row,) = rows(tmp_path)
+    assert (row["deliveries"], row["dead_lettered_at"], row["task_name"]) == (
+        None, None, "shop.charge"
+    )  # fmt: skip
+    assert (tmp_path / f"dlq={DLQ}" / "day=__HIVE_DEFAULT_PARTITION__").is_dir()
 
 
 @pytest.mark.parametrize("name", ["007", "2026-01-31", "a/b c%=:", "süß", "x" * 400])

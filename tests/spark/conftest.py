@@ -35,7 +35,7 @@ def spark(pyspark: None) -> Iterator[SparkSession]:
     """Give one session to all tests of a process: starting Java takes seconds."""
     from celery_dlq.spark.session import local_session
 
-    session = local_session("celery_dlq tests")
+    session = local_session("celery_dlq tests", quick=True)
     yield session
     session.stop()
 

@@ -295,5 +295,9 @@ def test_limits_advise_where_success_ends(spark: SparkSession) -> None:
             if row["task_name"] == "shop.charge"} == {4}  # fmt: skip
     assert rows(questions.limits(df, good, sample=0.1))[1]["succeeded"] == 9_000
     assert {row["cumulative_share"] for row in rows(questions.limits(df))} == {None}
+    sampled = good.selectExpr("*", """'{"dlq_sample_share": 0.01}' AS headers""")
+    assert rows(questions.limits(df, sampled))[1]["succeeded"] == 90_000
+    odd = good.selectExpr("*", "'not json' AS headers")
+    assert rows(questions.limits(df, odd))[1]["succeeded"] == 900
     with pytest.raises(DLQError, match="expected sample above 0"):
         questions.limits(df, good, sample=0)

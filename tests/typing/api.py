@@ -17,10 +17,18 @@ from celery_dlq import (
     RejectToDLQ,
     dead_letter_policy,
 )
+from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
+from celery_dlq.events import Change, DeadLettered, Redriven
+from celery_dlq.headers import LETTER_HEADER, REDRIVES_HEADER
 from celery_dlq.operations.edit import Edit
+from celery_dlq.record import SCHEMA_VERSION, Delivery, Outcome
+from celery_dlq.signals import task_dead_lettered, task_redriven
+from celery_dlq.testing import WatchedLetters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
 
 app = Celery("shop")
 dlq = DeadLetters(app)
@@ -76,3 +84,63 @@ def operate() -> list[str]:
 
 
 POLICY = Policy.parse({"max_deliveries": 3}, "here")
+
+
+def look_after(path: str) -> Iterator[str]:
+    rules = DeadLetters.of(app).policies("orders")
+    yield from (f"{view.queue} {view.task} {view.dead_letter_queue}" for view in rules.views)
+    yield from rules.warnings
+    dlq.override_policy("orders", timedelta(hours=2), max_deliveries=1)
+    yield from dlq.lift_policy("orders", "max_deliveries")
+    yield from (f"{change.target} {change.letters}" for change in dlq.trim(dry_run=True))
+    yield str(dlq.adopt("orders.dead", "orders-DLQ", limit=10).adopted)
+    report = dlq.export(path, ["orders-DLQ"], redact=["kwargs.card"], redact_key=b"secret")
+    yield report.destination
+    dlq.validate()
+    server = dlq.serve_metrics(port=9808, address="127.0.0.1")
+    server.shutdown()
+
+
+def read_one(letter: DeadLetter) -> Mapping[str, object]:
+    last: Delivery | None = letter.history[-1] if letter.history else None
+    killed: bool = last is not None and last.outcome is Outcome.WORKER_LOST
+    fields: dict[str, bytes] = letter.to_fields()
+    same: bool = DeadLetter.from_fields(fields) == letter
+    known: bool = letter.schema_version <= SCHEMA_VERSION
+    return {"killed": killed, "same": same, "known": known, **letter.extra}
+
+
+def hear() -> None:
+    def died(letter: DeadLetter, **_: object) -> None:
+        print(letter.id, LETTER_HEADER, REDRIVES_HEADER)
+
+    task_dead_lettered.connect(died)
+    task_redriven.connect(died)
+
+
+def told(event: DeadLettered | Redriven | Change) -> datetime:
+    return event.at
+
+
+def failing() -> str:
+    try:
+        return dlq.get("id").id
+    except (NotFound, StoreUnavailable) as exc:
+        return str(exc)
+    except MissingExtra as exc:
+        return exc.extra
+
+
+def test_of_a_user(dead_letters: WatchedLetters) -> None:
+    dead_letters.watch(app, task_always_eager=True)
+    letter: DeadLetter = dead_letters.assert_dead_lettered(charge, reason="rejected")
+    assert letter.description
+    dead_letters.assert_none("shop.mail")
+
+
+def in_spark(spark: SparkSession, path: str) -> DataFrame:
+    from celery_dlq.spark.source import register
+    from celery_dlq.spark.triage import groups, letters
+
+    register(spark)
+    return groups(letters(spark, path))

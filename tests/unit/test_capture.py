@@ -261,6 +261,7 @@ def test_counts_of_retries_and_redrives_are_taken() -> None:
         ("2026-01-02T03:04:05", datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)),
         ("2026-01-02T03:04:05Z", datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)),
         ("2026-01-02T03:04:05+02:00", datetime(2026, 1, 2, 1, 4, 5, tzinfo=timezone.utc)),
+        ("2026-01-02T03:04:05.1234567Z", datetime(2026, 1, 2, 3, 4, 5, 123456, timezone.utc)),
         ("2026-01-02T03:04:05.5-01:00", datetime(2026, 1, 2, 4, 4, 5, 500000, timezone.utc)),
     ],
 )

@@ -61,6 +61,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_spool_dir="/var/spool/dlq",
         dlq_release="1.2.3",
         dlq_adopt={"orders.dead": "orders-DLQ", "other.dead": None},
+        dlq_sample_successes=0.001,
         dlq_sentry="beside",
     ).conf
     settings = Settings.from_conf(conf)
@@ -76,6 +77,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         spool_dir="/var/spool/dlq",
         release="1.2.3",
         adopt={"orders.dead": "orders-DLQ", "other.dead": None},
+        sample_successes=0.001,
         sentry="beside",
     )
     assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)
@@ -162,8 +164,13 @@ def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None
         ("dlq_key_prefix", 5, "a name (text that is not empty)"),
         ("dlq_queues", ["orders"], "a mapping of queue name to policy"),
         ("dlq_queues", "orders", "a mapping of queue name to policy"),
-        ("dlq_store", "sqlite", "one of redis, memory"),
-        ("dlq_store", [], "one of redis, memory"),
+        ("dlq_sample_successes", 1.5, "a share from 0 to 1, e.g. 0.001"),
+        ("dlq_sample_successes", -0.1, "a share from 0 to 1, e.g. 0.001"),
+        ("dlq_sample_successes", float("nan"), "a share from 0 to 1, e.g. 0.001"),
+        ("dlq_sample_successes", True, "a share from 0 to 1, e.g. 0.001"),
+        ("dlq_sample_successes", "1%", "a share from 0 to 1, e.g. 0.001"),
+        ("dlq_store", "sqlite", "one of redis, broker, memory"),
+        ("dlq_store", [], "one of redis, broker, memory"),
         ("dlq_max_delay", -1, "a duration of 0 or more seconds"),
         ("dlq_max_delay", "15m", "a number of seconds or a timedelta"),
         ("dlq_count_ttl", 0, "a duration of more than 0 seconds"),

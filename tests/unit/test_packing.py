@@ -1,74 +1,164 @@
-"""Packed entries come back byte by byte, and what is broken is told."""
+"""Packed entries come back byte by byte, in all forms there ever were; what is broken is told."""
 
 from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from builders import NOW, a_letter, an_ended_delivery
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.backends.redis.packing import packed, readable, unpacked
+from celery_dlq.backends.redis.packing import COLD, WARM, PackedFields, fields_of, packed
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.ports import FlatFields
+from celery_dlq.record import DeadLetter
 
+WIRE = Path(__file__).parent.parent / "wire"
+
+KWARGS = json.dumps({"order": "x" * 200, "note": "gift"})
 LETTER = a_letter(
     traceback="Traceback (most recent call last):\n  File x\n" * 20,
     history=tuple(an_ended_delivery(number=n) for n in range(1, 6)),
-    headers='{"lang":"py","task":"shop.charge"}',
+    headers=json.dumps({"lang": "py", "task": "shop.charge", "kwargsrepr": "{'a': '" + "y" * 99}),
+    kwargsrepr="{'a': '" + "y" * 99,
+    properties='{"delivery_mode":2,"priority":0}',
+    body=f"[[1], {KWARGS}, {{}}]".encode() + b" " * 4000,
+    kwargs_json=KWARGS,
     first_delivered_at=NOW,
 )
 
 NAMES = st.one_of(
-    st.sampled_from(["body", "args_json", "kwargs_json", "@args_json", "headers", "id", "a%2Cb"]),
-    st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name != "~"),
+    st.sampled_from([
+        "body", "args_json", "kwargs_json", "headers", "id", "argsrepr", "kwargsrepr", "task_id",
+        "root_id", "description", "exception_message", "traceback", "history", "properties",
+        "a.b", "~key",
+    ]),
+    st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name not in "+-~"),
+)  # fmt: skip
+# Texts that repeat each other, are long enough to be cold, or hold what separates values.
+VALUES = st.one_of(
+    st.binary(max_size=50),
+    st.sampled_from([b"", b"0123456789abcdef" * 3, b"0123456789abcdef", b"a\x1eb", b"x" * 5000]),
 )
 
 
-def raw(entry: dict[str, bytes]) -> dict[bytes, bytes]:
+def parts(entry: Mapping[str, bytes]) -> list[bytes]:
     """An entry as Redis gives it back."""
-    return {name.encode(): value for name, value in entry.items()}
+    return [part for name, value in entry.items() for part in (name.encode(), value)]
 
 
-@given(st.dictionaries(NAMES, st.binary(max_size=50)))
+def raw(fields: Mapping[str, bytes]) -> dict[bytes, bytes]:
+    return {name.encode(): value for name, value in fields.items()}
+
+
+@given(st.dictionaries(NAMES, VALUES))
 def test_any_fields_come_back(fields: dict[str, bytes]) -> None:
-    """Whatever their names and values, also of later versions."""
-    assert unpacked(raw(packed(fields))) == raw(fields)
+    """Whatever their names and values, also of later versions; by name, as a row and in all."""
+    stored = parts(packed(fields))
+    assert dict(fields_of(stored)) == raw(fields)
+    by_name = fields_of(stored)
+    assert {name: by_name.get(name) for name in raw(fields)} == raw(fields)
+    assert by_name.get(b"nothing") is None
+    assert all(name in by_name for name in raw(fields))
+    assert b"nothing" not in by_name
+    entry = fields_of(stored)
+    assert isinstance(entry, FlatFields)
+    names, values = entry.row()
+    assert dict(zip(names, values, strict=True)) == raw(fields)
 
 
 def test_a_letter_takes_less_than_its_fields() -> None:
-    """What stands in the body too is not kept twice, the rest is compressed."""
+    """What stands elsewhere too is not kept twice, what only people read is compressed."""
     fields = LETTER.to_fields()
     entry = packed(fields)
-    assert unpacked(raw(entry)) == raw(fields)
-    assert sum(map(len, entry.values())) < sum(map(len, fields.values())) / 2
-    assert "args_json" not in entry
+    assert next(iter(entry)) == WARM.decode()
+    message = sum(len(fields[name]) for name in ("body", "headers", "properties"))
+    assert sum(map(len, entry.values())) < message + 500
+    assert KWARGS.encode() not in entry["+"]
 
 
-def test_what_scripts_and_filters_need_stays_plain() -> None:
+def test_what_a_redrive_needs_is_not_compressed() -> None:
+    """Body, headers and properties are looked up without a decompression."""
+    entry = packed(LETTER.to_fields())
+    entry["-"] = b"broken"
+    fields = fields_of(parts(entry))
+    for name in ("body", "headers", "properties", "routing_key", "kwargs_json", "kwargsrepr"):
+        assert fields.get(name.encode()) == LETTER.to_fields()[name]
+
+
+def test_a_small_message_is_compressed_more() -> None:
+    """Else the letter would take many times the memory of the message."""
+    headers = {"lang": "py", "task": "shop.charge", "origin": "gen1@web", "retries": 0,
+               "timelimit": [None, None], "ignore_result": False, "stamps": {}}  # fmt: skip
+    letter = a_letter(headers=json.dumps(headers), history=(an_ended_delivery(),))
+    entry = packed(letter.to_fields())
+    assert b"timelimit" not in entry["+"]
+    assert dict(fields_of(parts(entry))) == raw(letter.to_fields())
+
+
+def test_what_scripts_and_people_need_stays_plain() -> None:
     """Lua reads these fields by name."""
     entry = packed(LETTER.to_fields())
     for name in ("id", "reason", "fingerprint", "dead_lettered_at", "task_name", "body"):
         assert entry[name] == LETTER.to_fields()[name]
 
 
-def test_an_entry_that_was_not_packed_is_read_as_it_is() -> None:
-    """Older entries, and those of other writers."""
-    fields = raw(LETTER.to_fields())
-    assert unpacked(fields) == fields
+def test_entries_of_one_kind_have_the_same_names() -> None:
+    """The exporter moves their columns together."""
+    one, other = (
+        PackedFields(parts(packed(a_letter(body=body, args_json=None).to_fields())))
+        for body in (b"a" * 2000, b"b" * 2000)
+    )
+    assert one.row()[0] is other.row()[0]
+
+
+@pytest.mark.parametrize("name", ["letter", "smallest"])
+@pytest.mark.parametrize("form", ["plain", "packed_1", "packed_2"])
+def test_golden_entries_are_read_for_ever(name: str, form: str) -> None:
+    """An entry of every form in which letters were ever stored."""
+    golden = json.loads((WIRE / f"{name}_v1.fields").read_text())
+    fields = {field: base64.b64decode(text) for field, text in golden.items()}
+    if form == "plain":
+        stored = parts(fields)
+    else:
+        entry = json.loads((WIRE / f"{name}_v1.{form}").read_text())
+        stored = parts({field: base64.b64decode(text) for field, text in entry.items()})
+    assert dict(fields_of(stored)) == raw(fields)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, -1])
-def test_a_broken_entry_is_told(cut: int) -> None:
-    """It raises nothing else, and can still be shown."""
+@pytest.mark.parametrize("field", [WARM, COLD])
+def test_a_broken_entry_is_told(field: bytes, cut: int) -> None:
+    """It raises nothing else, can still be shown, and is no letter."""
     entry = raw(packed(LETTER.to_fields()))
-    entry[b"~"] = entry[b"~"][:cut]
+    entry[field] = entry[field][:cut] if field == COLD else entry[field][:cut].replace(b"\x1e", b"")
+    stored = [part for pair in entry.items() for part in pair]
+    fields = PackedFields(stored)
     with pytest.raises(CorruptLetter, match="cannot be unpacked"):
-        unpacked(entry)
-    assert readable(entry) == entry
+        fields.row()
+    assert dict(fields) == entry
+    named = {name.decode(): value for name, value in fields.items()}
+    with pytest.raises(CorruptLetter):
+        DeadLetter.from_fields(named)
 
 
 def test_a_place_in_a_body_that_is_gone_is_told() -> None:
     """The body is where args and kwargs stand."""
-    entry = raw(packed(LETTER.to_fields()))
-    del entry[b"body"]
+    entry = packed(LETTER.to_fields())
+    del entry["body"]
     with pytest.raises(CorruptLetter):
-        unpacked(entry)
+        PackedFields(parts(entry)).row()
+    cut = packed(LETTER.to_fields())
+    cut["body"] = cut["body"][:20]
+    with pytest.raises(CorruptLetter, match="beyond its end"):
+        PackedFields(parts(cut)).row()
+
+
+def test_a_broken_entry_of_the_older_form_can_be_shown() -> None:
+    """It is given as it is."""
+    entry = {b"id": b"1", b"~": b"broken"}
+    assert fields_of([b"id", b"1", b"~", b"broken"]) == entry

@@ -114,6 +114,18 @@ class Keys:
         """STRING: entry id up to which letters were exported to files."""
         return f"{self._of(dead_letter_queue)}:exported"
 
+    def samples(self, dead_letter_queue: str) -> str:
+        """STREAM: a sample of the messages that succeeded; bounded, expires."""
+        return f"{self._of(dead_letter_queue)}:samples"
+
+    def last(self, dead_letter_queue: str) -> str:
+        """STRING: the newest position given to a letter of a queue on the broker."""
+        return f"{self._of(dead_letter_queue)}:last"
+
+    def placing(self, dead_letter_queue: str) -> str:
+        """HASH: id of a letter on its way to a queue on the broker to its position."""
+        return f"{self._of(dead_letter_queue)}:placing"
+
     def outbox(self, dead_letter_queue: str) -> str:
         """ZSET: notices for a dead-letter exchange, as JSON, by when they may be tried again."""
         return f"{self._of(dead_letter_queue)}:outbox"

@@ -1,30 +1,68 @@
-"""How a letter's fields lie in its stream entry: small, and back again byte by byte.
+"""How a letter's fields lie in its stream entry: small, and back again byte by byte, fast.
 
-A letter repeats itself: the texts of args and kwargs stand in the body too, most of the
-rest is JSON and a traceback. So what scripts, filters and people need at a glance stays
-plain, a text that stands in the body is kept as its place there, and all other fields
-share one compressed field. Whoever reads a stream without this module finds plain
-fields beside ``~``; entries without ``~`` are read as they are.
+A letter repeats itself: the texts of args and kwargs stand in the body, their
+representations in the headers, a description in the exception's message. So an entry is::
+
+    +       what is where (see `_Layout`), then values, each behind the byte 1E
+    id, reason, …, body     what scripts need and people look for, as it is
+    -       the cold values (traceback, history, …), compressed, if there are any
+
+A value that stands in another one is kept as its place there, ``start:length``; one that
+equals another is not kept. Fields of later versions, and values that hold a 1E, are fields of
+the entry by themselves. What a redrive needs is not compressed unless the letter would take
+more than `_MOST_TIMES` the memory of its message; the exporter splits, slices, and decodes
+nothing.
+
+Older entries are read as well: all fields plain, or all but a few compressed in ``~``.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.ports import FlatFields
 
-PACKED = b"~"
-"""The one field that holds the others: a line of names, a line of lengths, the values."""
+WARM, COLD, PACKED = b"+", b"-", b"~"
+"""The fields that hold others. Nothing writes ``~`` any more."""
 
-_PLAIN = frozenset({
-    "id", "task_name", "reason", "fingerprint", "dead_lettered_at", "exception_type",
-    "worker_hostname", "redrives", "body",
-})  # fmt: skip
-_IN_BODY = ("args_json", "kwargs_json")
-_PLACE = "@"  # before the name of a field whose value is ``start:length`` in the body
+_SEPARATOR = b"\x1e"
+
+# The letter of a field in the first line of ``+``: for ever these. A field that comes later is
+# kept plain, so that older readers find it.
+_FIELDS = (
+    "schema_version", "id", "task_id", "task_name", "source_queue", "dead_letter_queue", "reason",
+    "description", "dead_lettered_at", "published_at", "first_delivered_at", "deliveries",
+    "retries", "redrives", "max_deliveries", "max_retries", "exception_type",
+    "exception_message", "traceback", "fingerprint", "history", "exchange", "routing_key",
+    "content_type", "content_encoding", "headers", "properties", "body", "args_json",
+    "kwargs_json", "argsrepr", "kwargsrepr", "root_id", "parent_id", "group_id", "origin",
+    "worker_hostname", "worker_pid", "eta", "expires", "release", "sentry_event_id",
+    "native_death",
+)  # fmt: skip
+_OTHER = "?"
+_CODES = {name: chr(ord("@") + number) for number, name in enumerate(_FIELDS)}
+_NAMES = {code: name.encode() for name, code in _CODES.items()}
+
+_PLAIN = ("id", "task_name", "reason", "fingerprint", "dead_lettered_at", "body")
+_FROZEN = frozenset({"traceback", "history", "native_death"})
+_WITHIN = {
+    "args_json": "body", "kwargs_json": "body", "argsrepr": "headers", "kwargsrepr": "headers",
+}  # fmt: skip
+_SAME = {"root_id": "task_id", "exception_message": "description"}
+_MESSAGE = ("headers", "properties")
+
+_SHORT = 12  # such a value takes no more than its place
+_LONG = 120  # a value of so many bytes may as well be cold
+_PRESSED = 3  # about so many times smaller are cold values when compressed
+_MOST_TIMES = 1.4
+_MOST_LAYOUTS = 256
+_ENTRY_BYTES = 330  # what Redis takes for an entry and its index beside the values
 
 # What letters have in common; never change a byte of it, compressed letters need it.
 _COMMON = (
@@ -47,92 +85,315 @@ _COMMON = (
     b"argsrepr,kwargsrepr,root_id,origin,worker_pid\n1,36,6,10,20,16,1,1,1,1,"
 )
 
+_UNREADABLE = (zlib.error, ValueError, LookupError)
+
 
 def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
     """The entry of a letter's storage form."""
-    body = fields.get("body", b"")
-    entry: dict[str, bytes] = {}
-    rest: dict[str, bytes] = {}
-    for name, value in fields.items():
-        if name in _PLAIN:
-            entry[name] = value
-        elif name in _IN_BODY and value and (at := body.find(value)) >= 0:
-            rest[_PLACE + name] = b"%d:%d" % (at, len(value))
-        else:
-            rest[_quoted(name)] = value
-    if rest:
-        entry[PACKED.decode()] = _compressed(rest)
-    return entry
+    kept = _Kept.of(fields)
+    message = sum(len(fields.get(name, b"")) for name in (*_MESSAGE, "body"))
+    if kept.about_bytes() > _MOST_TIMES * message:
+        kept.freeze(_MESSAGE)
+    return kept.entry()
 
 
-def unpacked(entry: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """The storage form of an entry; an entry that was not packed is given back as it is.
+def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
+    """The storage form of an entry, which is taken apart when it is looked at.
 
-    Raises:
-        CorruptLetter: Its packed field cannot be read.
+    What cannot be unpacked is given as it is in the entry: no letter, but one can see it.
+
+    Args:
+        parts: Names and values in turn, as Redis gives them.
     """
-    if PACKED not in entry:
+    if WARM in parts[::2]:
+        return PackedFields(parts)
+    entry = _pairs(parts)
+    return _of_older_form(entry) if PACKED in entry else entry
+
+
+class PackedFields(FlatFields):
+    """The storage form of a packed entry.
+
+    Args:
+        parts: Names and values in turn, as Redis gives them.
+    """
+
+    __slots__ = ("_named", "_parts")
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts = parts
+        self._named: dict[bytes, Any] | None = None  # a value is None: not taken apart yet
+
+    def row(self) -> tuple[tuple[bytes, ...], list[bytes]]:
+        """Names and values; entries of one kind give the very same names.
+
+        Raises:
+            CorruptLetter: It cannot be unpacked.
+        """
+        try:
+            layout, values, frozen = _split(self._parts)
+            if layout.cold:
+                values += _thawed(frozen, layout.cold)
+            for place, source in layout.places:
+                values[place] = _cut(values[source], values[place])
+            for source in layout.same:
+                values.append(values[source])
+        except _UNREADABLE as exc:
+            raise _unreadable(exc) from exc
+        return layout.names, values
+
+    def stored_bytes(self) -> int:
+        """How many bytes the entry has."""
+        return sum(map(len, self._parts))
+
+    def get(self, name: bytes, default: Any = None) -> Any:
+        """One field; the compressed ones are taken apart when one of them is asked for."""
+        seen = self._seen()
+        value = seen.get(name, default)
+        return value if value is not None or name not in seen else self._whole().get(name, default)
+
+    def __getitem__(self, name: bytes) -> bytes:
+        value: bytes | None = self._seen()[name]
+        return value if value is not None else self._whole()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._seen()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._whole())  # who walks over all of them wants their values
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def _seen(self) -> dict[bytes, Any]:
+        if self._named is None:
+            try:
+                layout, values, _frozen = _split(self._parts)
+                for place, source in layout.early_places:
+                    values[place] = _cut(values[source], values[place])
+                named: dict[bytes, Any] = dict(zip(layout.names, values, strict=False))
+                for name, source in layout.early_same:
+                    named[name] = values[source]
+                named.update(layout.late)
+                self._named = named
+            except _UNREADABLE:
+                self._named = _pairs(self._parts)
+        return self._named
+
+    def _whole(self) -> dict[bytes, bytes]:
+        if self._named is None or None in self._named.values():
+            try:
+                self._named = dict(zip(*self.row(), strict=True))
+            except CorruptLetter:
+                self._named = _pairs(self._parts)
+        return self._named
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Where each field of a letter is to lie."""
+
+    plain: dict[str, bytes]
+    warm: dict[str, bytes]
+    cold: dict[str, bytes]
+    places: dict[str, bytes]
+    same: list[str]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, bytes]) -> _Kept:
+        kept = cls({}, {}, {}, {}, [])
+        for name, value in fields.items():
+            if name in _PLAIN or name not in _CODES or _SEPARATOR in value:
+                kept.plain[name] = value
+            elif name in _SAME and fields.get(_SAME[name]) == value:
+                kept.same.append(name)
+            elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
+                kept.places[name] = place
+            elif name in _FROZEN or (len(value) > _LONG and name not in _MESSAGE):
+                kept.cold[name] = value
+            else:
+                kept.warm[name] = value
+        return kept
+
+    def freeze(self, names: Sequence[str]) -> None:
+        self.cold.update({name: self.warm.pop(name) for name in names if name in self.warm})
+
+    def about_bytes(self) -> int:
+        """What it will take in Redis."""
+        kept = (self.plain, self.warm, self.places)
+        cold = sum(map(len, self.cold.values())) // _PRESSED
+        return sum(sum(map(len, some.values())) for some in kept) + cold + _ENTRY_BYTES
+
+    def entry(self) -> dict[str, bytes]:
+        parts = (self.plain, self.warm, self.places, self.cold, self.same)
+        head = ".".join("".join(_CODES.get(name, _OTHER) for name in some) for some in parts)
+        values = (head.encode(), *self.warm.values(), *self.places.values())
+        entry = {WARM.decode(): _SEPARATOR.join(values), **self.plain}
+        if self.cold:
+            press = zlib.compressobj(6, wbits=-13, memLevel=5, zdict=_COMMON)
+            cold = press.compress(_SEPARATOR.join(self.cold.values())) + press.flush()
+            entry[COLD.decode()] = cold
         return entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """How to take entries of one kind apart; made from the beginning of ``+``.
+
+    That has five lists of the letters of fields, with full stops between: plain ones (``?`` for
+    one that has no letter), values in ``+``, places in ``+``, compressed values, the same ones.
+
+    Attributes:
+        names: All fields in this order.
+        early: How many are not compressed.
+        cold: How many are.
+        places: Index of a value that is a place, and of the value in which it is.
+        same: Indexes of the values that fields at the end have.
+        early_places: Those places that need no decompression.
+        early_same: The same of the fields at the end, by name.
+        late: The names for which something is to be decompressed.
+    """
+
+    names: tuple[bytes, ...]
+    early: int
+    cold: int
+    places: tuple[tuple[int, int], ...]
+    same: tuple[int, ...]
+    early_places: tuple[tuple[int, int], ...]
+    early_same: tuple[tuple[bytes, int], ...]
+    late: dict[bytes, None]
+
+    @classmethod
+    def of(cls, head: bytes, plain: tuple[bytes, ...], before: int) -> _Layout:
+        """The layout of a beginning and the names of the plain fields; some are before it."""
+        parts = head.decode("ascii").split(".")
+        ours = (name.decode("utf-8", "replace") for name in plain[before:])
+        said = "".join(_CODES.get(name, _OTHER) for name in ours)
+        if said != parts[0]:
+            message = f"its fields are not {parts[0]!r}"
+            raise ValueError(message)
+        warm, within, cold, same = (tuple(_NAMES[code] for code in part) for part in parts[1:])
+        early = plain + warm + within
+        names = early + cold + same
+        at = {name: number for number, name in enumerate(names)}
+        places = tuple((at[name], at[_WITHIN[name.decode()].encode()]) for name in within)
+        sources = tuple(at[_SAME[name.decode()].encode()] for name in same)
+        late = [names[place] for place, source in places if source >= len(early)]
+        late += [name for name, source in zip(same, sources, strict=True) if source >= len(early)]
+        return cls(
+            names=names,
+            early=len(early),
+            cold=len(cold),
+            places=places,
+            same=sources,
+            early_places=tuple(pair for pair in places if pair[1] < len(early)),
+            early_same=tuple(
+                (name, source)
+                for name, source in zip(same, sources, strict=True)
+                if source < len(early)
+            ),
+            late=dict.fromkeys([*cold, *late]),
+        )
+
+
+_layouts: dict[bytes, _Layout] = {}  # of entries with the fields of version 1 only
+
+
+def _split(parts: Sequence[bytes]) -> tuple[_Layout, list[bytes], bytes]:
+    """The layout, the values that are not compressed, and those that are."""
+    at = 0 if parts[0] == WARM else 2 * parts[::2].index(WARM)
+    head, *warm = parts[at + 1].split(_SEPARATOR)
+    layout = _layouts.get(head)
+    if layout is None or at:
+        layout = _laid_out(head, tuple(parts[::2]), at // 2)
+    values = [*parts[1:at:2], *parts[at + 3 :: 2]]
+    frozen = values.pop() if layout.cold else b""
+    values += warm
+    if len(values) != layout.early:
+        message = "it has not as many values as its beginning says"
+        raise ValueError(message)
+    return layout, values, frozen
+
+
+@lru_cache(maxsize=256)
+def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
+    """The layout of an entry; ``before`` are fields that something else put before ours."""
+    plain = (*stored[:before], *stored[before + 1 :])
+    if plain[-1:] == (COLD,):
+        plain = plain[:-1]
+    layout = _Layout.of(head, plain, before)
+    if bool(layout.cold) != (stored[-1] == COLD):
+        message = "its compressed field is not where it should be"
+        raise ValueError(message)
+    if not before and _OTHER.encode() not in head and len(_layouts) < _MOST_LAYOUTS:
+        _layouts[head] = layout
+    return layout
+
+
+def _thawed(frozen: bytes, count: int) -> list[bytes]:
+    reader = zlib.decompressobj(wbits=-15, zdict=_COMMON)
+    values = reader.decompress(frozen).split(_SEPARATOR)
+    if not reader.eof or len(values) != count:
+        message = "it is cut off"
+        raise ValueError(message)
+    return values
+
+
+def _place(value: bytes, whole: bytes) -> bytes:
+    """``start:length`` of a value in another one; nothing if it is short or not there."""
+    at = whole.find(value) if len(value) > _SHORT else -1
+    return b"%d:%d" % (at, len(value)) if at >= 0 else b""
+
+
+def _cut(whole: bytes, place: bytes) -> bytes:
+    start, length = place.split(b":")
+    at, size = int(start), int(length)
+    if at + size > len(whole):
+        message = "a place in it is beyond its end"
+        raise ValueError(message)
+    return whole[at : at + size]
+
+
+def _pairs(parts: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _bytes(names: Mapping[str, str], name: bytes) -> bytes:
+    return names[name.decode()].encode()
+
+
+def _unreadable(exc: Exception) -> CorruptLetter:
+    return CorruptLetter(f"expected a dead letter, got an entry that cannot be unpacked ({exc!r})")
+
+
+# -- the older form --------------------------------------------------------------------
+
+
+def _of_older_form(entry: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """The storage form of an entry with ``~``; the entry as it is, if that cannot be read."""
     fields = dict(entry)
     try:
-        places, parts = _parts(fields.pop(PACKED))
-        fields.update(parts)
-        for name in places:
-            at, _, length = fields.pop(b"@" + name).partition(b":")
-            start = int(at)
-            fields[name] = entry[b"body"][start : start + int(length)]
-    except (zlib.error, ValueError, KeyError) as exc:
-        message = f"expected a dead letter, got an entry that cannot be unpacked ({exc!r})"
-        raise CorruptLetter(message) from exc
+        names, values = _older_parts(fields.pop(PACKED))
+        for name, value in zip(names, values, strict=True):
+            if name[:1] == b"@":  # ``start:length`` in the body
+                fields[name[1:]] = _cut(entry[b"body"], value)
+            else:
+                fields[_unquoted(name)] = value
+    except _UNREADABLE:
+        return entry
     return fields
 
 
-def readable(entry: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """As `unpacked`, but what cannot be unpacked is given back as it is."""
-    try:
-        return unpacked(entry)
-    except CorruptLetter:
-        return entry
-
-
-def _compressed(fields: Mapping[str, bytes]) -> bytes:
-    names = ",".join(fields).encode("utf-8", "surrogateescape")
-    sizes = ",".join(str(len(value)) for value in fields.values()).encode()
-    press = zlib.compressobj(6, wbits=-15, zdict=_COMMON)
-    return press.compress(b"\n".join((names, sizes, b"".join(fields.values())))) + press.flush()
-
-
-def _parts(data: bytes) -> tuple[tuple[bytes, ...], dict[bytes, bytes]]:
-    """Which fields are places in the body, and all fields with their values."""
+def _older_parts(data: bytes) -> tuple[list[bytes], list[bytes]]:
+    """A line of names, a line of lengths, the values."""
     reader = zlib.decompressobj(wbits=-15, zdict=_COMMON)
-    text = reader.decompress(data)
-    names_line, _, rest = text.partition(b"\n")
-    sizes_line, _, values = rest.partition(b"\n")
-    names, places = _names(names_line)
-    ends = list(accumulate(map(int, sizes_line.split(b","))))
-    if not reader.eof or len(ends) != len(names) or ends[-1] != len(values):
+    names, _, rest = reader.decompress(data).partition(b"\n")
+    sizes, _, values = rest.partition(b"\n")
+    ends = list(accumulate(map(int, sizes.split(b","))))
+    if not reader.eof or ends[-1] != len(values):
         message = "it is cut off"
         raise ValueError(message)
-    starts = [0, *ends]
-    return places, {
-        name: values[start:end] for name, start, end in zip(names, starts, ends, strict=False)
-    }
-
-
-@lru_cache(maxsize=256)
-def _names(line: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The names of a line, of which letters of one kind have the same."""
-    names = line.split(b",")
-    places = tuple(name[1:] for name in names if name[:1] == b"@")
-    return tuple(name if name[:1] == b"@" else _unquoted(name) for name in names), places
-
-
-@lru_cache(maxsize=256)
-def _quoted(name: str) -> str:
-    """A field of a later version may have what separates names here in its own."""
-    for character, code in (("%", "%25"), (",", "%2C"), ("\n", "%0A"), (_PLACE, "%40")):
-        name = name.replace(character, code)
-    return name
+    return names.split(b","), [values[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def _unquoted(name: bytes) -> bytes:

@@ -113,6 +113,8 @@ class Scripts:
     remove: Script
     restore: Script
     claim: Script
+    place: Script
+    placed: Script
     mark_published: Script
     release: Script
     note_exported: Script

@@ -14,7 +14,7 @@ import redis
 
 from celery_dlq.backends.redis.connection import Command, Wire, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.packing import packed, readable
+from celery_dlq.backends.redis.packing import fields_of, packed
 from celery_dlq.backends.redis.scripts import (
     MOST_IDS,
     ClaimReply,
@@ -25,6 +25,7 @@ from celery_dlq.backends.redis.scripts import (
 )
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.ports import (
+    Capabilities,
     ClaimState,
     Fate,
     Group,
@@ -53,9 +54,10 @@ PAGE_BYTES = 8 * 1024 * 1024
 
 _FIRST_PAGE = 8
 _GROWTH = 5
+_REMOVED_AT_ONCE = 100  # a few milliseconds, in which Redis answers nobody else
 _HOUR = 60  # minutes
 
-_CLAIMS = {
+CLAIMS = {
     ClaimReply.CLAIMED: ClaimState.CLAIMED,
     ClaimReply.RECLAIMED: ClaimState.RECLAIMED,
     ClaimReply.PUBLISHED: ClaimState.PUBLISHED,
@@ -81,6 +83,8 @@ class RedisStore:
         wire: A worker's connection for its counts. Letters are stored through it, because
             one write and one read of it cost a third of two commands of the client's.
     """
+
+    capabilities = Capabilities()
 
     def __init__(
         self, client: Any, url: str, keys: Keys, ttl_seconds: float = 72 * 3600.0,
@@ -294,13 +298,13 @@ class RedisStore:
     ) -> list[ClaimState]:
         """Claim letters; see `DeadLetterStore.claim`."""
         name, keys = dead_letter_queue, self._keys
-        places = [keys.ids(name), keys.claims(name), keys.letters(name)]
+        places = [keys.claims(name), keys.ids(name), keys.letters(name)]
         states: list[ClaimState] = []
         with translated(self._url):
-            for some in _chunks(letter_ids):
+            for some in chunks(letter_ids):
                 args: list[Any] = [owner, int(lease_seconds * 1000), forebear, *some]
                 states += [
-                    _CLAIMS[ClaimReply(reply)]
+                    CLAIMS[ClaimReply(reply)]
                     for reply in self._scripts.claim(keys=places, args=args)
                 ]
         return states
@@ -382,6 +386,9 @@ class RedisStore:
             pipe.pexpire(run, self._ttl)
             pipe.execute()
 
+    def done(self) -> None:
+        """Claims are let go of one by one; nothing else is held."""
+
     def close(self) -> None:
         """Disconnect."""
         self._reader.close()
@@ -396,7 +403,7 @@ class RedisStore:
         *args: object,
     ) -> None:
         with translated(self._url):
-            for some in _chunks(letter_ids):
+            for some in chunks(letter_ids):
                 script(keys=[self._keys.claims(dead_letter_queue)], args=[*args, *some])
 
     def _remove(
@@ -409,7 +416,7 @@ class RedisStore:
         with translated(self._url):
             return sum(
                 int(self._scripts.remove(keys=places, args=[owner, keep, *some]))
-                for some in _chunks(list(letter_ids))
+                for some in chunks(list(letter_ids), _REMOVED_AT_ONCE)
             )
 
     def _summary(self, name: str) -> QueueSummary:
@@ -429,7 +436,7 @@ class RedisStore:
             oldest_at=_time_of(oldest),
             newest_at=_time_of(newest),
             reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
-            last_hour=_last_hour(arrivals, now // 60),
+            last_hour=last_hour(arrivals, now // 60),
         )
 
     def _pages(
@@ -470,10 +477,7 @@ class RedisStore:
         """XRANGE without redis-py's reply callback, which costs more than Redis itself."""
         order = ("XREVRANGE", stream, high, low) if newest_first else ("XRANGE", stream, low, high)
         reply = self._read(*order, "COUNT", count)
-        return [
-            (entry.decode(), readable(dict(zip(parts[::2], parts[1::2], strict=True))))
-            for entry, parts in reply
-        ]
+        return [(entry.decode(), fields_of(parts)) for entry, parts in reply]
 
     def _read(self, *command: Any) -> Any:
         """Read on the connection of our own; once more if it turns out to be a stale one."""
@@ -512,7 +516,7 @@ def _fate(names: Sequence[bytes]) -> Fate:
     return Fate.DIED if any(name.startswith(b"dead:") for name in names) else Fate.OPEN
 
 
-def _last_hour(slots: Iterable[bytes], minute: int) -> int:
+def last_hour(slots: Iterable[bytes], minute: int) -> int:
     """The letters of the sixty minutes that end with this one."""
     pairs = (slot.split(b":") for slot in slots)
     return sum(int(count) for at, count in pairs if minute - _HOUR < int(at) <= minute)
@@ -564,6 +568,7 @@ def _literal(text: str) -> str:
     return "".join(f"\\{character}" if character in "*?[]\\^" else character for character in text)
 
 
-def _chunks(letter_ids: Sequence[str]) -> Iterator[list[str]]:
-    for start in range(0, len(letter_ids), MOST_IDS):
-        yield [spelled(letter_id) for letter_id in letter_ids[start : start + MOST_IDS]]
+def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
+    """Ids, as many at a time as one script takes, as they can be sent."""
+    for start in range(0, len(letter_ids), size):
+        yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

@@ -1,5 +1,6 @@
 -- Purpose: claim letters for one operation, so that no two redrive or discard one letter.
--- KEYS: 1 ids (hash)  2 claims (hash)  3 letters (stream)
+-- KEYS: 1 claims (hash)  2 ids (hash)  3 letters (stream); the last two are left out by who
+--       knows that all of the letters are there
 -- ARGV: 1 owner
 --       2 lease (milliseconds)
 --       3 forebear (owners whose names begin so have died; empty = none)
@@ -12,16 +13,17 @@ local owner, forebear, time = ARGV[1], ARGV[3], redis.call('TIME')  -- one clock
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local claim = '|' .. owner .. '|' .. string.format('%.0f', now + tonumber(ARGV[2]))
 -- First: a full Redis lets no script begin by adding, and operators would make room in it.
-redis.call('PEXPIRE', KEYS[2], 2592000000)
+redis.call('PEXPIRE', KEYS[1], 2592000000)
 local function exists(id)
-  if redis.call('HEXISTS', KEYS[1], id) == 1 then return true end
+  if not KEYS[2] then return true end
+  if redis.call('HEXISTS', KEYS[2], id) == 1 then return true end
   return string.match(id, '^%d+%-%d+$') and redis.call('XRANGE', KEYS[3], id, id)[1]
 end
 local states = {}
 for i = 4, #ARGV do
   local id, state, note = ARGV[i], 5, nil
   if exists(id) then
-    local held = redis.call('HGET', KEYS[2], id)
+    local held = redis.call('HGET', KEYS[1], id)
     local what, who, till = string.match(held or '', '^(%a+)|(.*)|(%d+)$')
     -- Our own claim, sent twice after a time-out, is answered as it was the first time.
     local free = who ~= owner and (not who or tonumber(till) <= now
@@ -37,7 +39,7 @@ for i = 4, #ARGV do
     else
       state, note = 2, 'reclaimed'
     end
-    if note then redis.call('HSET', KEYS[2], id, note .. claim) end
+    if note then redis.call('HSET', KEYS[1], id, note .. claim) end
   end
   states[#states + 1] = state
 end

@@ -1,0 +1,176 @@
+"""What was read of a queue on the broker: an index in memory, the messages in a file without name.
+
+A broker hands out a queue from its beginning and only so. Once it is written down, letters
+can be found by id and shown in either order, as often as one likes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from celery_dlq import headers
+from celery_dlq.backends.broker.wire import COMPRESSION_HEADER, decoded
+from celery_dlq.ports import RawPage
+
+PAGE_BYTES = 8 * 1024 * 1024
+_POSITION = re.compile(r"\d{1,20}-\d{1,20}")
+
+Unwrap = Callable[[bytes], bytes]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One letter of a queue, or what is no letter.
+
+    Attributes:
+        key: The letter's id; the position of what is no letter.
+        position: Its place in the order of storing.
+        offset: Where its message begins in the file.
+        size: The bytes of its message.
+        compressed: Whether the letter in it is compressed.
+        tags: By what the broker knows its message, and copies of it.
+    """
+
+    key: str
+    position: str
+    offset: int
+    size: int
+    compressed: bool
+    tags: list[Any] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What it is sorted by."""
+        return order(self.position)
+
+
+class Snapshot:
+    """The messages of one queue at one time.
+
+    Args:
+        unwrap: Takes a letter out of a message as it is in the file.
+    """
+
+    def __init__(self, unwrap: Unwrap = bytes) -> None:
+        self.complete = True
+        self.bytes = 0
+        self._unwrap = unwrap
+        self._file, name = tempfile.mkstemp(prefix="celery_dlq-")
+        Path(name).unlink()  # it is gone with the last who reads in it, however that ends
+        weakref.finalize(self, os.close, self._file)
+        self._entries: dict[str, Entry] = {}
+        self._places: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def add(self, message: bytes, about: Mapping[str, Any], tag: Any, body: bytes) -> Entry | None:
+        """Write a message down; a copy of one that is there is only noted.
+
+        Args:
+            message: What is kept of it.
+            about: Its headers.
+            tag: By what the broker knows it.
+            body: Its body.
+
+        Returns:
+            The entry that it is a copy of, or ``None``.
+        """
+        key, position = _name_of(about, body)
+        known = self._entries.get(key)
+        if known is not None:
+            known.tags.append(tag)
+            if order(position) < known.order:  # the first that was stored is the letter
+                del self._places[known.position]
+                known.position = position
+                self._places[position] = key
+            return known
+        entry = Entry(key, position, self.bytes, len(message), COMPRESSION_HEADER in about, [tag])
+        view = memoryview(message)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self.bytes += len(message)
+        self._entries[key] = entry
+        self._places[position] = key
+        return None
+
+    def find(self, key: str) -> Entry | None:
+        """An entry by its key or its position."""
+        return self._entries.get(key) or self._entries.get(self._places.get(key, ""))
+
+    def drop(self, entry: Entry) -> None:
+        """Forget an entry: it has left the queue."""
+        del self._entries[entry.key]
+        self._places.pop(entry.position, None)
+
+    def ordered(self) -> list[Entry]:
+        """All entries in the order of storing."""
+        return sorted(self._entries.values(), key=lambda entry: entry.order)
+
+    def fields(self, entry: Entry) -> dict[bytes, bytes]:
+        """The storage form of a letter."""
+        body = self._unwrap(self.message(entry))
+        return decoded(body, compressed=entry.compressed)
+
+    def message(self, entry: Entry) -> bytes:
+        """A message as it was written down."""
+        parts, offset, left = [], entry.offset, entry.size
+        while left:
+            part = os.pread(self._file, left, offset)
+            if not part:
+                message = f"the file of a snapshot ends at {offset}"
+                raise OSError(message)
+            parts.append(part)
+            offset, left = offset + len(part), left - len(part)
+        return b"".join(parts)
+
+    def pages(
+        self, *, after: str | None, until: str | None, page_size: int, newest_first: bool
+    ) -> Iterator[RawPage]:
+        """Pages of positions and storage forms; bounded in letters and bytes."""
+        low, high = order(after) if after else (-1, 0), order(until) if until else None
+        chosen = [e for e in self.ordered() if low < e.order and (not high or e.order <= high)]
+        page: list[tuple[str, Mapping[bytes, bytes]]] = []
+        held = 0
+        for entry in reversed(chosen) if newest_first else chosen:
+            if page and (len(page) >= page_size or held + entry.size > PAGE_BYTES):
+                yield page
+                page, held = [], 0
+            page.append((entry.position, self.fields(entry)))
+            held += entry.size
+        if page:
+            yield page
+
+
+def order(position: str) -> tuple[int, int]:
+    """What positions are compared by."""
+    first, _dash, second = position.partition("-")
+    return int(first), int(second or 0)
+
+
+def _name_of(about: Mapping[str, Any], body: bytes) -> tuple[str, str]:
+    """Key and position of a message; of what is no letter of ours, made from its content."""
+    letter_id, position = about.get(headers.LETTER_HEADER), about.get(headers.POSITION_HEADER)
+    placed = isinstance(position, str) and _POSITION.fullmatch(position) is not None
+    fields = {}
+    if not isinstance(letter_id, str) or not placed:  # headers were lost on the way
+        fields = decoded(body, compressed=COMPRESSION_HEADER in about)
+    number = int.from_bytes(hashlib.blake2b(body, digest_size=7).digest(), "big")
+    if not placed:
+        died = fields.get(b"dead_lettered_at", b"0")
+        millis = int(died) // 1000 if died.isdigit() and len(died) < 18 else 0  # noqa: PLR2004
+        position = f"{millis}-{number}"
+    if not isinstance(letter_id, str):
+        letter_id = fields.get(b"id", b"").decode("utf-8", "replace") or str(position)
+    return letter_id, str(position)

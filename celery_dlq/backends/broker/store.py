@@ -1,0 +1,443 @@
+"""The `DeadLetterStore` whose letters are in real queues of the user's broker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import islice
+from typing import NoReturn, Protocol
+
+from celery_dlq.backends.broker.amqp import MOST_LETTERS
+from celery_dlq.backends.broker.ledger import Ledger
+from celery_dlq.backends.broker.snapshot import Entry, Snapshot, order
+from celery_dlq.backends.broker.wire import Parcel, parcel
+from celery_dlq.errors import CorruptLetter, NotSupported
+from celery_dlq.ports import (
+    Capabilities,
+    ClaimState,
+    Fate,
+    Group,
+    Heading,
+    MessageKey,
+    QueueSummary,
+    RawPage,
+    Restored,
+    Stored,
+    StoredLetter,
+)
+from celery_dlq.record import DeadLetter, Delivery, end_of, from_micros
+
+logger = logging.getLogger("celery_dlq.store")
+
+_PAGE = 200
+_FRESH_SECONDS = 10.0
+_READ_ONLY_SECONDS = 60.0
+
+
+class Held(Protocol):
+    """A queue from which nobody else removes letters."""
+
+    snapshot: Snapshot
+    present: bool  # or there is no such queue yet
+
+    def __len__(self) -> int:
+        """How many messages are not in the queue meanwhile."""
+
+    def refresh(self) -> None:
+        """Read what arrived meanwhile."""
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """Take letters out of the queue for good."""
+
+    def give_back(self) -> None:
+        """Let others have the queue; never raises."""
+
+
+class Shelf(Protocol):
+    """The queues of one broker. Every method may raise `StoreUnavailable`."""
+
+    def check(self) -> None:
+        """Do nothing but answer."""
+
+    def put(self, queue: str, letter: Parcel) -> None:
+        """Put a letter into a queue, which is made if need be; confirmed."""
+
+    def length(self, queue: str) -> int:
+        """How many messages wait in a queue."""
+
+    def read(self, queue: str) -> tuple[Snapshot, Held | None]:
+        """Read a queue and change nothing; the queue is held if that must be for a while."""
+
+    def hold(self, queue: str) -> Held:
+        """Read a queue and hold it."""
+
+    def close(self) -> None:
+        """Disconnect; never raises."""
+
+
+class BrokerStore:
+    """Letters in real queues of a broker.
+
+    Args:
+        shelf: The queues.
+        ledger: What Redis keeps of them.
+    """
+
+    capabilities = Capabilities(
+        random_access=False,
+        overviews=False,
+        bin=False,
+        tells_twins=False,
+        most_letters=MOST_LETTERS,
+    )
+
+    def __init__(self, shelf: Shelf, ledger: Ledger) -> None:
+        self._shelf = shelf
+        self._ledger = ledger
+        self._held: dict[str, Held] = {}
+        self._read_only: set[str] = set()
+        self._seen: tuple[str, object, float, Snapshot] | None = None
+        self._lock = threading.RLock()
+
+    def check(self) -> None:
+        """Ask both for a sign of life."""
+        self._ledger.check()
+        self._shelf.check()
+
+    # -- storing ------------------------------------------------------------------
+
+    def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
+        """Put a letter into its queue; confirmed before the message's counters are forgotten."""
+        name = letter.dead_letter_queue
+        position = self._ledger.place(name, letter.id)
+        self._shelf.put(name, parcel(letter, position))
+        self._ledger.placed(name, letter.id, key)
+        return Stored.NEW
+
+    # -- reading ------------------------------------------------------------------
+
+    def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
+        """One letter; reads the queue."""
+        found = self.entry(dead_letter_queue, letter_id)
+        return None if found is None else _letter(found[1])
+
+    def entry(
+        self, dead_letter_queue: str, letter_id: str
+    ) -> tuple[str, Mapping[bytes, bytes]] | None:
+        """Position and raw fields of one letter; reads the queue."""
+        snapshot = self._snapshot(dead_letter_queue)
+        entry = snapshot.find(letter_id)
+        return None if entry is None else (entry.position, snapshot.fields(entry))
+
+    def position_at(self, moment: datetime) -> str:
+        """Positions begin with the time of storing in milliseconds."""
+        return self._ledger.position_at(moment)
+
+    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
+        """Ids that begin with a text; reads the queue."""
+        entries = self._snapshot(dead_letter_queue).ordered()
+        return list(islice((e.key for e in entries if e.key.startswith(prefix)), most))
+
+    def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
+        """All letters that are there now."""
+        pages = self.fields(dead_letter_queue, after=None, until=None, page_size=_PAGE,
+                            newest_first=newest_first)  # fmt: skip
+        for page in pages:
+            for position, fields in page:
+                try:
+                    yield StoredLetter(position=position, letter=_letter(fields))
+                except CorruptLetter as exc:  # it stops nothing
+                    logger.warning("%s, entry %s: %s", dead_letter_queue, position, exc)
+
+    def fields(
+        self,
+        dead_letter_queue: str,
+        *,
+        after: str | None,
+        until: str | None,
+        page_size: int,
+        newest_first: bool = False,
+    ) -> Iterator[RawPage]:
+        """Raw pages, in the order of storing whatever the broker made of it."""
+        snapshot = self._snapshot(dead_letter_queue)
+        yield from snapshot.pages(
+            after=after, until=until, page_size=page_size, newest_first=newest_first
+        )
+
+    def last_position(self, dead_letter_queue: str) -> str | None:
+        """Up to where the queue is known to have all its letters."""
+        end = self._ledger.end(dead_letter_queue)
+        if end is None and dead_letter_queue in self._ledger.names():
+            entries = self._snapshot(dead_letter_queue).ordered()
+            if entries:  # Redis has forgotten it
+                self._ledger.begin(dead_letter_queue, entries[-1].position)
+                end = self._ledger.end(dead_letter_queue)
+        return end
+
+    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+        """The oldest letters; reads the queue."""
+        pages = self.fields(dead_letter_queue, after=after, until=None, page_size=_PAGE)
+        headings = (_heading(position, f) for page in pages for position, f in page)
+        return list(islice(headings, most))
+
+    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
+        """Letters whose messages would have expired by now; reads the queue."""
+        found = (
+            Heading(position=s.position, letter_id=s.letter.id, dead_lettered_at=None)
+            for s in self.letters(dead_letter_queue, newest_first=False)
+            if (end := end_of(s.letter)) is not None and end <= now
+        )
+        return list(islice(found, most))
+
+    def length(self, dead_letter_queue: str) -> int:
+        """How many messages the broker says that there are."""
+        with self._lock:
+            held = self._held.get(dead_letter_queue)
+            return self._shelf.length(dead_letter_queue) + (0 if held is None else len(held))
+
+    def note_exported(self, dead_letter_queue: str, position: str) -> None:
+        """Note how far the queue is exported."""
+        self._ledger.note_exported(dead_letter_queue, position)
+
+    def exported_until(self, dead_letter_queue: str) -> str | None:
+        """How far the queue is exported."""
+        noted, last = (
+            self._ledger.exported(dead_letter_queue),
+            self.last_position(dead_letter_queue),
+        )
+        return None if noted is None or last is None or order(last) < order(noted) else noted
+
+    def names(self) -> list[str]:
+        """The names of all dead-letter queues that workers made."""
+        return self._ledger.names()
+
+    def queues(self) -> list[QueueSummary]:
+        """All dead-letter queues with their lengths; nothing is read for it."""
+        return [
+            QueueSummary(
+                name=name, letters=self.length(name), last_hour=self._ledger.last_hour(name)
+            )
+            for name in self.names()
+        ]
+
+    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
+        """The groups, largest first; reads the queue."""
+        groups: dict[str, Group] = {}
+        for stored in self.letters(dead_letter_queue, newest_first=False):
+            letter = stored.letter
+            before = groups.get(letter.fingerprint)
+            groups[letter.fingerprint] = Group(
+                fingerprint=letter.fingerprint,
+                letters=1 if before is None else before.letters + 1,
+                task_name=letter.task_name,
+                reason=letter.reason.value,
+                exception_type=letter.exception_type,
+                first_seen_at=letter.dead_lettered_at if before is None else before.first_seen_at,
+                last_seen_at=letter.dead_lettered_at,
+                example_id=letter.id,
+            )
+        return sorted(groups.values(), key=lambda g: (-g.letters, g.fingerprint))[:most]
+
+    # -- changing -----------------------------------------------------------------
+
+    def claim(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        lease_seconds: float,
+        forebear: str = "",
+    ) -> list[ClaimState]:
+        """Claim letters; the queue is ours alone until `done`."""
+        with self._lock:
+            snapshot = self._hold(dead_letter_queue, letter_ids).snapshot
+            there = [letter_id for letter_id in letter_ids if letter_id in snapshot]
+            claimed = self._ledger.claim_all(
+                dead_letter_queue, there, owner=owner, lease_seconds=lease_seconds,
+                forebear=forebear,
+            )  # fmt: skip
+        states = dict(zip(there, claimed, strict=True))
+        return [states.get(letter_id, ClaimState.GONE) for letter_id in letter_ids]
+
+    def mark_published(
+        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
+    ) -> None:
+        """Note that these were published."""
+        self._ledger.mark_published(dead_letter_queue, letter_ids, owner=owner)
+
+    def release(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        doubtful: bool = False,
+    ) -> None:
+        """Give unused claims back."""
+        self._ledger.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
+
+    def remove(
+        self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
+    ) -> int:
+        """Acknowledge letters; then their claims are forgotten."""
+        wanted = list(dict.fromkeys(letter_ids))
+        if owner is not None:
+            wanted = self._ledger.owned(dead_letter_queue, wanted, owner)
+        if not wanted:
+            return 0
+        with self._lock:
+            held = self._hold(dead_letter_queue, wanted)
+            entries = [entry for i in wanted if (entry := held.snapshot.find(i)) is not None]
+            try:
+                held.remove(entries)
+            except BaseException:
+                self._let_go(dead_letter_queue)  # read anew by the next one who asks
+                raise
+        self._ledger.unclaim(dead_letter_queue, wanted)
+        return len(entries)
+
+    def discard(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Iterable[str],
+        *,
+        owner: str,
+        keep_seconds: float,
+    ) -> int:
+        """Refuse: there is no bin."""
+        del letter_ids, owner, keep_seconds
+        _no_bin(dead_letter_queue)
+
+    def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
+        """Refuse: there is no bin."""
+        del letter_id
+        _no_bin(dead_letter_queue)
+
+    def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
+        """Refuse: there is no bin."""
+        _no_bin(dead_letter_queue)
+
+    def watch(self, keys: Sequence[MessageKey]) -> None:
+        """Remember messages."""
+        self._ledger.watch(keys)
+
+    def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
+        """What became of them."""
+        return self._ledger.fates(keys)
+
+    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
+        """Count deliveries that the message had before."""
+        self._ledger.seed(key, deliveries, last)
+
+    def done(self) -> None:
+        """Give back what is held."""
+        with self._lock:
+            while self._held:
+                self._held.popitem()[1].give_back()
+
+    def close(self) -> None:
+        """Give back what is held, and disconnect."""
+        self.done()
+        self._seen = None
+        self._shelf.close()
+        self._ledger.close()
+
+    # -- how ----------------------------------------------------------------------
+
+    def _snapshot(self, name: str) -> Snapshot:
+        """What is in a queue; the same as a moment ago, if no letter was stored since."""
+        with self._lock:
+            held = self._present(name)
+            if held is not None:
+                self._refresh(name, held)
+                return self._told(name, held.snapshot)
+            state = self._ledger.state(name)  # before: what comes meanwhile is asked for again
+            if self._seen is not None:
+                queue, before, at, snapshot = self._seen
+                if (queue, before) == (name, state) and time.monotonic() - at < _FRESH_SECONDS:
+                    return snapshot
+            self._seen = None
+            snapshot, held = self._shelf.read(name)
+            if held is None:
+                self._seen = (name, state, time.monotonic(), snapshot)
+            else:
+                self._held[name] = held
+                self._expire(name, held)
+            return self._told(name, snapshot)
+
+    def _expire(self, name: str, held: Held) -> None:
+        """Give a queue back that was only read, if no operation has begun within a minute."""
+
+        def over() -> None:
+            with self._lock:
+                if self._held.get(name) is held and name in self._read_only:
+                    self._let_go(name)
+
+        self._read_only.add(name)
+        timer = threading.Timer(_READ_ONLY_SECONDS, over)
+        timer.daemon = True
+        timer.start()
+
+    def _hold(self, name: str, letter_ids: Sequence[str]) -> Held:
+        """Hold a queue, with these letters if they are there."""
+        self._seen = None
+        held = self._present(name)
+        self._read_only.discard(name)
+        if held is None:
+            held = self._held[name] = self._shelf.hold(name)
+            self._told(name, held.snapshot)
+        elif not all(held.snapshot.find(letter_id) for letter_id in letter_ids):
+            self._refresh(name, held)
+        return held
+
+    def _present(self, name: str) -> Held | None:
+        held = self._held.get(name)
+        if held is not None and not held.present:  # it may have been made meanwhile
+            self._let_go(name)
+            return None
+        return held
+
+    def _refresh(self, name: str, held: Held) -> None:
+        try:
+            held.refresh()
+        except BaseException:
+            self._let_go(name)  # read anew by the next one who asks
+            raise
+
+    def _let_go(self, name: str) -> None:
+        with suppress(KeyError):
+            self._held.pop(name).give_back()
+
+    def _told(self, name: str, snapshot: Snapshot) -> Snapshot:
+        if not snapshot.complete:
+            logger.warning(
+                "%s has more letters than are read at once: the first %s are seen. Redrive, "
+                "purge or trim some of them",
+                name,
+                f"{len(snapshot):,}",
+            )
+        return snapshot
+
+
+def _no_bin(name: str) -> NoReturn:
+    message = f"expected a store with a bin, got a queue on the broker, {name!r}"
+    raise NotSupported(message)
+
+
+def _letter(fields: Mapping[bytes, bytes]) -> DeadLetter:
+    return DeadLetter.from_fields(
+        {name.decode("utf-8", "replace"): value for name, value in fields.items()}
+    )
+
+
+def _heading(position: str, fields: Mapping[bytes, bytes]) -> Heading:
+    died = None
+    with suppress(KeyError, ValueError, OverflowError):
+        died = from_micros(int(fields[b"dead_lettered_at"]))
+    letter_id = fields.get(b"id", b"").decode("utf-8", "replace") or position
+    return Heading(position=position, letter_id=letter_id, dead_lettered_at=died)

@@ -1,0 +1,20 @@
+-- Purpose: note that a letter is in its queue on the broker, and forget the message's counters.
+-- KEYS: 1 placing (hash)  2 arrivals (hash)  3 run (hash)
+-- ARGV: 1 letter id
+--       2 retries (header of the message)
+--       3 ttl (milliseconds for which copies of the message are known to be dead)
+-- Returns: 1 if nobody had noted it, else 0
+-- Complexity: O(1)
+local noted = redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[3])
+-- A copy of the message that is still on its way must not run with a fresh count.
+redis.call('HSET', KEYS[3], 'dead:' .. ARGV[2], 1)
+redis.call('PEXPIRE', KEYS[3], ARGV[3])
+if noted == 1 then
+  local minute = math.floor(redis.call('TIME')[1] / 60)
+  local slot = redis.call('HGET', KEYS[2], minute % 60)
+  local seen = slot and tonumber(string.match(slot, '^' .. minute .. ':(%d+)$')) or 0
+  redis.call('HSET', KEYS[2], minute % 60, minute .. ':' .. seen + 1)
+  redis.call('PEXPIRE', KEYS[2], 3660000)
+end
+return noted

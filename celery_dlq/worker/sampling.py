@@ -1,0 +1,138 @@
+"""A sample of the messages that succeeded, for the triage to compare letters with.
+
+A sampled message is written down in the fields of a letter, so that the exporter, the
+redaction and every reader of letters take it as it is: ``reason`` is ``succeeded``,
+``dead_lettered_at`` is when it succeeded, and it has no fingerprint, body or headers of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.headers import SAMPLE_HEADER
+from celery_dlq.ports import SUCCEEDED, Clock, Samples
+from celery_dlq.record import DeadLetter, Reason, letter_id
+from celery_dlq.worker.capture import captured
+
+if TYPE_CHECKING:
+    from celery_dlq.worker.guard import Tracked
+
+logger = logging.getLogger("celery_dlq.worker")
+
+LONGEST_ARGUMENTS = 8192
+"""Longer texts of args, and of kwargs, are left out of a sample."""
+
+_KEPT = (
+    "schema_version",
+    "id",
+    "task_id",
+    "task_name",
+    "source_queue",
+    "dead_letter_queue",
+    "dead_lettered_at",
+    "first_delivered_at",
+    "deliveries",
+    "retries",
+    "redrives",
+    "max_deliveries",
+    "max_retries",
+    "args_json",
+    "kwargs_json",
+    "root_id",
+    "parent_id",
+    "group_id",
+    "origin",
+    "worker_hostname",
+    "worker_pid",
+    "release",
+)
+
+
+class Sampler:
+    """Notes a share of the guarded messages that succeeded.
+
+    A message that is not chosen costs one random number; nothing is sent to the store but
+    with a tick.
+
+    Args:
+        samples: Keeps what was chosen.
+        share: Which share is chosen, above 0 and at most 1.
+        clock: The present, aware UTC.
+        hostname: Node name of the worker.
+        release: Version of the user's code.
+        chance: Gives numbers from 0 to below 1.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        share: float,
+        clock: Clock,
+        *,
+        hostname: str,
+        release: str | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._samples = samples
+        self._share = share
+        self._mark = json.dumps({SAMPLE_HEADER: share}).encode()
+        self._clock = clock
+        self._hostname = hostname
+        self._release = release
+        self._chance = chance
+
+    def __call__(self, request: Any, tracked: Tracked) -> None:
+        """A task returned; note its message if it is chosen. Never raises."""
+        if self._chance() >= self._share:
+            return
+        try:
+            self._samples.add(tracked.key.dead_letter_queue, self._fields(request, tracked))
+        except Exception:
+            logger.exception("Task %s succeeded, but could not be sampled", request.id)
+
+    def tick(self) -> None:
+        """Send what was chosen."""
+        self._samples.flush()
+
+    def close(self) -> None:
+        """Send the last of it; never raises."""
+        self._samples.flush()
+
+    def _fields(self, request: Any, tracked: Tracked) -> dict[str, bytes]:
+        key, plan = tracked.key, tracked.plan
+        message = captured(request.message, request.request_dict)
+        noted = DeadLetter(
+            id=letter_id(key.dead_letter_queue, key.task_id, key.retries, key.redrives),
+            task_id=key.task_id,
+            task_name=message.task_name,
+            source_queue=plan.queue,
+            dead_letter_queue=key.dead_letter_queue,
+            reason=Reason.FAILED,  # replaced below: succeeding is no reason to die
+            dead_lettered_at=self._clock(),
+            first_delivered_at=tracked.delivery.started_at,
+            deliveries=tracked.delivery.number,
+            retries=key.retries,
+            redrives=key.redrives,
+            max_deliveries=plan.policy.max_deliveries if plan.policy else None,
+            max_retries=plan.max_retries,
+            fingerprint="",
+            args_json=_short(message.args_json),
+            kwargs_json=_short(message.kwargs_json),
+            root_id=message.root_id,
+            parent_id=message.parent_id,
+            group_id=message.group_id,
+            origin=message.origin,
+            worker_hostname=self._hostname,
+            worker_pid=request.worker_pid,
+            release=self._release,
+        ).to_fields()
+        kept = {name: noted[name] for name in _KEPT if name in noted}
+        return {**kept, "reason": SUCCEEDED.encode(), "headers": self._mark}
+
+
+def _short(text: str | None) -> str | None:
+    return None if text is None or len(text) > LONGEST_ARGUMENTS else text

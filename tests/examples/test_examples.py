@@ -1,0 +1,54 @@
+"""Every example does what its README says, typed as its README says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import celery
+import pytest
+from rabbit import RabbitServer
+from readme import EXAMPLES, run_readme
+
+
+def test_the_minimal_app(redis_url: str, tmp_path: Path) -> None:
+    """Four of seven die, the killer after three starts; two are redriven after the fix."""
+    said = run_readme("minimal", tmp_path, SHOP_REDIS=redis_url)
+    assert "7 tasks: 3 succeeded, 4 died" in said
+    assert "KeyError" in said
+    assert "no such order" in said
+    assert "3 of 3" in said
+    assert "Redriven from orders-DLQ: 2 letters" in said
+    assert "Canary: 1 of 1 succeeded" in said
+    assert "KeyError" not in said.rpartition("dlq list orders-DLQ")[2]
+
+
+def test_the_django_project(redis_url: str, tmp_path: Path) -> None:
+    """Settings by namespace, tasks by autodiscovery, a policy on a shared task."""
+    pytest.importorskip("django", reason="the example needs Django")
+    said = run_readme("django", tmp_path, SHOP_REDIS=redis_url)
+    assert "order 1: SUCCESS" in said
+    assert "order 2: FAILURE" in said
+    assert "there is no order 2" in said
+    assert "dead_letter_policy of orders.tasks.charge" in said
+    assert "Canary: 1 of 1 succeeded" in said
+
+
+def test_rabbitmq_with_quorum_queues(
+    rabbit_server: RabbitServer, redis_url: str, tmp_path: Path
+) -> None:
+    """The mail waits in RabbitMQ; the killer is stopped after three starts."""
+    if celery.VERSION < (5, 5):
+        pytest.skip("Celery 5.4 cannot consume quorum queues")
+    rabbit_server.delete_queues("orders", "mails")
+    said = run_readme(
+        "rabbitmq-quorum", tmp_path, SHOP_REDIS=redis_url, SHOP_RABBIT=rabbit_server.url
+    )
+    assert "the mail was sent 2 seconds after" in said
+    assert "rendering: FAILURE" in said
+    assert said.count("worker_lost") >= 3
+
+
+def test_every_example_has_a_readme() -> None:
+    """What is shown is explained."""
+    folders = [path for path in EXAMPLES.iterdir() if path.is_dir()]
+    assert [path.name for path in folders if not (path / "README.md").exists()] == []

@@ -1,0 +1,168 @@
+"""The faces that others rely on, as text: what is compared with the files in ``snapshots``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+import click
+
+import celery_dlq
+from celery_dlq import headers, metrics
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.config import Settings
+from celery_dlq.policy import Policy
+from celery_dlq.ports import MessageKey
+
+# Those that the README, the docs and the examples name; all others may change at any time.
+PUBLIC = (
+    "celery_dlq",
+    "celery_dlq.errors",
+    "celery_dlq.events",
+    "celery_dlq.headers",
+    "celery_dlq.operations.edit",
+    "celery_dlq.record",
+    "celery_dlq.signals",
+    "celery_dlq.testing",
+)
+PUBLIC_SPARK = ("celery_dlq.spark.session", "celery_dlq.spark.source", "celery_dlq.spark.triage")
+COLUMNS = 80
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def names() -> str:
+    """``__all__`` of the public modules; of classes and functions, how they are called."""
+    return _lines(line for module in PUBLIC for line in _module(module))
+
+
+def spark_names() -> str:
+    """The same of the modules that need PySpark."""
+    return _lines(line for module in PUBLIC_SPARK for line in _module(module))
+
+
+def settings() -> str:
+    """Settings and policy keys with their defaults."""
+    return _lines([
+        *(f"dlq_{field.name} = {_default(field)}" for field in dataclasses.fields(Settings)),
+        *(f"policy {field.name} = {_default(field)}" for field in dataclasses.fields(Policy)),
+    ])  # fmt: skip
+
+
+def redis_keys() -> str:
+    """Every Redis key, its type and what it holds."""
+    keys, values = Keys(), {
+        "dead_letter_queue": "orders-DLQ",
+        "fingerprint": "c6a56e9b25a57fc5",
+        "key": MessageKey(
+            dead_letter_queue="orders-DLQ", task_id="task-id", retries=1, redrives=2
+        ),
+    }  # fmt: skip
+    found = []
+    for name, method in inspect.getmembers(Keys, inspect.isfunction):
+        if not name.startswith("_"):
+            arguments = [values[p] for p in inspect.signature(method).parameters if p != "self"]
+            doc = " ".join((method.__doc__ or "").split())
+            found.append(f"{getattr(keys, name)(*arguments)}\n    {doc}")
+    return _lines(sorted(found))
+
+
+def header_names() -> str:
+    """Message headers."""
+    found = {name: value for name, value in vars(headers).items() if name.endswith("_HEADER")}
+    return _lines(f"{name} = {value!r}" for name, value in sorted(found.items()))
+
+
+def metric_names() -> str:
+    """Metrics with their labels, as Prometheus has them."""
+    return _lines(
+        f"{metric.name} {' '.join(metric.labels)}".rstrip()
+        for metric in (*metrics.COUNTERS, *metrics.GAUGES)
+    )
+
+
+def cli_help() -> str:
+    """The help of every command at 80 columns."""
+    from celery_dlq.__main__ import main
+    from celery_dlq.cli.commands import dlq
+
+    return "\n".join([*_helps(dlq, "celery -A PROJECT dlq"), *_helps(main, "celery-dlq")])
+
+
+def _helps(command: click.Command, path: str) -> Iterator[str]:
+    name = path.rpartition(" ")[2]
+    context = click.Context(
+        command, info_name=path, terminal_width=COLUMNS, max_content_width=COLUMNS
+    )
+    yield f"{'=' * COLUMNS}\n{command.get_help(context)}\n"
+    for name in sorted(getattr(command, "commands", {})):
+        yield from _helps(command.commands[name], f"{path} {name}")  # type: ignore[attr-defined]
+
+
+def _module(name: str) -> Iterator[str]:
+    module = import_module(name)
+    for public in sorted(module.__all__):
+        value = getattr(module, public)
+        yield f"{name}.{public}{_shape(value)}"
+        if inspect.isclass(value) and value.__module__.startswith(celery_dlq.__name__):
+            yield from _members(value)
+
+
+def _shape(value: object) -> str:
+    if inspect.isclass(value) and issubclass(value, Enum):
+        return ""
+    if inspect.isclass(value) and issubclass(value, BaseException):
+        return f"({value.__mro__[1].__name__})"
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return _signature(value)
+    return ""
+
+
+def _members(kind: type) -> Iterator[str]:
+    if issubclass(kind, Enum):
+        yield from (f"    {member.name} = {member.value!r}" for member in kind)
+        return
+    ours = {name for base in kind.__mro__ for name in vars(base) if "celery_dlq" in base.__module__}
+    for name in sorted(name for name in ours if not name.startswith("_")):
+        member = inspect.getattr_static(kind, name)
+        plain = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        if inspect.isfunction(plain):
+            yield f"    .{name}{_signature(plain)}"
+        elif isinstance(member, property):
+            yield f"    .{name}"
+
+
+def _signature(value: Any) -> str:
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    shown = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    return _ADDRESS.sub("", str(shown))
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "required"
+
+
+def _lines(lines: Any) -> str:
+    return "\n".join(lines) + "\n"
+
+
+FACES = {
+    "names.txt": names,
+    "spark_names.txt": spark_names,
+    "settings.txt": settings,
+    "redis_keys.txt": redis_keys,
+    "headers.txt": header_names,
+    "metrics.txt": metric_names,
+    "cli_help.txt": cli_help,
+}

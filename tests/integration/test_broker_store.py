@@ -1,0 +1,355 @@
+"""Letters in real queues: what RabbitMQ and Redis make of being read, held and left alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from builders import DLQ, a_letter, an_app, key_of
+from celery import Celery
+from kombu.connection import Connection
+from rabbit import RabbitServer
+
+from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.backends.broker import BrokerStore, amqp, redislist
+from celery_dlq.backends.broker.amqp import AmqpShelf
+from celery_dlq.backends.broker.ledger import Ledger
+from celery_dlq.backends.broker.wire import decoded
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.errors import ExportError, NotSupported, SettingsError, StoreError, StoreUnavailable
+from celery_dlq.ports import ClaimState
+
+MANY = 100  # more than RabbitMQ keeps in order when they come back in one lot
+
+
+@pytest.fixture(params=["list", "quorum", "classic"])
+def broker(request: pytest.FixtureRequest, redis_url: str) -> str:
+    """Give the URL of each broker in turn, without the queue; or with a classic one."""
+    if request.param == "list":
+        return f"{redis_url.rpartition('/')[0]}/7"
+    server: RabbitServer = request.getfixturevalue("rabbit_server")
+    server.delete_queues(DLQ)
+    if request.param == "classic":
+        with Connection(server.url) as connection:
+            connection.default_channel.queue_declare(DLQ, durable=True, auto_delete=False)
+    return str(server.url)
+
+
+@pytest.fixture
+def rabbit(rabbit_server: RabbitServer, redis_url: str) -> str:
+    """Give the URL of RabbitMQ without the queue, beside an empty Redis."""
+    del redis_url
+    rabbit_server.delete_queues(DLQ)
+    return rabbit_server.url
+
+
+@pytest.fixture
+def operators(redis_url: str) -> Iterator[Callable[..., DeadLetters]]:
+    """Make one process's `DeadLetters`; each call is another operator."""
+    made: list[DeadLetters] = []
+
+    def make(url: str, **conf: Any) -> DeadLetters:
+        app = Celery(f"operator{len(made)}", broker=url, set_as_current=False)
+        app.conf.update(dlq_store="broker", dlq_url=redis_url, **conf)
+        made.append(DeadLetters(app))
+        return made[-1]
+
+    yield make
+    for dead_letters in made:
+        dead_letters.close()
+
+
+def put(dead_letters: DeadLetters, **changes: Any) -> DeadLetter:
+    """Store a letter."""
+    letter = a_letter(**changes)
+    dead_letters.store.dead_letter(letter, key_of(letter))
+    return letter
+
+
+def ids(dead_letters: DeadLetters) -> list[str]:
+    """The ids of all letters, oldest first."""
+    return [letter.id for letter in dead_letters.letters(DLQ)]
+
+
+def raw(url: str) -> list[Any]:
+    """All messages of the queue, taken out of it as another consumer would."""
+    messages = []
+    with Connection(url) as connection:
+        channel = connection.default_channel
+        while (message := channel.basic_get(DLQ, no_ack=True)) is not None:
+            messages.append(message)
+    return messages
+
+
+def test_a_letter_is_a_message_that_anybody_can_read(
+    rabbit: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """Durable, JSON, with the death in its headers; the contract of docs/broker-store.md."""
+    letter = put(operators(rabbit), body=b"\x80\xff", extra={"mood": b"\xff", "later": b"1"})
+    (message,) = raw(rabbit)
+    assert message.properties["content_type"] == "application/json"
+    assert (message.properties["delivery_mode"], message.properties["message_id"]) == (2, letter.id)
+    assert {name: message.headers[name] for name in ("dlq_letter", "dlq_reason", "dlq_source_queue",
+            "dlq_dead_letter_queue", "dlq_deliveries")} == {
+        "dlq_letter": letter.id, "dlq_reason": "failed", "dlq_source_queue": "orders",
+        "dlq_dead_letter_queue": DLQ, "dlq_deliveries": 1,
+    }  # fmt: skip
+    assert message.headers["dlq_position"].partition("-")[0].isdigit()
+    body = message.body.encode() if isinstance(message.body, str) else message.body
+    told = json.loads(body)
+    assert (told["task_name"], told["body"], told["later"]) == ("shop.charge", "gP8=", "1")
+    fields = {name.decode(): value for name, value in decoded(body, compressed=False).items()}
+    assert DeadLetter.from_fields(fields) == letter
+
+
+def test_reading_keeps_every_letter_and_the_order(
+    broker: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """However often; on RabbitMQ 3.10 twenty readings would use up a delivery limit of 20."""
+    dead_letters = operators(broker)
+    letters = [put(dead_letters, retries=number).id for number in range(MANY)]
+    for _ in range(22):
+        dead_letters.store._seen = None  # type: ignore[attr-defined]
+        assert ids(dead_letters) == letters
+    dead_letters.close()
+    if broker.startswith("amqp"):
+        assert [message.headers["dlq_letter"] for message in raw(broker)] == letters
+
+
+def test_a_reader_that_dies_loses_nothing(
+    broker: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """The broker takes its messages back; whatever their order there, letters keep theirs."""
+    dead_letters, other = operators(broker), operators(broker)
+    letters = [put(dead_letters, retries=number).id for number in range(MANY)]
+    store: Any = dead_letters.store
+    store.claim(DLQ, letters[:1], owner="me", lease_seconds=60)
+    held = store._held.pop(DLQ)
+    if broker.startswith("amqp"):
+        held.drop()
+    else:
+        held._over.set()
+    assert ids(other) == letters
+    assert other.store.length(DLQ) == MANY
+
+
+def test_of_two_operators_the_second_is_told(
+    broker: str, operators: Callable[..., DeadLetters], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes nothing meanwhile, and can go on when the first is done."""
+    for module in (amqp, redislist):
+        monkeypatch.setattr(module, "WAIT_SECONDS", 0.3)
+    one, other = operators(broker), operators(broker)
+    letter = put(one)
+    assert one.store.claim(DLQ, [letter.id], owner="me", lease_seconds=60) == [ClaimState.CLAIMED]
+    with pytest.raises(StoreUnavailable, match="another process has been reading or changing"):
+        other.store.claim(DLQ, [letter.id], owner="you", lease_seconds=60)
+    if not broker.startswith("amqp"):
+        assert ids(other) == [letter.id]  # a list can be read beside
+    one.store.done()
+    assert other.store.claim(DLQ, [letter.id], owner="you", lease_seconds=60) == [ClaimState.HELD]
+    other.store.done()
+    assert ids(other) == [letter.id]
+
+
+def test_a_lost_connection_while_letters_are_held_is_said_and_mended(
+    rabbit: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """Nothing is removed by halves: the next one reads anew."""
+    dead_letters = operators(rabbit)
+    letters = [put(dead_letters, retries=number).id for number in range(3)]
+    store: Any = dead_letters.store
+    store.claim(DLQ, letters, owner="me", lease_seconds=60)
+    store._held[DLQ]._connection.transport.close_connection(store._held[DLQ]._connection.connection)
+    with pytest.raises(StoreUnavailable):
+        store.remove(DLQ, letters[:1], owner="me")
+    assert store.remove(DLQ, letters[:1], owner="me") == 1
+    store.done()
+    assert ids(dead_letters) == letters[1:]
+
+
+def test_two_copies_of_a_letter_are_one(broker: str, operators: Callable[..., DeadLetters]) -> None:
+    """A worker that died before it acknowledged stores again; both copies go together."""
+    dead_letters = operators(broker)
+    letter = put(dead_letters, task_id="t", description="first")
+    put(dead_letters, task_id="t", description="second")
+    other = put(dead_letters)
+    assert [x.description for x in dead_letters.letters(DLQ)] == ["first", "bad order"]
+    report = dead_letters.purge(DLQ, ids=frozenset({letter.id}))
+    assert report.removed == 1
+    assert ids(dead_letters) == [other.id]
+    assert dead_letters.store.length(DLQ) == 1
+
+
+def test_what_is_no_letter_is_shown_and_can_be_purged(
+    broker: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """Somebody else's message in our queue stops nothing."""
+    dead_letters = operators(broker)
+    letter = put(dead_letters)
+    with Connection(broker) as connection:
+        connection.Producer().publish({"mood": "bad"}, exchange="", routing_key=DLQ)
+    found = list(dead_letters.entries(DLQ))
+    assert sorted(entry.is_letter for entry in found) == [False, True]
+    (foreign,) = (entry.key for entry in found if not entry.is_letter)
+    assert dead_letters.entry(foreign)[1].fields == {b"body": b'{"mood": "bad"}'}
+    assert dead_letters.purge(DLQ, ids=frozenset({foreign})).removed == 1
+    assert ids(dead_letters) == [letter.id]
+    assert dead_letters.store.length(DLQ) == 1
+
+
+def test_a_queue_that_counts_deliveries_gets_letters_and_is_not_read(
+    rabbit: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """Twenty readings would throw its letters away."""
+    with Connection(rabbit) as connection:
+        connection.default_channel.queue_declare(
+            DLQ, durable=True, auto_delete=False,
+            arguments={"x-queue-type": "quorum", "x-delivery-limit": 2},
+        )  # fmt: skip
+    dead_letters = operators(rabbit)
+    put(dead_letters)
+    for _ in range(4):
+        with pytest.raises(StoreError, match="without a delivery limit"):
+            ids(dead_letters)
+    assert dead_letters.store.length(DLQ) == 1
+
+
+def test_a_deleted_queue_takes_no_letter_in_silence(
+    rabbit_server: RabbitServer, rabbit: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """The one who stored knows that it did not; the next letter makes the queue again."""
+    dead_letters = operators(rabbit)
+    put(dead_letters)
+    rabbit_server.delete_queues(DLQ)
+    with pytest.raises(StoreUnavailable):
+        put(dead_letters)
+    letter = put(dead_letters)
+    assert ids(dead_letters) == [letter.id]
+
+
+@pytest.mark.parametrize("size", [100, 12_000_000])
+def test_large_bodies_come_back_byte_by_byte(
+    broker: str, operators: Callable[..., DeadLetters], size: int
+) -> None:
+    """Compressed on the way, because base64 makes them a third larger."""
+    dead_letters = operators(broker)
+    letter = put(dead_letters, body=bytes(range(256)) * (size // 256 + 1))
+    assert dead_letters.get(letter.id, DLQ) == letter
+
+
+def test_too_many_letters_are_said_and_not_exported(
+    broker: str,
+    redis_url: str,
+    operators: Callable[..., DeadLetters],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that can be read can be worked on; the rest comes next time."""
+    dead_letters = operators(broker)
+    store: Any = dead_letters.store
+    monkeypatch.setattr(
+        BrokerStore, "capabilities", _with_most(store.capabilities, most_letters=60)
+    )
+    store._shelf.most_letters = 60
+    letters = [put(dead_letters, retries=number).id for number in range(MANY)]
+    with caplog.at_level(logging.WARNING):
+        seen = ids(dead_letters)
+    assert seen == letters[: len(seen)]
+    assert len(seen) == 60
+    assert "more letters than are read at once" in caplog.text
+    with pytest.raises(ExportError, match=f"at most 60 letters.*got {MANY}"):
+        dead_letters.export(tmp_path / "letters")
+    assert dead_letters.purge(DLQ).removed == len(seen)
+    store._seen = None
+    dead_letters.close()
+    assert sorted(ids(dead_letters)) == sorted(letters[len(seen) :])
+
+
+def _with_most(capabilities: Any, **changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(capabilities, **changes)
+
+
+def exported(folder: Path) -> list[str]:
+    """The ids of all letters in the files."""
+    files = sorted(folder.glob("dlq=*/day=*/*.parquet"))
+    return [text for file in files for text in pq.read_table(file).column("id").to_pylist()]
+
+
+def test_an_export_has_each_letter_once_also_those_on_their_way(
+    broker: str, redis_url: str, operators: Callable[..., DeadLetters], tmp_path: Path
+) -> None:
+    """A letter with an earlier position that arrives later is waited for, not passed over."""
+    dead_letters, folder = operators(broker), tmp_path / "letters"
+    first = put(dead_letters)
+    slow = a_letter()
+    Ledger(connect(redis_url, 2.0), redis_url, Keys()).place(DLQ, slow.id)
+    quick = put(dead_letters)
+    assert dead_letters.export(folder).letters == 1
+    assert exported(folder) == [first.id]
+    assert dead_letters.export(folder).letters == 0
+    dead_letters.store.dead_letter(slow, key_of(slow))
+    assert dead_letters.export(folder).letters == 2
+    assert exported(folder) == [first.id, slow.id, quick.id]
+    assert dead_letters.export(folder, then_trim=True).trimmed == 3
+    assert ids(dead_letters) == []
+
+
+def test_redis_may_forget_everything(
+    rabbit: str, redis_url: str, operators: Callable[..., DeadLetters], tmp_path: Path
+) -> None:
+    """The letters are on the broker; once one more has come, all of them are seen again."""
+    dead_letters = operators(rabbit)
+    letters = [put(dead_letters).id for _ in range(3)]
+    connect(redis_url, 2.0).flushall()
+    dead_letters.close()
+    letters.append(put(dead_letters).id)
+    assert ids(dead_letters) == letters
+    assert dead_letters.export(tmp_path / "letters").letters == 4
+
+
+def test_what_a_broker_cannot_do_is_said_in_one_line(
+    broker: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """No bin; no exchange beside; no transport that cannot be read."""
+    dead_letters = operators(broker)
+    letter = put(dead_letters)
+    for attempt in (
+        lambda: dead_letters.discard(DLQ),
+        lambda: dead_letters.restore(letter.id),
+        lambda: list(dead_letters.discarded(DLQ)),
+    ):
+        with pytest.raises(NotSupported, match="say --forever"):
+            attempt()
+    assert dead_letters.discard(DLQ, forever=True).removed == 1
+    beside = operators(broker, dlq_queues={"orders": {"dead_letter_exchange": "deaths"}})
+    with pytest.raises(SettingsError, match="no dead_letter_exchange with dlq_store = 'broker'"):
+        beside.validate()
+
+
+def test_other_brokers_are_refused(redis_url: str) -> None:
+    """Their queues cannot be read without emptying them."""
+    app = an_app(dlq_store="broker", dlq_url=redis_url)
+    with pytest.raises(SettingsError, match="RabbitMQ or Redis as the broker, got memory"):
+        DeadLetters(app).queues()
+
+
+def test_a_shelf_that_is_down_says_so(redis_url: str) -> None:
+    """Without a password."""
+    gone = partial(Connection, "amqp://me:hush@127.0.0.1:1//")
+    store = BrokerStore(AmqpShelf(gone, 1.0), Ledger(connect(redis_url, 2.0), redis_url, Keys()))
+    letter = a_letter()
+    with pytest.raises(StoreUnavailable, match="expected the broker amqp://me:") as caught:
+        store.dead_letter(letter, key_of(letter))
+    assert "hush" not in str(caught.value)
+    store.close()

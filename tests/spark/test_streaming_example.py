@@ -1,0 +1,56 @@
+"""The streaming job of the examples: run as its README says, and again."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builders import a_letter, key_of
+
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.store import RedisStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXAMPLE = Path(__file__).parents[2] / "examples/spark-streaming"
+
+
+def bury(url: str, task_names: list[str]) -> None:
+    store = RedisStore(connect(url, 10), url, Keys())
+    for name in task_names:
+        letter = a_letter(task_name=name)
+        store.dead_letter(letter, key_of(letter))
+
+
+def test_each_letter_is_in_the_lake_once(
+    spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    """The second run adds what died since the first, and nothing twice."""
+    spec = importlib.util.spec_from_file_location("stream", EXAMPLE / "stream_letters.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    bury(redis_url, ["shop.charge"] * 3)
+    module.start(spark, redis_url, tmp_path / "lake").awaitTermination()
+    assert spark.read.parquet(str(tmp_path / "lake/letters")).count() == 3
+
+    bury(redis_url, ["shop.charge", "shop.mail"])
+    shutil.copy(EXAMPLE / "stream_letters.py", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "stream_letters.py", "lake"], cwd=tmp_path, capture_output=True,
+        text=True, timeout=180, env={**os.environ, "SHOP_REDIS": redis_url}, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "letters in the lake: 5" in done.stdout
+    rows = spark.read.parquet(str(tmp_path / "lake/letters")).groupBy("task_name").count()
+    assert {row.task_name: row["count"] for row in rows.collect()} == {
+        "shop.charge": 4, "shop.mail": 1}  # fmt: skip

@@ -57,6 +57,12 @@ TEST = [
     "pytest-xdist>=3.5",
     "pyyaml>=6",
 ]
+BENCH = [
+    "dramatiq[redis]>=2",
+    "matplotlib>=3.8",
+    "py-spy>=0.4",
+    "rq>=2",
+]
 LINT = ["ruff==0.17.5", "mypy==2.4.1", "import-linter==2.16"]
 
 setup(
@@ -88,6 +94,7 @@ setup(
         "sentry": SENTRY,
         "prometheus": PROMETHEUS,
         "test": TEST,
+        "bench": BENCH,
         "lint": LINT,
     },
     entry_points={

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 FINGERPRINT_VERSION = 1
@@ -58,8 +59,18 @@ def application_frames(traceback: str) -> list[str]:
     """
     last = _CHAINED.split(traceback[-_TRACEBACK_TAIL:])[-1]
     frames = [(file, function.strip()) for file, function in _FRAME.findall(last)]
-    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+    own = [frame for frame in frames if not _is_library(frame[0])]
     return [
-        f"{'/'.join(PurePosixPath(file.replace(chr(92), '/')).parts[-2:])}:{function}"
-        for file, function in (own or frames)[-_INNERMOST_FRAMES:]
+        f"{_end_of(file)}:{function}" for file, function in (own or frames)[-_INNERMOST_FRAMES:]
     ]
+
+
+# A worker sees the same few files in every traceback.
+@lru_cache(maxsize=128)
+def _is_library(file: str) -> bool:
+    return _LIBRARY.search(file) is not None
+
+
+@lru_cache(maxsize=128)
+def _end_of(file: str) -> str:
+    return "/".join(PurePosixPath(file.replace("\\", "/")).parts[-2:])

@@ -103,9 +103,7 @@ def safe_repr(value: object, limit: int = 10_000) -> str:
 
 
 def _dumps(value: object) -> str:
-    return json.dumps(
-        value, default=_tagged, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    return _ENCODER.encode(value)
 
 
 def _floats_tagged(value: object) -> object:
@@ -147,3 +145,8 @@ def _untagged(value: dict[str, Any]) -> Any:
         return decode(value[_VALUE])
     except (TypeError, ValueError, ArithmeticError):
         return value
+
+
+_ENCODER = json.JSONEncoder(
+    default=_tagged, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)

@@ -30,6 +30,12 @@ class Measuring:
         self._flushed_at = clock()
         self._lock = threading.RLock()
 
+    def use(self, store: MetricsStore) -> None:
+        """Add up there from now on: a worker has a connection that this may share."""
+        with self._lock:
+            if self._store is None:
+                self._store = store
+
     def redriven(self, dead_letter_queue: str, letters: int) -> None:
         """Count letters whose messages were published again."""
         self.counts.count(REDRIVEN, dead_letter_queue, by=letters)

@@ -164,6 +164,7 @@ class WorkerParts:
     board: Board
     counter: DeliveryCounter
     samples: Samples | None = None
+    metrics: MetricsStore | None = None
 
 
 def make_worker_parts(
@@ -177,6 +178,7 @@ def make_worker_parts(
     from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
     from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
     from celery_dlq.backends.redis.samples import RedisSamples  # noqa: PLC0415
     from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
 
@@ -187,13 +189,14 @@ def make_worker_parts(
     store: DeadLetterStore = (
         _broker_store(settings, broker_url, connect_broker)
         if settings.store == "broker"
-        else RedisStore(client, url, keys, settings.count_ttl)
+        else RedisStore(client, url, keys, settings.count_ttl, wire)
     )
     return WorkerParts(
         store,
         RedisBoard(client, url, keys, wire),
         RedisCounter(wire, keys, settings.count_ttl),
         RedisSamples(wire, keys),
+        RedisMetrics(client, url, keys, wire),
     )
 
 

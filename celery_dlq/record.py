@@ -249,9 +249,8 @@ class DeadLetter:
     extra: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, kind in field_kinds().items():
-            if kind is Kind.TIME:
-                check_aware(name, getattr(self, name))
+        for name in _time_fields():
+            check_aware(name, getattr(self, name))
 
     def decoded(self, name: str) -> Any:
         """The value of a JSON field (``headers``, ``properties``, ``native_death``)."""
@@ -261,8 +260,8 @@ class DeadLetter:
     def to_fields(self) -> dict[str, bytes]:
         """The storage form: every field that is set, by name."""
         fields = {
-            name: _TO_BYTES[kind](value)
-            for name, kind in field_kinds().items()
+            name: to_bytes(value)
+            for name, to_bytes in _writers()
             if (value := getattr(self, name)) is not None
         }
         return {**self.extra, **fields}
@@ -311,6 +310,16 @@ def field_kinds() -> dict[str, Kind]:
     }
 
 
+@cache
+def _time_fields() -> tuple[str, ...]:
+    return tuple(name for name, kind in field_kinds().items() if kind is Kind.TIME)
+
+
+@cache
+def _writers() -> tuple[tuple[str, Any], ...]:
+    return tuple((name, _TO_BYTES[kind]) for name, kind in field_kinds().items())
+
+
 def letter_id(dead_letter_queue: str, task_id: str, retries: int, redrives: int) -> str:
     """The id of the letter of one message: the same message always gets the same id.
 
@@ -341,7 +350,10 @@ def iso(value: datetime | None) -> str | None:
 
 def history_json(history: Iterable[Delivery]) -> str:
     """The JSON text of a history, as stored and exported."""
-    return json.dumps([d.to_json() for d in history], separators=(",", ":"), ensure_ascii=False)
+    return _HISTORY.encode([d.to_json() for d in history])
+
+
+_HISTORY = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 def _history_from(value: bytes) -> tuple[Delivery, ...]:
@@ -360,6 +372,10 @@ def _encode(text: str) -> bytes:
     return str(text).encode("utf-8", "backslashreplace")
 
 
+def _text_to_bytes(value: Any) -> bytes:
+    return _encode(value if type(value) is str else _as_is(value))
+
+
 def _decode(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
@@ -369,7 +385,7 @@ def _as_is(value: Any) -> Any:
 
 
 _TO_BYTES: dict[Kind, Any] = {
-    Kind.TEXT: lambda value: _encode(_as_is(value)),
+    Kind.TEXT: _text_to_bytes,
     Kind.JSON: _encode,
     Kind.INTEGER: lambda value: b"%d" % value,
     Kind.TIME: lambda value: b"%d" % to_micros(value),

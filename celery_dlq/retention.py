@@ -25,6 +25,12 @@ logger = logging.getLogger("celery_dlq.retention")
 MOST_A_PASS = 500
 """Most letters that one pass over one queue trims for one cause."""
 
+QUEUES_A_TICK = 3
+"""Most queues that a worker looks at in one tick."""
+
+REST_TICKS = 2
+"""How many ticks a worker leaves the queues alone when there was nothing to trim."""
+
 _LEASE_SECONDS = 60.0
 _TRIMMABLE = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
 
@@ -190,7 +196,7 @@ class Retention:
 
 
 class RetentionRound:
-    """Goes round the dead-letter queues of an app, one a tick.
+    """Goes round the dead-letter queues of an app, a few every third tick.
 
     Args:
         retention: Trims.
@@ -205,18 +211,24 @@ class RetentionRound:
         self._store = store
         self._book = book
         self._names: list[str] = []
+        self._rest = 0
 
     def tick(self) -> None:
-        """Look after the next queue.
+        """Look after the next queues; one that had to be trimmed may have more, so no rest then.
 
         Raises:
             StoreUnavailable: The store does not answer.
         """
+        if self._rest > 0:
+            self._rest -= 1
+            return
         if not self._names:
             self._names = self._store.names()
-        if self._names:
+        for _ in range(min(QUEUES_A_TICK, len(self._names))):
             name = self._names.pop()
-            self._retention.trim(name, self._book().of_dead_letter_queue(name))
+            if self._retention.trim(name, self._book().of_dead_letter_queue(name)):
+                return
+        self._rest = REST_TICKS
 
     def close(self) -> None:
         """Nothing to let go of."""

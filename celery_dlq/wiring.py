@@ -105,6 +105,8 @@ def make_guard(
         sampler=sampler,
     )
     observers.watch(guard, burial, hostname)
+    if parts.metrics is not None:
+        measuring.use(parts.metrics)
     retention = Retention(parts.store, parts.board, events, clock, hostname)
     card = replace(
         card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()

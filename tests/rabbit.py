@@ -80,6 +80,12 @@ class RabbitServer:
         """The URL of the default virtual host."""
         return f"amqp://guest:guest@127.0.0.1:{self.port}//"
 
+    @property
+    def pid(self) -> int:
+        """The process id of the node's first process; the others are its children."""
+        assert self._process is not None, "expected a node that runs"
+        return self._process.pid
+
     def delete_queues(self, *names: str) -> None:
         """Delete queues with all they hold; those that are not there count as deleted."""
         with amqp.Connection(f"127.0.0.1:{self.port}") as connection:

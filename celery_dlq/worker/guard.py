@@ -33,6 +33,7 @@ logger = logging.getLogger("celery_dlq.worker")
 
 HISTORY_IN_LETTER = 50
 
+_RUN = Run()
 _LONGEST_REST = 30  # ticks
 _LONGEST_ID = 64
 
@@ -108,7 +109,7 @@ class Missed:
 
 
 class Chore(Protocol):
-    """Something that a worker does in the background, once a second."""
+    """Something that a worker does in the background; it is asked once a second."""
 
     def tick(self) -> None:
         """Do the next bit; short, because the worker's event loop waits."""
@@ -371,7 +372,9 @@ class Guard:
 
     def _start(self, policy: Policy, tracked: Tracked) -> Run | Die | Leave | None:
         """The verdict on a start; ``None`` if it is too early for one."""
-        verdict = decide_start(policy, Start(retries=tracked.key.retries))
+        verdict: Run | Die = _RUN
+        if policy.max_retries is not None:
+            verdict = decide_start(policy, Start(retries=tracked.key.retries))
         if isinstance(verdict, Die):
             return verdict
         if tracked.first:

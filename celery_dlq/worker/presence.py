@@ -14,8 +14,11 @@ from celery_dlq.ports import Board, Clock, WorkerCard
 
 logger = logging.getLogger("celery_dlq.worker")
 
-LOOK_TICKS = 10
-"""The other workers' policies are looked at every so many ticks."""
+REST_TICKS = 2
+"""How many ticks pass between two signs of life."""
+
+LOOK_TICKS = 4
+"""The other workers' policies are looked at with every so many signs of life."""
 
 _MOST_TOLD = 1000
 
@@ -23,7 +26,7 @@ Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
 
 
 class Presence:
-    """Keeps one worker's card up to date; ticks once a second, and fails quietly.
+    """Keeps one worker's card up to date; ticks once a second, and rests in between.
 
     Args:
         board: Where cards and overrides are.
@@ -37,7 +40,7 @@ class Presence:
         self._card = card
         self._obey = obey
         self._clock = clock
-        self._ticks = 0
+        self._ticks = self._rest = 0
         self._revision = 0
         self._next_end: datetime | None = None
         self._told: set[str] = set()
@@ -48,8 +51,13 @@ class Presence:
         Raises:
             StoreUnavailable: The store does not answer.
         """
+        over = self._next_end is not None and self._next_end <= self._clock()
+        if self._rest > 0 and not over:
+            self._rest -= 1
+            return
         self._ticks += 1
         self._alive()  # first: it goes where a store that hangs is noticed, at no further wait
+        self._rest = REST_TICKS
         if self._ticks % LOOK_TICKS == 1:
             self._look()
 

@@ -18,6 +18,11 @@ from redis.retry import Retry
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 
+try:
+    from hiredis import pack_command
+except ImportError:  # redis-py works without, so do we
+    pack_command = None  # type: ignore[assignment]
+
 logger = logging.getLogger("celery_dlq.store")
 
 Command = tuple[Any, ...]
@@ -175,7 +180,7 @@ class Wire:
         self._breaker = breaker or Breaker()
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._unread: deque[tuple[Command, Again | None, Lost | None]] = deque()
+        self._unread: deque[tuple[Again | None, Lost | None]] = deque()
         self._logged_at = -self._LOG_SECONDS
         self.errors = 0
 
@@ -195,41 +200,76 @@ class Wire:
             Whether they were written. An error of the server shows later, in the log
             and in ``errors``.
         """
-        with self._lock, self._uninterrupted():
+        with self._lock:
             try:
                 self._write(commands, again, lost)
                 if len(self._unread) >= self._MOST_UNREAD:
-                    self._read(self._LEFT_UNREAD)
+                    self._read(self._LEFT_UNREAD, or_all=True)
             except StoreUnavailable as exc:
                 self._log(exc)
                 return False
+            except Exception:
+                raise
+            except BaseException:  # as in `_uninterrupted`, which costs each task more
+                self._drop()
+                raise
             return True
 
-    def call(self, *command: Any) -> Any:
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, and no failure to rest from."""
+        return self._connection is not None and not self._breaker.is_open
+
+    def call(self, *command: Any, before: Command | None = None) -> Any:
         """Send one command and wait for its reply.
+
+        Args:
+            *command: The command.
+            before: Another one that goes first, with the same write; if it is refused, so is
+                this one.
 
         Raises:
             StoreUnavailable: Redis does not answer or refuses.
             NoScriptError: The script is not there.
         """
         with self._lock, self._uninterrupted(), translated(self._url):
-            self._write([command], None)
-            self._read(1)
-            self._unread.popleft()
-            try:
-                return self._connection.read_response()
-            except ResponseError:
-                raise
-            except (RedisError, OSError) as exc:
-                self._lost(exc)
-                raise
+            self._write([command] if before is None else [before, command], None)
+            self._read(1 if before is None else 2)
+            refused = None
+            if before is not None:
+                try:
+                    self._one()
+                except ResponseError as exc:
+                    refused = exc
+            reply = self._one()
+            if refused is not None:
+                raise refused
+            return reply
 
-    def call_script(self, digest: str, script: str, keys: Sequence[str], *args: Any) -> Any:
+    def _one(self) -> Any:
+        """Read the reply of the oldest command."""
+        self._unread.popleft()
+        try:
+            return self._connection.read_response()
+        except ResponseError:
+            raise
+        except (RedisError, OSError) as exc:
+            self._lost(exc)
+            raise
+
+    def call_script(
+        self,
+        digest: str,
+        script: str,
+        keys: Sequence[str],
+        *args: Any,
+        before: Command | None = None,
+    ) -> Any:
         """`call` a script by its digest, and by its text when Redis does not know it."""
         try:
-            return self.call("EVALSHA", digest, len(keys), *keys, *args)
+            return self.call("EVALSHA", digest, len(keys), *keys, *args, before=before)
         except NoScriptError:
-            return self.call("EVAL", script, len(keys), *keys, *args)
+            return self.call("EVAL", script, len(keys), *keys, *args, before=before)
 
     def flush(self) -> None:
         """Read all outstanding replies; never raises."""
@@ -251,29 +291,44 @@ class Wire:
     def _write(
         self, commands: Sequence[Command], again: Again | None, lost: Lost | None = None
     ) -> None:
-        mine = len(commands)
         if self._breaker.is_open:
-            _tell(lost, mine)
+            _tell(lost, len(commands))
             raise unavailable(self._breaker.reason, self._url) from self._breaker.reason
+        loads: Sequence[Command] = ()
         try:
             if self._connection is None:
                 self._connection = self._client.connection_pool.make_connection()
                 self._connection.connect()
-                commands = [*self._loads, *commands]
-            packed = self._connection.pack_commands(commands)
+                loads = self._loads
+            packed = self._packed([*loads, *commands] if loads else commands)
             self._connection.send_packed_command(packed, check_health=False)
         except (RedisError, OSError) as exc:
-            _tell(lost, mine)
+            _tell(lost, len(commands))
             self._lost(exc)
             raise unavailable(exc, self._url) from exc
-        self._unread.extend((command, None, None) for command in commands[:-mine])
-        self._unread.extend((command, again, lost) for command in commands[-mine:])
+        for _ in loads:
+            self._unread.append((None, None))
+        mine = again, lost
+        for _ in commands:
+            self._unread.append(mine)
 
-    def _read(self, left: int) -> None:
-        """Read replies until ``left`` are outstanding."""
+    def _packed(self, commands: Sequence[Command]) -> list[bytes]:
+        """As redis-py packs them, without its looks at each argument: these are all our own."""
+        if pack_command is None:
+            return list(self._connection.pack_commands(commands))
+        packed = [pack_command(command) for command in commands]
+        return packed if len(packed) == 1 else [b"".join(packed)]
+
+    def _read(self, left: int, *, or_all: bool = False) -> None:
+        """Read replies until ``left`` are outstanding.
+
+        Args:
+            left: How many may be left.
+            or_all: None, if one must be sent again: else an end would overtake its start.
+        """
         resend: list[tuple[Again, Lost | None]] = []
-        while len(self._unread) > left:
-            _command, again, lost = self._unread[0]
+        while len(self._unread) > (0 if resend and or_all else left):
+            again, lost = self._unread[0]
             try:
                 self._connection.read_response()
             except NoScriptError:
@@ -307,7 +362,7 @@ class Wire:
     def _drop(self) -> None:
         """Begin anew: replies of a connection that is gone must not be taken for others."""
         unread, self._unread = self._unread, deque()
-        for _command, _again, lost in unread:
+        for _again, lost in unread:
             _tell(lost, 1)
         if self._connection is not None:
             with suppress(Exception):

@@ -23,7 +23,7 @@ HISTORY_LIMIT = 50
 STALE_SECONDS = 5.0
 """A worker that gave no sign of life for so long is dead; it gives one every second."""
 
-SCRIPTS = (source("count"), source("ended"), source("alive"))
+SCRIPTS = (source("count"), source("count_first"), source("ended"), source("alive"))
 """What the counter's wire must load."""
 
 _STANDINGS = {
@@ -59,22 +59,27 @@ class RedisCounter:
         self._ttl = int(ttl_seconds * 1000)
         self._stale = int(stale_seconds * 1000)
         self._count = _Digested("count")
+        self._count_first = _Digested("count_first")
         self._ended = _Digested("ended")
         self._alive = _Digested("alive")
         # A restarted container has the same pid and name as the one that died.
         self._token = uuid4().hex[:8]
         self._worker = ""
         self._announced: set[str] = set()
-        self._done: deque[str] = deque(maxlen=self._MOST_CLEAN_UPS)
+        self._done: deque[MessageKey] = deque(maxlen=self._MOST_CLEAN_UPS)
         self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=self._MOST_UNWRITTEN)
         self._successes: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
         """Write the start; clean-ups of finished messages ride along."""
-        keys, args = self._count_call(key, delivery)
-        commands = [*self._clean_ups(self._CLEAN_UPS_A_WRITE), self._count.command(keys, *args)]
-        sent = self._wire.send(commands, lambda: [self._count.whole(keys, *args)])
+        # Written out: this is what every task pays.
+        args = (1, self._keys.run(key), key.retries, self._start(delivery), self._ttl,
+                HISTORY_LIMIT)  # fmt: skip
+        commands: list[Command] = [("EVALSHA", self._count_first.digest, *args)]
+        if len(self._done) >= self._CLEAN_UPS_A_WRITE:
+            commands = [*self._clean_ups(self._CLEAN_UPS_A_WRITE), *commands]
+        sent = self._wire.send(commands, lambda: [("EVAL", self._count_first.text, *args)])
         if key.dead_letter_queue not in self._announced:
             self._announced.add(key.dead_letter_queue)
             self.alive([key.dead_letter_queue])
@@ -93,9 +98,11 @@ class RedisCounter:
     ) -> Count:
         """Count and wait; see `DeliveryCounter.count`."""
         waited = -1 if waited_seconds is None else int(waited_seconds * 1000)
-        keys, args = self._count_call(
-            key, delivery, limit or 0, self._stale, waited, missed, int(alone), int(unless_dead)
-        )
+        keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
+        args = (
+            key.retries, limit or 0, self._start(delivery), self._ttl, HISTORY_LIMIT,
+            self._stale, waited, missed, int(alone), int(unless_dead),
+        )  # fmt: skip
         state, number, suspect = self._wire.call_script(
             self._count.digest, self._count.text, keys, *args
         )
@@ -104,8 +111,7 @@ class RedisCounter:
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
         """Write the end of a delivery; kept and written later if Redis does not answer."""
         end = json.dumps(delivery.to_json(), separators=(",", ":"))
-        start = f"{to_micros(delivery.started_at)}|{self._worker}"
-        args = (key.retries, delivery.number, end, self._ttl, int(charged), start)
+        args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
         self._send_end(self._keys.run(key), args)
 
     def alive(self, dead_letter_queues: Iterable[str]) -> None:
@@ -122,7 +128,7 @@ class RedisCounter:
 
     def succeeded(self, key: MessageKey) -> None:
         """Remember to forget the message, with one of the next writes."""
-        self._done.append(self._keys.run(key))
+        self._done.append(key)
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Remember to count it, with one of the next writes; bounded."""
@@ -156,24 +162,11 @@ class RedisCounter:
             lost=lambda: self._unwritten.append((run, args)),
         )
 
-    def _count_call(
-        self,
-        key: MessageKey,
-        delivery: Delivery,
-        limit: int = 0,
-        stale: int = 0,
-        waited: int = -1,
-        missed: int = 0,
-        alone: int = 1,
-        unless_dead: int = 0,
-    ) -> tuple[list[str], tuple[Any, ...]]:
-        """Keys and arguments of ``count.lua``; the defaults are those of a first delivery."""
+    def _start(self, delivery: Delivery) -> str:
+        """What the store keeps of a start: when, and where."""
         if not self._worker:
             self._worker = f"{delivery.worker_pid or 0}@{delivery.worker_hostname}#{self._token}"
-        keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
-        started = to_micros(delivery.started_at)
-        return keys, (key.retries, limit, started, self._worker, self._ttl, HISTORY_LIMIT,
-                      stale, waited, missed, alone, unless_dead)  # fmt: skip
+        return f"{to_micros(delivery.started_at)}|{self._worker}"
 
     def _counted(self) -> list[Command]:
         """The successes of redrives since the last write."""
@@ -186,7 +179,7 @@ class RedisCounter:
             if len(self._done) < at_least:
                 return []
             count = min(len(self._done), 4 * self._CLEAN_UPS_A_WRITE)
-            return [("UNLINK", *(self._done.popleft() for _ in range(count)))]
+            return [("UNLINK", *(self._keys.run(self._done.popleft()) for _ in range(count)))]
 
 
 class _Digested:

@@ -7,6 +7,7 @@ slot, so that counting, storing and removing are single atomic scripts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from celery_dlq.ports import MessageKey
 
@@ -136,16 +137,22 @@ class Keys:
     def run(self, key: MessageKey) -> str:
         """HASH: counts, starts and ends of the deliveries of one task (and redrive); expires."""
         # Task ids come over the wire; what UTF-8 does not know is spelled out.
-        return f"{self._of(key.dead_letter_queue)}:run:{key.redrives}:{spelled(key.task_id)}"
+        task_id = key.task_id if key.task_id.isascii() else spelled(key.task_id)
+        return f"{_beginning(self.prefix, key.dead_letter_queue)}:run:{key.redrives}:{task_id}"
 
     def _of(self, dead_letter_queue: str) -> str:
         """What all keys of a queue begin with, its name as the hash tag."""
-        name = spelled(dead_letter_queue)
-        if name[:1] in ("}", "%"):  # "{}" is no tag: the keys would be on many slots
-            name = f"%{ord(name[0]):02X}{name[1:]}"
-        return f"{self.prefix}:{{{name}}}"
+        return _beginning(self.prefix, dead_letter_queue)
+
+
+@lru_cache(maxsize=1024)
+def _beginning(prefix: str, dead_letter_queue: str) -> str:
+    name = spelled(dead_letter_queue)
+    if name[:1] in ("}", "%"):  # "{}" is no tag: the keys would be on many slots
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    return f"{prefix}:{{{name}}}"
 
 
 def spelled(text: str) -> str:
     """Text as it can be sent: what UTF-8 does not know is spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

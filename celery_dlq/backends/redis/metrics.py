@@ -29,20 +29,24 @@ class RedisMetrics:
         client: A redis-py client that answers bytes; sends a command once.
         url: For messages; its password is never shown.
         keys: Key names.
+        wire: A worker's connection for its counts, which these share; ``None`` for one of
+            their own.
     """
 
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+    def __init__(self, client: Any, url: str, keys: Keys, wire: Wire | None = None) -> None:
         self._client = client
         self._url = url
         self._keys = keys
         self._text = source("measure")
         self._digest = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
         # Written without waiting for replies: metrics must never hold a worker up.
-        self._wire = Wire(client, url, [self._text], failing="Metrics wait in memory")
+        self._owns_wire = wire is None
+        self._wire = wire or Wire(client, url, [self._text], failing="Metrics wait in memory")
 
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Write counts and gauges; see `MetricsStore.add`."""
-        self._wire.flush()  # the replies of last time
+        if self._owns_wire:
+            self._wire.flush()  # the replies of last time
         worker = "" if gauges is None else gauges.worker
         said = "" if gauges is None else _json([gauges.spool, gauges.waiting])
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
@@ -70,10 +74,11 @@ class RedisMetrics:
         return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
 
     def close(self) -> None:
-        """Read outstanding replies and disconnect."""
-        self._wire.close()
-        with suppress(Exception):
-            self._client.close()
+        """Read outstanding replies and disconnect; what is shared stays open."""
+        if self._owns_wire:
+            self._wire.close()
+            with suppress(Exception):
+                self._client.close()
 
 
 def _names(series: Series) -> tuple[str, str]:

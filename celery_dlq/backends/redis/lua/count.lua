@@ -2,25 +2,24 @@
 -- KEYS: 1 run (hash)  2 workers (zset)
 -- ARGV: 1 retries (header of the message)
 --       2 limit (most deliveries; 0 = no limit)
---       3 started_at (microseconds since 1970)
---       4 worker ("pid@hostname#token")
---       5 ttl (milliseconds, sliding)
---       6 kept (most starts kept per retries number, and retries numbers kept)
---       7 stale (milliseconds after which a silent worker is dead; 0 = do not look)
---       8 waited (milliseconds since this delivery was first put off; -1 = never)
---       9 missed (deliveries that could not be counted before, and are now)
---       10 alone (1 = may be counted though its last delivery vanished; 0 = not now)
---       11 unless_dead (1 = not if its letter was stored; 0 = it is a new message)
+--       3 start (microseconds since 1970, "|", "pid@hostname#token")
+--       4 ttl (milliseconds, sliding)
+--       5 kept (most starts kept per retries number, and retries numbers kept)
+--       6 stale (milliseconds after which a silent worker is dead; 0 = do not look)
+--       7 waited (milliseconds since this delivery was first put off; -1 = never)
+--       8 missed (deliveries that could not be counted before, and are now)
+--       9 alone (1 = may be counted though its last delivery vanished; 0 = not now)
+--       10 unless_dead (1 = not if its letter was stored; 0 = it is a new message)
 -- Returns: {state, number, suspect}: 1 = COUNTED, 0 = LIMIT_REACHED, 2 = RUNNING (on a live
 --          worker), 3 = UNCERTAIN (its worker may just have died), 4 = SUSPECT (vanished; not
 --          now), 5 = DEAD; only COUNTED counts; number of this or the last counted delivery
 -- Complexity: O(1)
-local retries, stale, waited = ARGV[1], tonumber(ARGV[7]), tonumber(ARGV[8])
-local count, limit, kept = 'count:' .. retries, tonumber(ARGV[2]), tonumber(ARGV[6])
+local retries, stale, waited = ARGV[1], tonumber(ARGV[6]), tonumber(ARGV[7])
+local count, limit, kept = 'count:' .. retries, tonumber(ARGV[2]), tonumber(ARGV[5])
 local last = tonumber(redis.call('HGET', KEYS[1], count) or '0')
-redis.call('PEXPIRE', KEYS[1], ARGV[5])  -- first: a full Redis lets no script begin by adding
+redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- first: a full Redis lets no script begin by adding
 if redis.call('HEXISTS', KEYS[1], 'dead:' .. retries) == 1 then
-  if ARGV[11] == '1' then return {5, last, 0} end
+  if ARGV[10] == '1' then return {5, last, 0} end
   redis.call('HDEL', KEYS[1], 'dead:' .. retries)
 end
 local open = last > 0 and redis.call('HEXISTS', KEYS[1], 'end:' .. retries .. ':' .. last) == 0
@@ -38,15 +37,15 @@ if open and stale > 0 then
     end
   end
 end
-if tonumber(ARGV[9]) > 0 then last = redis.call('HINCRBY', KEYS[1], count, ARGV[9]) end
+if tonumber(ARGV[8]) > 0 then last = redis.call('HINCRBY', KEYS[1], count, ARGV[8]) end
 if limit > 0 and last >= limit then return {0, last, 0} end
-if open and ARGV[10] == '0' then return {4, last, 1} end
+if open and ARGV[9] == '0' then return {4, last, 1} end
 local number = redis.call('HINCRBY', KEYS[1], count, 1)
-redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, ARGV[3] .. '|' .. ARGV[4])
+redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, ARGV[3])
 local old, gone = retries .. ':' .. (number - kept), tonumber(retries) - kept
 redis.call('HDEL', KEYS[1], 'start:' .. old, 'end:' .. old)
 for n = 1, (number == 1 and gone >= 0) and kept or 0 do
   redis.call('HDEL', KEYS[1], 'start:' .. gone .. ':' .. n, 'end:' .. gone .. ':' .. n, 'count:' .. gone)
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[5])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return {1, number, open and 1 or 0}

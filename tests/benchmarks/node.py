@@ -1,0 +1,148 @@
+"""One Celery worker of a benchmark: ``python -m benchmarks.node '{"queue": "q", …}'``.
+
+Started by a script and not by the ``celery`` command, because that imports every installed
+sub-command, ours too: a plain worker must be plain.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+PLAIN = "plain"
+AGAIN = "plain again"
+PLUGIN = "plugin, no policy"
+QUEUE = "guarded queue"
+DECORATOR = "guarded, decorator"
+BARE = "plain, and a bare write"
+"""Plain Celery that writes 150 bytes to Redis for each task and does nothing else with them.
+
+The bare limit: whoever notes each start before it happens pays at least this.
+"""
+
+WITHOUT_PLUGIN = (PLAIN, AGAIN, BARE)
+
+LIMIT = 3
+"""Most deliveries of a guarded message."""
+
+
+def main() -> None:
+    """Work until a signal."""
+    options = json.loads(sys.argv[1])
+    if options["pool"] == "gevent":
+        from gevent import monkey
+
+        monkey.patch_all()
+    app = make_app(options)
+    installed = "celery_dlq" in sys.modules
+    expected = options["variant"] not in WITHOUT_PLUGIN
+    assert installed == expected, f"expected the plugin to be loaded: {expected}, got {installed}"
+    app.Worker(
+        hostname=f"{options['queue']}@bench",
+        pool_cls=options["pool"],
+        concurrency=options["concurrency"],
+        queues=options["queue"],
+        loglevel="WARNING",
+        logfile=options["log"],
+        without_mingle=True,
+    ).start()
+
+
+def make_app(options: dict[str, Any]) -> Any:
+    """The app of a variant."""
+    from celery import Celery
+    from kombu import Queue
+
+    app = Celery("bench", broker=options["broker"])
+    app.conf.task_queues = [Queue(options["queue"], **options.get("queue_options", {}))]
+    app.conf.task_default_queue = options["queue"]
+    app.conf.task_ignore_result = True
+    app.conf.task_acks_late = True
+    app.conf.task_reject_on_worker_lost = True
+    app.conf.update(options.get("conf", {}))
+    _add_tasks(app, options)
+    if options["variant"] == BARE:
+        _write_a_note_for_each_task(options["letters"])
+    if options["variant"] not in WITHOUT_PLUGIN:
+        from celery_dlq import DeadLetters
+
+        app.conf.dlq_url = options["letters"]
+        if options["variant"] == QUEUE:
+            app.conf.dlq_queues = {options["queue"]: {"max_deliveries": LIMIT}}
+        DeadLetters(app)
+    return app
+
+
+def _write_a_note_for_each_task(url: str) -> None:
+    from celery import signals
+
+    host, _, port = url.removeprefix("redis://").partition("/")[0].partition(":")
+    note = b"*3\r\n$3\r\nSET\r\n$4\r\nnote\r\n$110\r\n" + b"x" * 110 + b"\r\n"
+    state: list[Any] = [None, 0]
+
+    def write(**_: object) -> None:
+        if state[0] is None:
+            state[0] = socket.create_connection((host, int(port)))
+            state[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        state[0].sendall(note)
+        state[1] += 1
+        if state[1] % 56 == 0:
+            state[0].recv(4096)
+
+    signals.task_received.connect(write, weak=False)
+
+
+def _add_tasks(app: Any, options: dict[str, Any]) -> None:
+    decorate: Any = lambda function: function  # noqa: E731
+    if options["variant"] == DECORATOR:
+        from celery_dlq import dead_letter_policy
+
+        decorate = dead_letter_policy(max_deliveries=LIMIT)
+    ledger = os.open(options["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for task in tasks(ledger):
+        app.task(name=task.__name__)(decorate(task))
+
+
+def tasks(ledger: int) -> list[Any]:
+    """The tasks; each run writes one byte to the ledger, which is how the driver counts them."""
+
+    def noop(*_: object) -> None:
+        os.write(ledger, b".")
+
+    def busy_1ms(*_: object) -> None:
+        _compute(0.001)
+        os.write(ledger, b".")
+
+    def busy_10ms(*_: object) -> None:
+        _compute(0.010)
+        os.write(ledger, b".")
+
+    def fails(order: str = "", *_: object) -> None:
+        os.write(ledger, b".")
+        charge(order)
+
+    def kills(*_: object) -> None:
+        os.write(ledger, b".")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return [noop, busy_1ms, busy_10ms, fails, kills]
+
+
+def charge(order: str) -> None:
+    """Fail as shops do."""
+    raise ValueError(f"no such order: {order[:12]}")
+
+
+def _compute(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""What the plugin costs, counted and not timed: a regression fails without noise."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha1
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.utils import uuid
+from celery.worker import state as worker_state
+from kombu import Queue
+from waiting import poll
+
+from celery_dlq import DeadLetters
+from celery_dlq.backends.redis.connection import Wire
+from celery_dlq.backends.redis.scripts import source
+from celery_dlq.worker.guard import Begin, Guard
+
+TASKS = 96
+DYING = 20
+
+
+def script(name: str) -> str:
+    """What a call of this script is in `Seen`."""
+    return f"EVALSHA {sha1(source(name).encode(), usedforsecurity=False).hexdigest()}"
+
+
+FIRST, LETTER = script("count_first"), script("dead_letter")
+BACKGROUND = {script("alive"), script("node"), script("measure"), "SMEMBERS", "ZRANGE", "SCRIPT",
+              "CLIENT", "SELECT"}  # fmt: skip
+"""What workers do once in a while, whatever they work on."""
+
+
+class Seen:
+    """The commands that the plugin's connections sent meanwhile; scripts by their digests."""
+
+    def __init__(self, url: str) -> None:
+        self.commands: Counter[str] = Counter()
+        self._url = url
+        self._lines: list[dict[str, Any]] = []
+        self._ours: set[str] = set()
+
+    def __enter__(self) -> Seen:
+        self._control = redis.Redis.from_url(self._url)
+        self._monitor = redis.Redis.from_url(self._url)
+        begun: list[bool] = []
+
+        def listen() -> None:
+            with self._monitor.monitor() as monitor:
+                begun.append(True)
+                for line in monitor.listen():
+                    self._lines.append(line)
+                    if line["command"] == "ECHO over":
+                        return
+
+        self._thread = Thread(target=listen, daemon=True)
+        self._thread.start()
+        poll(lambda: begun)
+        self.connections()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connections()
+        self._control.echo("over")
+        self._thread.join(10)
+        for line in self._lines:
+            place = f"{line['client_address']}:{line['client_port']}"
+            if place in self._ours and line["client_type"] != "lua":
+                name, _, rest = line["command"].partition(" ")
+                told = f"{name} {rest.partition(' ')[0]}" if name == "EVALSHA" else name
+                self.commands[told] += 1
+        self._control.close()
+        self._monitor.close()
+
+    def connections(self) -> int:
+        """How many connections the plugin has now."""
+        ours = {c["addr"] for c in self._control.client_list() if c["name"] == "celery_dlq"}
+        self._ours |= ours
+        return len(ours)
+
+    @property
+    def of_tasks(self) -> dict[str, int]:
+        """Without those of the background."""
+        return {name: n for name, n in self.commands.items() if name not in BACKGROUND}
+
+
+@pytest.fixture
+def app(redis_url: str, tmp_path: Path) -> Iterator[Celery]:
+    """An app with a guarded queue."""
+    made = Celery("cost", broker=redis_url, set_as_current=False)
+    made.conf.task_queues = [Queue("orders")]
+    made.conf.task_default_queue = "orders"
+    made.conf.task_ignore_result = True
+    made.conf.task_acks_late = True
+    made.conf.dlq_queues = {"orders": {"max_deliveries": 3}}
+    made.conf.dlq_spool_dir = str(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def dlq(app: Celery) -> Iterator[DeadLetters]:
+    """The plugin on that app."""
+    made = DeadLetters(app)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def guard(app: Celery, dlq: DeadLetters) -> Iterator[Guard]:
+    """The guard of a worker of that app, with its chores."""
+    made: Guard = dlq._make_guard(hostname="celery@web-1", pid=4711, flags_redelivery=True)
+    yield made
+    made.close()
+
+
+@contextmanager
+def working(app: Celery) -> Iterator[Callable[[str, int], None]]:
+    """A worker in this process; runs a task so often, until all is acknowledged."""
+    ran: list[str] = []
+
+    @app.task(name="cost.noop")
+    def noop() -> None:
+        ran.append("noop")
+
+    @app.task(name="cost.fails")
+    def fails() -> None:
+        ran.append("fails")
+        raise ValueError("no such order")
+
+    def run(name: str, count: int) -> None:
+        wanted = len(ran) + count
+        for _ in range(count):
+            app.tasks[name].delay()
+        poll(lambda: len(ran) == wanted, timeout_seconds=30)
+        with redis.Redis.from_url(app.conf.broker_url) as client:
+            poll(lambda: not client.hlen("unacked"))
+
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30):
+        yield run
+        # It looks for these only between two events, or every two seconds.
+        worker_state.should_terminate = 0
+        for _ in range(2):
+            app.control.broadcast("clock")
+
+
+def test_a_task_adds_one_command_and_a_letter_two_more(
+    app: Celery, dlq: DeadLetters, redis_url: str
+) -> None:
+    """On two connections, whatever the worker does."""
+    with working(app) as run:
+        run("cost.noop", 2)
+        run("cost.fails", 2)  # the first letter of a queue takes the long way
+        with Seen(redis_url) as healthy:
+            run("cost.noop", TASKS)
+        with Seen(redis_url) as dying:
+            run("cost.fails", DYING)
+            dlq._measuring.flush()
+            assert dying.connections() <= 2
+    found = healthy.of_tasks
+    assert found.pop(FIRST) == TASKS
+    # A clean-up with every 32nd, and with a tick of the background.
+    assert set(found) <= {"UNLINK"}, found
+    assert found.get("UNLINK", 0) <= TASKS // 32 + 5
+    letters = dying.of_tasks
+    letters.pop("UNLINK", None)
+    assert letters == {FIRST: DYING, "SADD": DYING, LETTER: DYING}
+
+
+def test_a_worker_without_work_sends_less_than_two_commands_a_second(
+    guard: Guard, redis_url: str
+) -> None:
+    """Signs of life every second, chores every third."""
+    finish(guard, 3)
+    guard.tick()
+    with Seen(redis_url) as seen:
+        for _ in range(30):
+            guard.tick()
+    assert sum(seen.commands.values()) < 60, seen.commands
+    assert seen.commands[script("alive")] == 30
+
+
+def test_a_first_delivery_waits_for_nothing(guard: Guard) -> None:
+    """Replies are read by the dozen, when the newest of them have long been there."""
+    finish(guard, 1)
+    guard.tick()
+    wire: Wire = guard._counter._wire  # type: ignore[attr-defined]
+    unread: list[int] = []
+    read = wire._read
+
+    def reading(left: int) -> None:
+        unread.append(left)
+        read(left)
+
+    wire._read = reading  # type: ignore[method-assign]
+    finish(guard, TASKS)
+    assert len(unread) <= TASKS // (Wire._MOST_UNREAD - Wire._LEFT_UNREAD) + 1
+    assert all(left == Wire._LEFT_UNREAD for left in unread)
+
+
+def test_a_guarded_task_makes_a_bounded_number_of_calls(guard: Guard) -> None:
+    """Of Python functions, ours and the client's; the writes and reads of the wire included."""
+    finish(guard, 64)
+    messages = [a_message(guard) for _ in range(TASKS)]
+    calls = 0
+
+    def profile(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        for message in messages:
+            guard.begin(message)
+            guard.succeeded(message)
+    finally:
+        sys.setprofile(before)
+    assert calls / TASKS <= MOST_CALLS
+
+
+def test_a_guarded_task_holds_little_memory_while_it_runs_and_none_afterwards(
+    guard: Guard,
+) -> None:
+    """Blocks of the allocator; the third round, when caches and buffers are full."""
+    held, kept = 0, 0
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            messages = [a_message(guard) for _ in range(TASKS)]
+            before = sys.getallocatedblocks()
+            for message in messages:
+                assert guard.begin(message) is Begin.RUN
+            guard._counter.flush()
+            held = sys.getallocatedblocks() - before
+            for message in messages:
+                guard.succeeded(message)
+                message.dlq_tracked = None
+            guard._counter.flush()
+            kept = sys.getallocatedblocks() - before
+    finally:
+        gc.enable()
+    assert held / TASKS <= MOST_BLOCKS
+    assert kept / TASKS < 1
+
+
+MOST_CALLS = 60
+MOST_BLOCKS = 16
+
+
+def a_message(guard: Guard) -> Any:
+    """What the guard looks at of Celery's request."""
+    return SimpleNamespace(
+        id=uuid(),
+        task=SimpleNamespace(name="cost.noop", max_retries=3),
+        delivery_info={"exchange": "", "routing_key": "orders", "redelivered": False},
+        request_dict={"retries": 0},
+        dlq_tracked=None,
+    )
+
+
+def finish(guard: Guard, count: int) -> None:
+    """Healthy tasks, from their start to their end."""
+    for _ in range(count):
+        message = a_message(guard)
+        assert guard.begin(message) is Begin.RUN
+        guard.succeeded(message)

@@ -47,6 +47,7 @@ class WorkerObservers:
         """Begin; before the pool starts, so that its processes take part."""
         self._gauges = partial(_gauges, burial, hostname)
         if self._settings.sentry != sentry.OFF and sentry.client() is not None:
+            guard.share_overrides()
             keeps = partial(_keeps, guard)
             instead = self._settings.sentry == sentry.GROUPS
             sentry.Beside(keeps, HANDLING.get, instead=instead).install()

@@ -145,7 +145,7 @@ class Operator:
         """Letters as they arrive, from now on, until ``stop`` says so; waits in between."""
         where = where or LetterFilter(**fields)
         self._check_queue(dead_letter_queue)
-        after = self.store.last_position(dead_letter_queue)
+        after = self.store.settled_position(dead_letter_queue)
         return self._tail(dead_letter_queue, where, after, stop)
 
     def _tail(
@@ -156,7 +156,7 @@ class Operator:
         stop: Callable[[], bool],
     ) -> Iterator[DeadLetter]:
         while not stop():
-            until = self.store.last_position(dead_letter_queue)
+            until = self.store.settled_position(dead_letter_queue)
             if until == after:
                 time.sleep(_LOOK_SECONDS)
                 continue

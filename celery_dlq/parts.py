@@ -82,7 +82,11 @@ def _broker_store(settings: Settings, broker_url: object, connect: Connect) -> D
         )
     client = connect_redis(url, settings.store_timeout)
     ledger = Ledger(client, url, Keys(settings.key_prefix), settings.count_ttl)
-    return BrokerStore(make(connect, max(_BROKER_SECONDS, settings.store_timeout)), ledger)
+    shelf = make(connect, max(_BROKER_SECONDS, settings.store_timeout))
+    named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
+    targets = (target for target in settings.adopt.values() if target is not None)
+    expected = (name for name in (*named, *targets) if not set(name) & set("*?["))
+    return BrokerStore(shelf, ledger, expected)
 
 
 def make_board(settings: Settings, broker_url: object) -> Board:

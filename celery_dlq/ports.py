@@ -328,6 +328,12 @@ class DeadLetterStore(Protocol):
     def last_position(self, dead_letter_queue: str) -> str | None:
         """The position of the newest letter ever stored, or ``None``."""
 
+    def settled_position(self, dead_letter_queue: str) -> str | None:
+        """As `last_position`, but before the first letter that is still on its way.
+
+        Nothing is stored at or before it any more: who has read so far need not look again.
+        """
+
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
         """The oldest letters, at most ``most``, or fewer if they are large."""
 

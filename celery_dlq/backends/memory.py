@@ -240,6 +240,10 @@ class MemoryStore:
         last = self._lasts.get(dead_letter_queue)
         return None if last is None else _position(last)
 
+    def settled_position(self, dead_letter_queue: str) -> str | None:
+        """The same: a letter is stored in one step."""
+        return self.last_position(dead_letter_queue)
+
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
         """The oldest letters."""
         stored = self.letters(dead_letter_queue, newest_first=False)

@@ -270,7 +270,7 @@ class _Queue:
 
     def read(self) -> None:
         """Read all that is there now; commit whenever enough has gathered."""
-        end = self._work.store.last_position(self._name)
+        end = self._work.store.settled_position(self._name)
         self._check_end(end)
         self._check_length()
         if end is None:
@@ -305,7 +305,7 @@ class _Queue:
 
     def _begin(self) -> None:
         """Finish what a killed export left: its range, or only the note of it in the store."""
-        self._check_end(self._work.store.last_position(self._name))
+        self._check_end(self._work.store.settled_position(self._name))
         checkpoint = self._checkpoint
         if checkpoint.intent is None:
             self._note()

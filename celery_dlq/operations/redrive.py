@@ -17,7 +17,7 @@ from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.pace import Pace
 from celery_dlq.operations.publisher import Publisher, Sent
 from celery_dlq.operations.report import RedriveReport
-from celery_dlq.operations.selection import Found, Span, ahead, batches, select
+from celery_dlq.operations.selection import Found, Span, batches, select
 from celery_dlq.ports import ClaimState, Clock, DeadLetterStore, Fate, MessageKey
 from celery_dlq.record import Delivery, from_micros
 
@@ -165,7 +165,7 @@ class Redriver:
         size = publisher.batch_size if rate is None else max(1, min(100, int(rate)))
         pace = Pace(rate, lambda: work.run.beat(work.counts()))
         refusals, settled = 0, work.run.job.position
-        for batch in ahead(batches(found, size)):
+        for batch in batches(found, size):
             work.run.beat(work.counts())
             pace.wait(len(batch))  # before the claim, which does not hold for ever
             before = work.report.published + work.report.finished

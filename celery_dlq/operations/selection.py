@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.filters import LetterFilter
@@ -27,7 +25,6 @@ _REQUIRED = frozenset({
 _REASONS = frozenset(reason.value.encode() for reason in Reason)
 
 Scanned = Callable[[int], object]
-Part = TypeVar("Part")
 
 
 class Found:
@@ -148,19 +145,6 @@ def batches(
             batch, held = [], 0
     if batch:
         yield batch
-
-
-def ahead(parts: Iterable[Part]) -> Iterator[Part]:
-    """The same parts, where a thread makes the next one while the caller works on this one.
-
-    Whatever the maker raises is raised where its part would have come.
-    """
-    source, end = iter(parts), object()
-    with ThreadPoolExecutor(1, thread_name_prefix="dlq-ahead") as pool:
-        coming = pool.submit(next, source, end)
-        while (part := coming.result()) is not end:
-            coming = pool.submit(next, source, end)
-            yield part  # type: ignore[misc]  # the end is not among them
 
 
 def later(one: str | None, other: str) -> str:

@@ -65,6 +65,11 @@ _MICROSECOND = timedelta(microseconds=1)
 def register(spark: SparkSession) -> None:
     """Make the format ``celery_dlq`` known to a session, and let it push filters down.
 
+    Spark also finds a format by itself if a top-level module ``pyspark_celery_dlq`` has a
+    class ``DefaultSource``. There is none on purpose: Spark would import it, and with it all
+    of this, for every format that any session looks up; push-down would stay off; and
+    ``--py-files`` would need two packages. One call says it all.
+
     Args:
         spark: The session. Its setting ``spark.sql.python.filterPushdown.enabled``
             becomes true where PySpark has it (4.1 and later).

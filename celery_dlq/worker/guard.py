@@ -294,10 +294,15 @@ class Guard:
         if tracked.charged:
             self._counter.ended(tracked.key, tracked.delivery, charged=False)
 
+    def share_overrides(self) -> None:
+        """Let pool processes know of overrides, for `keeps`; before the pool starts."""
+        self._plans.share()
+
     def keeps(self, task: Any, delivery_info: dict[str, Any], failure: Failure) -> bool:
         """Whether this end of a delivery will be a letter; decides nothing, changes nothing."""
         if failure.end is None:
             return False
+        self._plans.catch_up()  # this is asked in pool processes too
         verdict = decide_end(self._plans.of(delivery_info, task).policy, failure.end)
         return isinstance(verdict, Die) and verdict.kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from celery_dlq.decorators import policy_of
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.queuenames import QueueNames
+from celery_dlq.worker.leaflet import Leaflet
 
 logger = logging.getLogger("celery_dlq.worker")
 
@@ -46,14 +48,34 @@ class Plans:
         self.policies = policies
         self._queue_names = QueueNames(queues)
         self._plans: dict[tuple[str, str, str], Plan] = {}
+        self._leaflet: Leaflet | None = None
+
+    def share(self) -> None:
+        """From now on let pool processes that are forked know of overrides; see `catch_up`."""
+        self._leaflet = Leaflet()
 
     def obey(self, overrides: Mapping[str, tuple[Policy, str]]) -> None:
         """Put overrides over the configured policies; those of before are forgotten."""
-        self.policies = PolicyBook(self.policies.queues, self.policies.tasks, overrides)
-        self._plans.clear()
+        self._apply(overrides)
+        if self._leaflet is not None:
+            told = {queue: [policy.to_json(), by] for queue, (policy, by) in overrides.items()}
+            self._leaflet.write(json.dumps(told).encode())
         for queue, (policy, source) in overrides.items():
             logger.warning("Policy of queue %s, overridden by %s: %s", queue, source,
                            policy.to_json())  # fmt: skip
+
+    def catch_up(self) -> None:
+        """In a pool process: obey what the main process does; costs nothing if that is the same."""
+        news = None if self._leaflet is None else self._leaflet.news()
+        if news is not None:
+            told = json.loads(news).items()
+            self._apply(
+                {queue: (Policy.parse(policy, "an override"), by) for queue, (policy, by) in told}
+            )
+
+    def _apply(self, overrides: Mapping[str, tuple[Policy, str]]) -> None:
+        self.policies = PolicyBook(self.policies.queues, self.policies.tasks, overrides)
+        self._plans.clear()
 
     def may_guard(self, task: Any) -> bool:
         """Whether any message of this task could be guarded; ``None``: of every task."""

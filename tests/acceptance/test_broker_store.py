@@ -6,24 +6,27 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from builders import a_letter, a_request, key_of
 from celery import Celery
+from click.testing import CliRunner
 from kombu.connection import Connection
 from rabbit import RabbitServer
 from waiting import poll
 from workers import HERE, Place, Worker, environment
 
 from celery_dlq import DeadLetters
+from celery_dlq.cli.commands import dlq as commands
 
 CONF: dict[str, Any] = {"dlq_store": "broker"}
 QUEUE = "orders-DLQ"
 Start = Callable[..., Worker]
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+Cli = Callable[..., Any]
 
 
 @pytest.fixture(params=["redis", "classic"])
@@ -37,15 +40,23 @@ def home(request: pytest.FixtureRequest, redis_url: str) -> Place:
 
 
 @pytest.fixture
-def cli(redis_url: str, home: Place) -> Cli:
-    """Run ``celery -A poison_app dlq …``."""
+def operator(home: Place, redis_url: str) -> Iterator[DeadLetters]:
+    """An operator's process."""
+    app = Celery("operator", broker=broker_of(home, redis_url), set_as_current=False)
+    app.conf.update(dlq_url=redis_url, task_default_queue="orders", **CONF)
+    dead_letters = DeadLetters(app)
+    yield dead_letters
+    dead_letters.close()
+    app.close()
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *arguments],
-            env=environment(redis_url, CONF, **home.env), cwd=HERE, capture_output=True,
-            text=True, timeout=120, check=False,
-        )  # fmt: skip
+
+@pytest.fixture
+def cli(operator: DeadLetters) -> Cli:
+    """Run a command in this process: the same code, without the start of an interpreter."""
+
+    def run(*arguments: str) -> Any:
+        obj = SimpleNamespace(app=operator.app, no_color=True)
+        return CliRunner(env={"COLUMNS": "160"}).invoke(commands, [*arguments], obj=obj)
 
     return run
 
@@ -63,27 +74,29 @@ def publish(url: str, *tasks: str) -> None:
             connection.Producer().publish([[name], {}, {}], routing_key="orders", headers=headers)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+def told(done: Any) -> list[dict[str, Any]]:
     """The JSON lines of a command that must have worked."""
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
 
 
 def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
-    home: Place, cli: Cli, redis_url: str, start_worker: Start, ran: Callable[[str], int],
+    home: Place, cli: Cli, operator: DeadLetters, redis_url: str, start_worker: Start,
+    ran: Callable[[str], int],
 ) -> None:  # fmt: skip
     """The main job of an operator: list, show, groups, redrive, purge; and what is not there."""
     worker = start_worker(CONF, env=home.env)
-    url = broker_of(home, redis_url)
-    publish(url, "killed", "fails", "to_dlq")
+    publish(broker_of(home, redis_url), "killed", "fails", "to_dlq")
+    poll(lambda: operator.store.length(QUEUE) == 3, timeout_seconds=60)
 
-    def letters() -> list[dict[str, Any]]:
-        return told(cli("list", QUEUE, "--oldest-first", "--json")) if QUEUE in known() else []
-
-    def known() -> list[str]:
-        return [queue["name"] for queue in told(cli("queues", "--json"))]
-
-    found = poll(lambda: len(one := letters()) == 3 and one, timeout_seconds=90)
+    whole = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "list", QUEUE, "--json"],
+        env=environment(redis_url, CONF, **home.env), cwd=HERE, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert whole.returncode == 0, whole.stderr
+    found = [json.loads(line) for line in whole.stdout.splitlines()]
+    assert found[::-1] == told(cli("list", QUEUE, "--oldest-first", "--json"))
     by_task = {letter["task_id"]: letter for letter in found}
     assert {task: letter["reason"] for task, letter in by_task.items()} == {
         "id-killed": "max_deliveries_exceeded", "id-fails": "failed", "id-to_dlq": "rejected",
@@ -94,24 +107,20 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
     assert "Queues on the broker" in cli("queues").stdout
     with redis.Redis.from_url(redis_url) as client:
         assert not client.exists(f"dlq:{{{QUEUE}}}:letters")
-        if home.name == "redis":
-            assert client.llen(QUEUE) == 3
-        client_fixed = redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2")
-        client_fixed.set("fixed", "yes")
-        client_fixed.close()
+        assert client.llen(QUEUE) == (3 if home.name == "redis" else 0)
+    with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
+        client.set("fixed", "yes")
 
     refused = cli("discard", QUEUE, "--all", "--yes")
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
     assert refused.stderr.startswith("Error: expected a store that keeps discarded letters")
     report = told(cli("redrive", QUEUE, by_task["id-fails"]["id"], "--json"))[0]
     assert (report["published"], report["failed"]) == (1, {})
     poll(lambda: ran("fails") == 2, timeout_seconds=30)
-    assert {letter["task_id"] for letter in letters()} == {"id-killed", "id-to_dlq"}
-    assert told(cli("purge", QUEUE, "--reason", "rejected", "--json"))[0]["removed"] == 1
-    assert [letter["task_id"] for letter in letters()] == ["id-killed"]
+    assert told(cli("purge", QUEUE, "--reason", "rejected", "--yes", "--json"))[0]["removed"] == 1
+    assert [letter["task_id"] for letter in told(cli("list", QUEUE, "--json"))] == ["id-killed"]
     assert "id-killed" in cli("tail", QUEUE, "--json").stdout
     assert {change["action"] for change in told(cli("audit", "--json"))} == {"redriven", "purged"}
-    assert "Traceback" not in worker.output.partition("no price")[0]
 
 
 DIES = """
@@ -120,14 +129,12 @@ from celery_dlq.backends.broker import BrokerStore
 from celery_dlq.operations.publisher import Publisher
 import poison_app
 
-name, when = sys.argv[1], sys.argv[2]
+name = sys.argv[1]
 place = Publisher if name == "publish" else BrokerStore
 inner, calls = getattr(place, name), []
 
 def dying(self, *args, **kwargs):
     calls.append(1)
-    if len(calls) == 2 and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
     result = inner(self, *args, **kwargs)
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -138,40 +145,31 @@ poison_app.dlq.redrive("orders-DLQ", rate=50)
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "when"),
-    [("claim", "after"), ("publish", "after"), ("mark_published", "after"), ("remove", "after")],
-)
+@pytest.mark.parametrize("name", ["claim", "publish", "mark_published", "remove"])
 def test_a_redrive_killed_anywhere_loses_nothing(
-    home: Place, redis_url: str, name: str, when: str
+    home: Place, operator: DeadLetters, redis_url: str, name: str
 ) -> None:
     """The next one finishes; only what was published and not noted goes out twice, and is told."""
-    url = broker_of(home, redis_url)
-    app = Celery("operator", broker=url, set_as_current=False)
-    app.conf.update(dlq_url=redis_url, task_default_queue="orders", **CONF)
-    dead_letters = DeadLetters(app)
-    sent = set()
-    for number in range(120):
+    url, sent = broker_of(home, redis_url), set()
+    for number in range(110):
         headers = a_request(id=f"t-{number}", root_id=f"t-{number}", task="poison_app.healthy")
         letter = a_letter(task_id=f"t-{number}", task_name="poison_app.healthy",
                           headers=json.dumps(headers))  # fmt: skip
-        dead_letters.store.dead_letter(letter, key_of(letter))
+        operator.store.dead_letter(letter, key_of(letter))
         sent.add(letter.id)
-    dead_letters.close()
     done = subprocess.run(
-        [sys.executable, "-c", DIES, name, when], env=environment(redis_url, CONF, **home.env),
+        [sys.executable, "-c", DIES, name], env=environment(redis_url, CONF, **home.env),
         cwd=HERE, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
-    before = {letter.id for letter in dead_letters.letters(QUEUE)}
+    before = {letter.id for letter in operator.letters(QUEUE)}
     assert before | set(waiting(url, keep=True)) == sent
-    (job,) = dead_letters.jobs()
-    report = dead_letters.resume(job.id)
-    assert (report.state, list(dead_letters.letters(QUEUE))) == ("done", [])
+    (job,) = operator.jobs()
+    report = operator.resume(job.id)
+    assert (report.state, list(operator.letters(QUEUE))) == ("done", [])
     found = waiting(url)
     assert set(found) == sent
     assert report.to_json()["maybe_twice"] >= len(found) - len(sent)
-    dead_letters.close()
 
 
 def waiting(url: str, *, keep: bool = False) -> list[str]:

@@ -36,6 +36,8 @@ def spark(pyspark: None) -> Iterator[SparkSession]:
     from celery_dlq.spark.session import local_session
 
     session = local_session("celery_dlq tests", quick=True)
+    # A handful of letters needs one task.
+    session.conf.set("spark.sql.shuffle.partitions", "1")
     yield session
     session.stop()
 

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.usefixtures("pyspark")
 
 PACKAGE = Path(celery_dlq.__file__).parent
 
+# Six Java processes for a few seconds of work: none lives long enough for the thorough compiler.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+
 JOB = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -45,9 +48,10 @@ def where(_):
     yield celery_dlq.__file__, os.environ.get("SPARK_EXECUTOR_DIRS", ""), foreign
 
 found = spark.sparkContext.parallelize(range(8), 8).mapPartitions(where).collect()
+counted = letters.selectExpr("count(*)", "count(DISTINCT id)").first()
 print("ANSWER", json.dumps({
-    "letters": letters.count(),
-    "distinct": letters.select("id").distinct().count(),
+    "letters": counted[0],
+    "distinct": counted[1],
     "groups": [[row.fingerprint, row.letters] for row in groups(letters).collect()],
     "executors": len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1,
     "packages": sorted({file for file, _dirs, _foreign in found}),
@@ -67,6 +71,7 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
         "SPARK_HOME": str(spark_home),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_WORKER_DIR": str(folder / name),
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
         "PYSPARK_PYTHON": sys.executable,
     }
     log = folder / f"{name}.log"
@@ -114,12 +119,12 @@ def test_cluster_reads_live_letters_with_a_shipped_package(redis_url: str, tmp_p
     local = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with daemon(tmp_path, "master", f"{package}.master.Master", *local) as log:
         found = poll(lambda: re.search(r"spark://127\.0\.0\.1:\d+", log.read_text()),
-                     timeout_seconds=90)  # fmt: skip
+                     timeout_seconds=90, every_seconds=0.1)  # fmt: skip
         assert found is not None
         half = ("--cores", "1", "--memory", "700m", *local, found[0])
         worker = f"{package}.worker.Worker"
         with daemon(tmp_path, "one", worker, *half), daemon(tmp_path, "two", worker, *half):
-            poll(lambda: log.read_text().count("Registering worker") == 2, timeout_seconds=90)
+            # It waits itself until both are there.
             answer = submitted(found[0], redis_url, tmp_path)
     assert (answer["letters"], answer["distinct"]) == (200, 200)
     assert answer["groups"] == [["a" * 16, 100], ["b" * 16, 100]]
@@ -135,19 +140,17 @@ def submitted(master: str, url: str, folder: Path) -> dict[str, object]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": QUICK,
+        "spark.executor.extraJavaOptions": QUICK,
         "spark.executor.memory": "512m",
         "spark.cores.max": "2",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": "1",
         # Both workers must be there, or one of them could do all of the job.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "90s",
     }
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pyspark.find_spark_home"], check=True, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    submit = str(Path(done.stdout.strip()) / "bin" / "spark-submit")
+    submit = str(Path(str(find_spec("pyspark").origin)).parent / "bin" / "spark-submit")  # type: ignore[union-attr]
     done = subprocess.run(
         [submit, "--master", master, "--py-files", str(zipped(folder)), *settings,
          str(folder / "job.py"), url],

@@ -57,3 +57,16 @@ def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_workers_and_commands_need_only_the_core() -> None:
+    """What extras bring is missing in a worker's image; nothing may ask for it at import."""
+    code = (
+        "import sys\n"
+        "for name in ('rich', 'pyarrow', 'pyspark', 'sentry_sdk', 'prometheus_client'):\n"
+        "    sys.modules[name] = None\n"
+        "import celery_dlq.plugin, celery_dlq.wiring, celery_dlq.worker.step\n"
+        "import celery_dlq.operations, celery_dlq.cli.commands, celery_dlq.cli.render\n"
+        "import celery_dlq.cli.reports, celery_dlq.cli.render_policies\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -24,7 +24,7 @@ class Ledger(RedisStore):
 
     A letter gets its position before it is put into its queue. Several workers put theirs at
     once, so the queue is known to have all letters only up to the first that is still on its
-    way: this is what `end` says, and what an export reads up to.
+    way: this is what `settled` says, and what an export reads up to.
     """
 
     def place(self, dead_letter_queue: str, letter_id: str) -> str:
@@ -48,8 +48,12 @@ class Ledger(RedisStore):
                 args=[spelled(letter_id), key.retries, self._ttl],
             )
 
-    def end(self, dead_letter_queue: str) -> str | None:
-        """The position up to which no letter is still on its way; ``None``: none was ever given."""
+    def last(self, dead_letter_queue: str) -> str | None:
+        """The newest position that was given; ``None``: none ever was."""
+        return self._positions(dead_letter_queue)[0]
+
+    def settled(self, dead_letter_queue: str) -> str | None:
+        """The position up to which no letter is still on its way."""
         last, placing, now = self._positions(dead_letter_queue)
         if last is None:
             return None
@@ -59,11 +63,6 @@ class Ledger(RedisStore):
             return last
         first, second = waited[0]
         return f"{first}-{second - 1}" if second else f"{first - 1}-{_BEFORE}"
-
-    def begin(self, dead_letter_queue: str, position: str) -> None:
-        """Go on after a position, if Redis has forgotten where it was."""
-        with translated(self._url):
-            self._client.set(self._keys.last(dead_letter_queue), position, nx=True)
 
     def state(self, dead_letter_queue: str) -> object:
         """Something that changes whenever a letter is stored."""

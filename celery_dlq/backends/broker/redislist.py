@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.backends.broker.amqp import (
+from celery_dlq.backends.broker.shelf import (
+    CONNECT,
     LOCK_SUFFIX,
     MOST_BYTES,
     MOST_LETTERS,
@@ -26,12 +27,12 @@ from celery_dlq.backends.broker.amqp import (
 )
 from celery_dlq.backends.broker.snapshot import Entry, Snapshot
 from celery_dlq.backends.broker.wire import CONTENT_ENCODING, CONTENT_TYPE, Parcel
+from celery_dlq.backends.redis.scripts import source
 from celery_dlq.errors import StoreUnavailable
 
-_CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
 _PAGE = 50
 _TRIES = 20
-_LOCK_SECONDS = 30
+_LOCK_SECONDS = 9  # less than the next one waits: he may come right after a crash
 
 
 class RedisShelf:
@@ -61,18 +62,14 @@ class RedisShelf:
 
     def put(self, queue: str, letter: Parcel) -> None:
         """Push a letter; comes back when Redis has it."""
-        with self._client():
-            producer = self._connection.Producer(channel=self._channel, auto_declare=False)
-            producer.publish(
-                letter.body,
-                exchange="",
-                routing_key=queue,
-                content_type=CONTENT_TYPE,
-                content_encoding=CONTENT_ENCODING,
-                headers=dict(letter.headers),
-                message_id=letter.letter_id,
-                retry=False,
-            )
+        with self._lock:
+            used = self._channel is not None
+            try:
+                self._put(queue, letter)
+            except StoreUnavailable:
+                if not used:
+                    raise
+                self._put(queue, letter)  # it may have been a stale connection
 
     def length(self, queue: str) -> int:
         """How many messages are in a queue."""
@@ -100,26 +97,31 @@ class RedisShelf:
             StoreUnavailable: Another process does, or Redis does not answer.
         """
         owner, deadline = uuid4().hex, time.monotonic() + WAIT_SECONDS
-        while not self.lock(queue, owner, "NX"):
+        while not self._lock_free(queue, owner):
             if time.monotonic() >= deadline:
                 raise busy(queue)
             time.sleep(0.2)
         return RedisHeld(self, queue, owner)
 
-    def lock(self, queue: str, owner: str, how: str) -> bool:
-        """Take (``NX``) or keep (``XX``) the lock of a queue for half a minute."""
-        with self._client() as client:
-            name = f"{self._name(queue)}{LOCK_SUFFIX}"
-            if how == "XX" and _bytes(client.execute_command("GET", name) or b"") != owner.encode():
-                return False
-            return bool(client.execute_command("SET", name, owner, how, "EX", _LOCK_SECONDS))
+    def keep(self, queue: str, owner: str) -> bool:
+        """Keep the lock of a queue for some seconds more; whether it is still ours."""
+        return self._locked(queue, owner, _LOCK_SECONDS)
 
     def unlock(self, queue: str, owner: str) -> None:
         """Give the lock back, if it is still ours."""
+        self._locked(queue, owner, 0)
+
+    def _lock_free(self, queue: str, owner: str) -> bool:
         with self._client() as client:
-            name = f"{self._name(queue)}{LOCK_SUFFIX}"
-            if _bytes(client.execute_command("GET", name) or b"") == owner.encode():
-                client.execute_command("DEL", name)
+            name = f"{self._name(queue)}{LOCK_SUFFIX}"  # kombu prefixes SET, unlike EVAL
+            return bool(client.execute_command("SET", name, owner, "NX", "EX", _LOCK_SECONDS))
+
+    def _locked(self, queue: str, owner: str, seconds: int) -> bool:
+        with self._client() as client:
+            key = f"{self._key(queue)}{LOCK_SUFFIX}"
+            return bool(
+                client.execute_command("EVAL", source("lock"), 1, key, owner, seconds * 1000)
+            )
 
     def remove(self, queue: str, messages: Sequence[bytes]) -> None:
         """Remove messages that are the very same, searched from the oldest end."""
@@ -133,6 +135,20 @@ class RedisShelf:
             self._channel = None
             with suppress(Exception):
                 self._connection.close()
+
+    def _put(self, queue: str, letter: Parcel) -> None:
+        with self._client():
+            producer = self._connection.Producer(channel=self._channel, auto_declare=False)
+            producer.publish(
+                letter.body,
+                exchange="",
+                routing_key=queue,
+                content_type=CONTENT_TYPE,
+                content_encoding=CONTENT_ENCODING,
+                headers=dict(letter.headers),
+                message_id=letter.letter_id,
+                retry=False,
+            )
 
     def _read(self, client: Any, key: str) -> Snapshot | None:
         """Read from the oldest end; ``None`` if something was removed on the way meanwhile."""
@@ -171,7 +187,7 @@ class RedisShelf:
         with self._lock, translated(self._connection):
             try:
                 if self._channel is None:
-                    self._connection.ensure_connection(**_CONNECT)
+                    self._connection.ensure_connection(**CONNECT)
                     self._channel = self._connection.channel()
                 with self._channel.conn_or_acquire() as client:
                     yield client
@@ -226,7 +242,7 @@ class RedisHeld:
             self._shelf.unlock(self._queue, self._owner)
 
     def _check(self) -> None:
-        if not self._shelf.lock(self._queue, self._owner, "XX"):
+        if not self._shelf.keep(self._queue, self._owner):
             message = f"expected {self._queue!r} to be ours alone, got one that somebody took over"
             raise StoreUnavailable(f"{message}: this process stood still for too long")
 
@@ -234,7 +250,7 @@ class RedisHeld:
         """Keep the lock while an operation has other things to do."""
         while not self._over.wait(_LOCK_SECONDS / 3):
             with suppress(Exception):
-                self._shelf.lock(self._queue, self._owner, "XX")
+                self._shelf.keep(self._queue, self._owner)
 
 
 def _add(snapshot: Snapshot, entry: bytes) -> None:

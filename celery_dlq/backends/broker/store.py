@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from celery_dlq.backends.broker.amqp import MOST_LETTERS
 from celery_dlq.backends.broker.ledger import Ledger
-from celery_dlq.backends.broker.snapshot import Entry, Snapshot, order
-from celery_dlq.backends.broker.wire import Parcel, parcel
+from celery_dlq.backends.broker.shelf import MOST_LETTERS, Held, Shelf
+from celery_dlq.backends.broker.snapshot import Snapshot, order
+from celery_dlq.backends.broker.wire import parcel
 from celery_dlq.errors import CorruptLetter, NotSupported
 from celery_dlq.ports import (
     Capabilities,
@@ -38,53 +38,13 @@ _FRESH_SECONDS = 10.0
 _READ_ONLY_SECONDS = 60.0
 
 
-class Held(Protocol):
-    """A queue from which nobody else removes letters."""
-
-    snapshot: Snapshot
-    present: bool  # or there is no such queue yet
-
-    def __len__(self) -> int:
-        """How many messages are not in the queue meanwhile."""
-
-    def refresh(self) -> None:
-        """Read what arrived meanwhile."""
-
-    def remove(self, entries: Sequence[Entry]) -> None:
-        """Take letters out of the queue for good."""
-
-    def give_back(self) -> None:
-        """Let others have the queue; never raises."""
-
-
-class Shelf(Protocol):
-    """The queues of one broker. Every method may raise `StoreUnavailable`."""
-
-    def check(self) -> None:
-        """Do nothing but answer."""
-
-    def put(self, queue: str, letter: Parcel) -> None:
-        """Put a letter into a queue, which is made if need be; confirmed."""
-
-    def length(self, queue: str) -> int:
-        """How many messages wait in a queue."""
-
-    def read(self, queue: str) -> tuple[Snapshot, Held | None]:
-        """Read a queue and change nothing; the queue is held if that must be for a while."""
-
-    def hold(self, queue: str) -> Held:
-        """Read a queue and hold it."""
-
-    def close(self) -> None:
-        """Disconnect; never raises."""
-
-
 class BrokerStore:
     """Letters in real queues of a broker.
 
     Args:
         shelf: The queues.
         ledger: What Redis keeps of them.
+        expected: Names of queues that there may be, whether Redis knows them or not.
     """
 
     capabilities = Capabilities(
@@ -95,9 +55,10 @@ class BrokerStore:
         most_letters=MOST_LETTERS,
     )
 
-    def __init__(self, shelf: Shelf, ledger: Ledger) -> None:
+    def __init__(self, shelf: Shelf, ledger: Ledger, expected: Iterable[str] = ()) -> None:
         self._shelf = shelf
         self._ledger = ledger
+        self._expected = frozenset(expected)
         self._held: dict[str, Held] = {}
         self._read_only: set[str] = set()
         self._seen: tuple[str, object, float, Snapshot] | None = None
@@ -169,14 +130,12 @@ class BrokerStore:
         )
 
     def last_position(self, dead_letter_queue: str) -> str | None:
-        """Up to where the queue is known to have all its letters."""
-        end = self._ledger.end(dead_letter_queue)
-        if end is None and dead_letter_queue in self._ledger.names():
-            entries = self._snapshot(dead_letter_queue).ordered()
-            if entries:  # Redis has forgotten it
-                self._ledger.begin(dead_letter_queue, entries[-1].position)
-                end = self._ledger.end(dead_letter_queue)
-        return end
+        """The newest position that was given to a letter."""
+        return self._ledger.last(dead_letter_queue) or self._found_end(dead_letter_queue)
+
+    def settled_position(self, dead_letter_queue: str) -> str | None:
+        """Up to where the queue has all its letters."""
+        return self._ledger.settled(dead_letter_queue) or self._found_end(dead_letter_queue)
 
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
         """The oldest letters; reads the queue."""
@@ -212,8 +171,13 @@ class BrokerStore:
         return None if noted is None or last is None or order(last) < order(noted) else noted
 
     def names(self) -> list[str]:
-        """The names of all dead-letter queues that workers made."""
-        return self._ledger.names()
+        """The names of all dead-letter queues that workers made.
+
+        If Redis has forgotten them: those that are configured and have letters.
+        """
+        made = self._ledger.names()
+        forgotten = {name for name in self._expected if name not in made}
+        return sorted({*made, *(name for name in forgotten if self._shelf.length(name))})
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues with their lengths; nothing is read for it."""
@@ -369,6 +333,11 @@ class BrokerStore:
                 self._held[name] = held
                 self._expire(name, held)
             return self._told(name, snapshot)
+
+    def _found_end(self, name: str) -> str | None:
+        """The newest position in a queue that Redis has forgotten."""
+        entries = self._snapshot(name).ordered() if self._shelf.length(name) else []
+        return entries[-1].position if entries else None
 
     def _expire(self, name: str, held: Held) -> None:
         """Give a queue back that was only read, if no operation has begun within a minute."""

@@ -113,6 +113,7 @@ class Scripts:
     remove: Script
     restore: Script
     claim: Script
+    lock: Script
     place: Script
     placed: Script
     mark_published: Script

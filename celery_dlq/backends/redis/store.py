@@ -28,6 +28,7 @@ from celery_dlq.ports import (
     Capabilities,
     ClaimState,
     Fate,
+    FlatFields,
     Group,
     Heading,
     MessageKey,
@@ -216,6 +217,10 @@ class RedisStore:
                 return None
             info = self._client.xinfo_stream(self._keys.letters(dead_letter_queue))
         return _text(info["last-generated-id"])
+
+    def settled_position(self, dead_letter_queue: str) -> str | None:
+        """The same: a letter is stored in one step."""
+        return self.last_position(dead_letter_queue)
 
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
         """The oldest letters; reads whole entries, so few of them at a time."""
@@ -524,12 +529,15 @@ def last_hour(slots: Iterable[bytes], minute: int) -> int:
 
 def _next_count(page: RawPage, page_size: int) -> int:
     """How many letters to read after a page, so that the next one is not too large."""
-    size = sum(
-        len(fields.get(b"body", b"")) + len(fields.get(b"traceback", b"")) + 1000
-        for _position, fields in page
-    )
+    size = sum(_bytes_of(fields) + 1000 for _position, fields in page)
     fitting = PAGE_BYTES * len(page) // size
     return max(1, min(page_size, fitting, _GROWTH * len(page)))
+
+
+def _bytes_of(fields: Mapping[bytes, bytes]) -> int:
+    if isinstance(fields, FlatFields):  # to ask for a field could mean to unpack all
+        return fields.stored_bytes()
+    return len(fields.get(b"body", b"")) + len(fields.get(b"traceback", b""))
 
 
 def _first(pair: tuple[str, Any]) -> str:

@@ -199,9 +199,9 @@ def test_a_first_delivery_waits_for_nothing(guard: Guard) -> None:
     unread: list[int] = []
     read = wire._read
 
-    def reading(left: int) -> None:
+    def reading(left: int, **more: bool) -> None:
         unread.append(left)
-        read(left)
+        read(left, **more)
 
     wire._read = reading  # type: ignore[method-assign]
     finish(guard, TASKS)

@@ -44,6 +44,8 @@ TEST = [
     "moto[server]>=5",
     "pandas>=2.1,<3",
     "polars>=1",
+    # Its page of the docs runs.
+    "django>=4.2",
     # They run the notebook of examples/.
     "ipykernel>=6",
     "jupytext>=1.16",
@@ -53,6 +55,14 @@ TEST = [
     "pytest-randomly>=3.15",
     "pytest-xdist>=3.5",
     "pyyaml>=6",
+]
+DOCS = [
+    *PARQUET,  # the reference shows the types of columns
+    "sphinx>=8",
+    "furo>=2024.8.6",
+    "myst-parser>=4",
+    "sphinx-click>=6",
+    "pytest>=8",  # the fixture's reference imports it
 ]
 LINT = ["ruff==0.17.5", "mypy==2.4.1", "import-linter==2.16"]
 
@@ -76,6 +86,7 @@ setup(
         "sentry": SENTRY,
         "prometheus": PROMETHEUS,
         "test": TEST,
+        "docs": DOCS,
         "lint": LINT,
     },
     entry_points={

@@ -19,7 +19,10 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
     """Show every queue's and task's policy, and where each value comes from."""
     if ctx.invoked_subcommand is not None:
         return
-    shown = dead_letters_of(ctx).policies(queue)
+    dead_letters = dead_letters_of(ctx)
+    # Tasks that only workers have imported so far have policies too (Django's autodiscovery).
+    dead_letters.app.loader.import_default_modules()
+    shown = dead_letters.policies(queue)
     if as_json:
         print_lines(shown.to_json())
     else:

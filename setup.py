@@ -47,6 +47,8 @@ TEST = [
     "moto[server]>=5",
     "pandas>=2.1,<3",
     "polars>=1",
+    # Its page of the docs runs.
+    "django>=4.2",
     # They run the notebook of examples/.
     "ipykernel>=6",
     "jupytext>=1.16",
@@ -62,6 +64,14 @@ BENCH = [
     "matplotlib>=3.8",
     "py-spy>=0.4",
     "rq>=2",
+]
+DOCS = [
+    *PARQUET,  # the reference shows the types of columns
+    "sphinx>=8",
+    "furo>=2024.8.6",
+    "myst-parser>=4",
+    "sphinx-click>=6",
+    "pytest>=8",  # the fixture's reference imports it
 ]
 LINT = ["ruff==0.17.5", "mypy==2.4.1", "import-linter==2.16"]
 
@@ -95,6 +105,7 @@ setup(
         "prometheus": PROMETHEUS,
         "test": TEST,
         "bench": BENCH,
+        "docs": DOCS,
         "lint": LINT,
     },
     entry_points={

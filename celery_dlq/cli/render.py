@@ -57,15 +57,14 @@ class Screen:
             self.say("No dead letters: there is no dead-letter queue yet.")
             return
         table = table_of("Dead-letter queues", "queue", ("letters", "right"),
-                         ("last hour", "right"), "oldest", "newest", "reasons")  # fmt: skip
+                         ("last hour", "right"), "!oldest\nnewest", "!reasons")  # fmt: skip
         for queue in queues:
             reasons = "\n".join(f"{count} {reason}" for reason, count in queue.reasons.items())
             table.add_row(
                 Text(queue.name, "bold"),
                 f"{queue.letters:,}",
                 f"+{queue.last_hour:,}",
-                age(queue.oldest_at),
-                age(queue.newest_at),
+                f"{age(queue.oldest_at)}\n{age(queue.newest_at)}",
                 Text(reasons),
             )
         self.console.print(table)
@@ -316,7 +315,7 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
         ("retries", _of(letter.retries, letter.max_retries)),
         ("redrives", letter.redrives or None),
         ("fingerprint", letter.fingerprint),
-        ("worker", f"{letter.worker_hostname} (pid {letter.worker_pid})"),
+        ("worker", _worker(letter)),
         ("origin", letter.origin),
         ("root id", letter.root_id if letter.root_id != letter.task_id else None),
         ("parent id", letter.parent_id),
@@ -327,6 +326,12 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
     for name, value in rows:
         if value not in (None, "", "-"):
             yield name, Text(str(value))
+
+
+def _worker(letter: DeadLetter) -> str | None:
+    if letter.worker_pid is None:
+        return letter.worker_hostname
+    return f"{letter.worker_hostname} (pid {letter.worker_pid})"
 
 
 def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str | None]]:
@@ -357,18 +362,17 @@ def _cause(group: Group) -> Text:
 
 
 def _history(history: Sequence[Delivery]) -> Table:
-    names = ("!retry", "!delivery", "!started (UTC)", "!took", "!outcome", "!pid", "exception")
+    names = ("!delivery", "!started (UTC)", "!took", "!outcome, pid", "exception")
     table = table_of("history", *names)
     for one in history:
         took = f"{(one.ended_at - one.started_at).total_seconds():.2f} s" if one.ended_at else "-"
-        said = ": ".join(part for part in (one.exception_type, one.exception_message) if part)
+        name = (one.exception_type or "").rpartition(".")[2]  # the whole one is among the facts
+        said = ": ".join(part for part in (name, one.exception_message) if part)
         table.add_row(
-            str(one.retries),
-            str(one.number),
+            f"{one.number} of retry {one.retries}" if one.retries else f"{one.number}",
             f"{one.started_at:%m-%d %H:%M:%S}",
             took,
-            Text(one.outcome.value if one.outcome else "running"),
-            str(one.worker_pid or "-"),
+            Text(f"{one.outcome.value if one.outcome else 'running'}\n{one.worker_pid or '-'}"),
             Text(shortened(said, _DESCRIPTION_LIMIT)),
         )
     return table

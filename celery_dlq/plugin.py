@@ -170,6 +170,7 @@ class DeadLetters(Operator):
         then_trim: bool = False,
         filesystem: Any | None = None,
         progress: Callable[[int], None] | None = None,
+        expected: Callable[[int], None] | None = None,
         **fields: Any,
     ) -> ExportReport:
         """Write the letters to Parquet files; a second export writes only what is new.
@@ -192,6 +193,8 @@ class DeadLetters(Operator):
             then_trim: Remove letters from their queues once they were read back from the files.
             filesystem: A file system of pyarrow or fsspec that ``destination`` is a path in.
             progress: Called with the number of letters of every page that was read.
+            expected: Called before the first page with how many letters will be read, when that
+                is known: in a first export of the queues that does not follow.
             **fields: E.g. ``reason="failed"``.
 
         Raises:
@@ -225,7 +228,7 @@ class DeadLetters(Operator):
 
         if follow is not None:
             return export.follow(chosen, follow, progress=progress)
-        return export.run(chosen(), progress=progress)
+        return export.run(chosen(), progress=progress, expected=expected)
 
     def _note_trimmed(self, destination: str) -> Callable[[str, int], None]:
         from celery_dlq.export.destination import shown  # noqa: PLC0415 - pyarrow is an extra

@@ -67,6 +67,7 @@ def export(
             redact_key=key,
             follow=stop,
             progress=progress,
+            expected=progress.expect,
             **rest,
         )
     if as_json:

@@ -64,36 +64,44 @@ def table(
         columns: Only these, in the order of the schema; ``None`` for all.
     """
     chosen = schema() if columns is None else _part(frozenset(columns))
-    groups: dict[int, tuple[Names, list[Row]]] = {}
-    others: list[Mapping[bytes, bytes]] = []
-    for number, entry in enumerate(entries):
-        try:
-            if not isinstance(entry, FlatFields):
-                if refused is not None:
-                    _check(frozenset(entry))
-                others.append(entry)
-                continue
-            names, row = entry.row()
-            group = groups.get(id(names))
-            if group is None:  # the names are alive as long as they are in here
-                if refused is not None:
-                    _check(frozenset(names))
-                group = groups[id(names)] = (names, [])
-            group[1].append(row)
-        except CorruptLetter as exc:
-            if refused is not None:
-                refused(number, exc)
-            else:
-                others.append(entry)
+    groups, others = _sorted(entries, refused)
     tables = []
-    for names, rows in groups.values():
+    for names, rows in groups:
         if len(rows) >= _FEW or len(groups) == 1:
             tables.append(_row_table(chosen, names, rows))
         else:  # a table for each would cost more
             others += [dict(zip(names, row, strict=True)) for row in rows]
     if others or not tables:
-        tables.append(_table(chosen, lambda key: [entry.get(key) for entry in others], len(others)))
+        mapped = _table(chosen, lambda key: [entry.get(key) for entry in others], len(others))
+        tables.append(mapped)
     return pa.concat_tables(tables)
+
+
+def _sorted(
+    entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None
+) -> tuple[list[tuple[Names, list[Row]]], list[Mapping[bytes, bytes]]]:
+    """Rows by their names, and the entries that come by name."""
+    groups: dict[int, tuple[Names, list[Row]]] = {}  # the names live as long as they are in it
+    others: list[Mapping[bytes, bytes]] = []
+    for number, entry in enumerate(entries):
+        try:
+            if isinstance(entry, FlatFields):
+                names, row = entry.row()
+                if id(names) not in groups:
+                    if refused is not None:
+                        _check(frozenset(names))
+                    groups[id(names)] = (names, [])
+                groups[id(names)][1].append(row)
+            else:
+                if refused is not None:
+                    _check(frozenset(entry))
+                others.append(entry)
+        except CorruptLetter as exc:
+            if refused is None:
+                others.append(entry)
+            else:
+                refused(number, exc)
+    return list(groups.values()), others
 
 
 def _check(names: frozenset[bytes]) -> None:

@@ -113,6 +113,10 @@ class Keys:
         """STRING: entry id up to which letters were exported to files."""
         return f"{self._of(dead_letter_queue)}:exported"
 
+    def turns(self, dead_letter_queue: str) -> str:
+        """HASH: where an export goes to ``owner|lease end|state``; expires."""
+        return f"{self._of(dead_letter_queue)}:turns"
+
     def outbox(self, dead_letter_queue: str) -> str:
         """ZSET: notices for a dead-letter exchange, as JSON, by when they may be tried again."""
         return f"{self._of(dead_letter_queue)}:outbox"

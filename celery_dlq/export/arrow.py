@@ -131,20 +131,22 @@ def _table(chosen: Any, values_of: Callable[[bytes], Sequence[bytes | None]], le
 
 
 def _column(kind: Kind, values: Sequence[bytes | None], length: int) -> Any:
-    if length and values[0] is None and values.count(None) == length:
+    first = values[0] if length else None
+    if length > 1 and values[-1] == first and values.count(first) == length:
+        return pa.repeat(_column(kind, (first,), 1)[0], length)  # of one queue, much is the same
+    if length and first is None and values.count(None) == length:
         return pa.nulls(length, _TYPES[kind])
-    raw = pa.array(values, pa.binary())
     if kind is Kind.BYTES:
-        return raw
+        return pa.array(values, pa.binary())
     if kind in (Kind.INTEGER, Kind.TIME):
-        return pc.cast(_numbers(raw, values), _TYPES[kind])
-    return _texts(raw, values)
+        return pc.cast(_numbers(pa.array(values, pa.binary()), values), _TYPES[kind])
+    return _texts(values)
 
 
-def _texts(raw: Any, values: Sequence[bytes | None]) -> Any:
+def _texts(values: Sequence[bytes | None]) -> Any:
     try:
-        return pc.cast(raw, pa.string())
-    except pa.ArrowInvalid:  # a foreign writer's broken UTF-8: faithful where possible
+        return pa.array(values, pa.string())
+    except (pa.ArrowInvalid, UnicodeDecodeError):  # a foreign writer's broken UTF-8
         return pa.array([None if v is None else v.decode("utf-8", "replace") for v in values])
 
 

@@ -47,8 +47,6 @@ TEST = [
     "moto[server]>=5",
     "pandas>=2.1,<3",
     "polars>=1",
-    # Its page of the docs runs.
-    "django>=4.2",
     # They run the notebook of examples/.
     "ipykernel>=6",
     "jupytext>=1.16",

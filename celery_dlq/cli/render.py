@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -15,6 +15,7 @@ from celery_dlq.record import DeadLetter, Delivery, iso
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
+    from rich.progress import Progress
 
     from celery_dlq.export.parquet import ExportReport
     from celery_dlq.operations import RedriveReport
@@ -25,6 +26,38 @@ _BODY_LIMIT = 4_000
 _SHORT_ID = 8
 _LEFT: JustifyMethod = "left"
 HELD = "another operator has them, or one that died within the last minute; run it again then"
+
+
+class Counting:
+    """A live count; called with how many more there are.
+
+    Args:
+        progress: Where it is shown; ``None`` shows nothing.
+        task: Which one of its lines.
+    """
+
+    def __init__(self, progress: Progress | None = None, task: Any = None) -> None:
+        self._progress = progress
+        self._task = task
+
+    def __call__(self, count: int) -> None:
+        """Count so many more."""
+        if self._progress is not None:
+            self._progress.advance(self._task, count)
+
+    def expect(self, total: int) -> None:
+        """The total, which was not known before: from now on there is a bar."""
+        if self._progress is not None:
+            from rich.progress import (  # noqa: PLC0415 - a terminal is live with rich only
+                BarColumn,
+                MofNCompleteColumn,
+                TimeRemainingColumn,
+            )
+
+            shown = self._progress.columns
+            bar = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress.columns = (*shown[:-1], *bar, shown[-1])
+            self._progress.update(self._task, total=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +195,17 @@ class Screen:
         if report.waiting:
             self.say(f"Waiting for a later --until: {', '.join(report.waiting)}")
         if report.unreadable:
-            self.say(f"Left out, not readable: {report.unreadable:,}", style="yellow")
+            self.say(
+                f"Left out, no letters that can be read: {report.unreadable:,}. They are still in "
+                f"their queue; `show` and `discard` take their position:",
+                style="bold red",
+            )
+            for place in report.unreadable_at:
+                self.say(f"  {place}", style="red")
+            if report.unreadable > len(report.unreadable_at):
+                self.say(
+                    f"  and {report.unreadable - len(report.unreadable_at):,} more", style="red"
+                )
         if report.foreign:
             names = ", ".join(report.foreign[:5])
             self.say(f"Not made by an export, and Spark may fail on it: {names}", style="yellow")
@@ -198,10 +241,10 @@ class Screen:
     @contextmanager
     def counting(
         self, verb: str, *, quiet: bool = False, total: int | None = None
-    ) -> Iterator[Callable[[int], None]]:
+    ) -> Iterator[Counting]:
         """A live count on a terminal, a bar when the total is known; nothing elsewhere."""
         if quiet or not self.console.is_terminal:
-            yield lambda _count: None
+            yield Counting()
             return
         from rich.progress import (  # noqa: PLC0415 - a terminal is live with rich only
             BarColumn,
@@ -219,7 +262,7 @@ class Screen:
         )  # fmt: skip
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(verb, total=total)
-            yield lambda count: progress.advance(task, count)
+            yield Counting(progress, task)
 
     def _body(self, letter: DeadLetter) -> None:
         self.console.print(Text(f"body ({len(letter.body):,} bytes, {letter.content_type})", "dim"))

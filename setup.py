@@ -63,6 +63,14 @@ BENCH = [
     "py-spy>=0.4",
     "rq>=2",
 ]
+DOCS = [
+    *PARQUET,  # the reference shows the types of columns
+    "sphinx>=8",
+    "furo>=2024.8.6",
+    "myst-parser>=4",
+    "sphinx-click>=6",
+    "pytest>=8",  # the fixture's reference imports it
+]
 LINT = ["ruff==0.17.5", "mypy==2.4.1", "import-linter==2.16"]
 
 setup(
@@ -95,6 +103,7 @@ setup(
         "prometheus": PROMETHEUS,
         "test": TEST,
         "bench": BENCH,
+        "docs": DOCS,
         "lint": LINT,
     },
     entry_points={

@@ -179,6 +179,7 @@ class DeadLetters(Operator):
         successes: bool = False,
         filesystem: Any | None = None,
         progress: Callable[[int], None] | None = None,
+        expected: Callable[[int], None] | None = None,
         **fields: Any,
     ) -> ExportReport:
         """Write the letters to Parquet files; a second export writes only what is new.
@@ -203,6 +204,8 @@ class DeadLetters(Operator):
                 instead of letters, in the same columns; not with a filter or ``then_trim``.
             filesystem: A file system of pyarrow or fsspec that ``destination`` is a path in.
             progress: Called with the number of letters of every page that was read.
+            expected: Called before the first page with how many letters will be read, when that
+                is known: in a first export of the queues that does not follow.
             **fields: E.g. ``reason="failed"``.
 
         Raises:
@@ -244,7 +247,7 @@ class DeadLetters(Operator):
         try:
             if follow is not None:
                 return export.follow(chosen, follow, progress=progress)
-            return export.run(chosen(), progress=progress)
+            return export.run(chosen(), progress=progress, expected=expected)
         finally:
             if store is not self.store:
                 store.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from celery_dlq.events import Change
 from celery_dlq.record import DeadLetter, Delivery
@@ -260,8 +260,55 @@ class Capabilities:
     most_letters: int | None = None
 
 
+def ordered(position: str) -> tuple[int, ...]:
+    """A position as numbers, which sort as letters were stored.
+
+    Raises:
+        ValueError: It is no position.
+    """
+    return tuple(int(part) for part in position.split("-"))
+
+
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
 """Positions and storage forms, nothing decoded."""
+
+
+class Turn(NamedTuple):
+    """Whose turn it is to export a queue to a place.
+
+    Attributes:
+        yours: Whether it is the asker's.
+        told: What was noted last if it is; else who has it, and until when.
+    """
+
+    yours: bool
+    told: str
+
+
+@runtime_checkable
+class ExportTurns(Protocol):
+    """What a store can do that all machines share: let one export at a time write to a place."""
+
+    def turn(
+        self,
+        dead_letter_queue: str,
+        what: Literal["take", "keep", "note", "end"],
+        place: str,
+        *,
+        owner: str,
+        lease_seconds: float,
+        state: str = "",
+    ) -> Turn:
+        """Take the turn if it is free, keep it, note something if it is still ours, or end it.
+
+        Args:
+            dead_letter_queue: What is exported.
+            what: What to do.
+            place: Where the files go.
+            owner: Who asks.
+            lease_seconds: How long the turn is kept without a sign of life.
+            state: What to note; it is there for every later owner.
+        """
 
 
 class DeadLetterStore(Protocol):

@@ -176,22 +176,23 @@ class Delivery:
         )
 
 
-def _kind(kind: Kind, *, default: Any = dataclasses.MISSING) -> Any:
+def _kind(kind: Kind, *, doc: str, default: Any = dataclasses.MISSING) -> Any:
+    metadata = {"kind": kind, "doc": doc}
     if default is dataclasses.MISSING:
-        return field(metadata={"kind": kind})
-    return field(default=default, metadata={"kind": kind})
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def _text() -> Any:
-    return _kind(Kind.TEXT, default=None)
+def _text(doc: str) -> Any:
+    return _kind(Kind.TEXT, default=None, doc=doc)
 
 
-def _time() -> Any:
-    return _kind(Kind.TIME, default=None)
+def _time(doc: str) -> Any:
+    return _kind(Kind.TIME, default=None, doc=doc)
 
 
-def _integer() -> Any:
-    return _kind(Kind.INTEGER, default=None)
+def _integer(doc: str) -> Any:
+    return _kind(Kind.INTEGER, default=None, doc=doc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,52 +201,78 @@ class DeadLetter:
 
     ``headers``, ``properties`` and ``native_death`` hold JSON text (see
     `celery_dlq.jsontext`); `decoded` gives their values. ``body`` is the message
-    body as it was received, never unpickled by anything but a worker.
+    body as it was received, never unpickled by anything but a worker. What each field
+    says is in its ``doc``.
     """
 
-    schema_version: int = _kind(Kind.INTEGER, default=SCHEMA_VERSION)
-    id: str = _kind(Kind.TEXT)
-    task_id: str = _kind(Kind.TEXT)
-    task_name: str = _kind(Kind.TEXT)
-    source_queue: str = _kind(Kind.TEXT)
-    dead_letter_queue: str = _kind(Kind.TEXT)
-    reason: Reason = _kind(Kind.TEXT)
-    description: str = _kind(Kind.TEXT, default="")
-    dead_lettered_at: datetime = _kind(Kind.TIME)
-    published_at: datetime | None = _time()
-    first_delivered_at: datetime | None = _time()
-    deliveries: int = _kind(Kind.INTEGER, default=0)
-    retries: int = _kind(Kind.INTEGER, default=0)
-    redrives: int = _kind(Kind.INTEGER, default=0)
-    max_deliveries: int | None = _integer()
-    max_retries: int | None = _integer()
-    exception_type: str | None = _text()
-    exception_message: str | None = _text()
-    traceback: str | None = _text()
-    fingerprint: str = _kind(Kind.TEXT)
-    history: tuple[Delivery, ...] = _kind(Kind.HISTORY, default=())
-    exchange: str = _kind(Kind.TEXT, default="")
-    routing_key: str = _kind(Kind.TEXT, default="")
-    content_type: str = _kind(Kind.TEXT, default="")
-    content_encoding: str = _kind(Kind.TEXT, default="")
-    headers: str = _kind(Kind.JSON, default="{}")
-    properties: str = _kind(Kind.JSON, default="{}")
-    body: bytes = _kind(Kind.BYTES, default=b"")
-    args_json: str | None = _text()
-    kwargs_json: str | None = _text()
-    argsrepr: str | None = _text()
-    kwargsrepr: str | None = _text()
-    root_id: str | None = _text()
-    parent_id: str | None = _text()
-    group_id: str | None = _text()
-    origin: str | None = _text()
-    worker_hostname: str | None = _text()
-    worker_pid: int | None = _integer()
-    eta: datetime | None = _time()
-    expires: datetime | None = _time()
-    release: str | None = _text()
-    sentry_event_id: str | None = _text()
-    native_death: str | None = _kind(Kind.JSON, default=None)
+    schema_version: int = _kind(Kind.INTEGER, default=SCHEMA_VERSION, doc="Version of this record.")
+    id: str = _kind(
+        Kind.TEXT,
+        doc="The letter's own id, made from its queue and message: stored twice, it is one letter.",
+    )
+    task_id: str = _kind(
+        Kind.TEXT, doc="Id of the task, as Celery gave it. Empty if the message has none."
+    )
+    task_name: str = _kind(
+        Kind.TEXT, doc="Registered name of the task. Empty if the message has none."
+    )
+    source_queue: str = _kind(
+        Kind.TEXT, doc="Queue that the message came from. Empty if it is not known."
+    )
+    dead_letter_queue: str = _kind(Kind.TEXT, doc="Queue that the letter is in.")
+    reason: Reason = _kind(Kind.TEXT, doc="Why the message died.")
+    description: str = _kind(
+        Kind.TEXT, default="", doc="What the rejecter said, or the exception's message."
+    )
+    dead_lettered_at: datetime = _kind(Kind.TIME, doc="When it died.")
+    published_at: datetime | None = _time(
+        "When it was published. Empty so far: neither Celery nor its brokers say it."
+    )
+    first_delivered_at: datetime | None = _time("When its first delivery began.")
+    deliveries: int = _kind(Kind.INTEGER, default=0, doc="How often it was delivered.")
+    retries: int = _kind(
+        Kind.INTEGER, default=0, doc="Its retry number: 0 for the first message of a task."
+    )
+    redrives: int = _kind(Kind.INTEGER, default=0, doc="How often it was redriven before.")
+    max_deliveries: int | None = _integer("The limit that held when it died.")
+    max_retries: int | None = _integer("The limit that held when it died.")
+    exception_type: str | None = _text("Qualified name of what was raised.")
+    exception_message: str | None = _text("Its text; capped.")
+    traceback: str | None = _text("Where it was raised; capped.")
+    fingerprint: str = _kind(Kind.TEXT, doc="Hash of the cause: the letters of one group share it.")
+    history: tuple[Delivery, ...] = _kind(
+        Kind.HISTORY, default=(), doc="Its deliveries, oldest first; capped."
+    )
+    exchange: str = _kind(Kind.TEXT, default="", doc="Exchange that it was published to.")
+    routing_key: str = _kind(Kind.TEXT, default="", doc="Routing key that it was published with.")
+    content_type: str = _kind(
+        Kind.TEXT, default="", doc="Type of the body, e.g. ``application/json``."
+    )
+    content_encoding: str = _kind(
+        Kind.TEXT, default="", doc="Encoding of the body, e.g. ``utf-8``."
+    )
+    headers: str = _kind(Kind.JSON, default="{}", doc="All headers of the message.")
+    properties: str = _kind(Kind.JSON, default="{}", doc="All properties of the message.")
+    body: bytes = _kind(
+        Kind.BYTES, default=b"", doc="The body, byte by byte as it was received; may be pickle."
+    )
+    args_json: str | None = _text("Positional arguments, if the body is JSON.")
+    kwargs_json: str | None = _text("Keyword arguments, if the body is JSON.")
+    argsrepr: str | None = _text("Celery's description of the positional arguments; cut by Celery.")
+    kwargsrepr: str | None = _text("Celery's description of the keyword arguments; cut by Celery.")
+    root_id: str | None = _text("Id of the first task of the workflow.")
+    parent_id: str | None = _text("Id of the task that sent it.")
+    group_id: str | None = _text("Id of the group it belongs to.")
+    origin: str | None = _text("Process that published it, e.g. ``gen4711@web-1``.")
+    worker_hostname: str | None = _text("Node name of the worker that saw it die.")
+    worker_pid: int | None = _integer("Process that ran its last delivery.")
+    eta: datetime | None = _time("When it was to run.")
+    expires: datetime | None = _time("When it was to expire.")
+    release: str | None = _text("Version of the code that saw it die: the setting ``dlq_release``.")
+    sentry_event_id: str | None = _text("Event that Sentry got of it.")
+    native_death: str | None = _kind(
+        Kind.JSON, default=None, doc="What the broker said of it, when the letter was adopted."
+    )
     extra: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

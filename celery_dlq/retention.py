@@ -17,7 +17,7 @@ from uuid import uuid4
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import Board, ClaimState, Clock, DeadLetterStore, Heading
+from celery_dlq.ports import Board, ClaimState, Clock, DeadLetterStore, Heading, ordered
 from celery_dlq.record import iso
 
 logger = logging.getLogger("celery_dlq.retention")
@@ -141,8 +141,8 @@ class Retention:
         exported = self._store.exported_until(name)
         if exported is None:
             return []
-        last = _order(exported)
-        return [h for h in islice(headings, MOST_A_PASS) if _order(h.position) <= last]
+        last = ordered(exported)
+        return [h for h in islice(headings, MOST_A_PASS) if ordered(h.position) <= last]
 
     def _remove(
         self, name: str, cause: str, chosen: list[Heading], policy: Policy, *, dry_run: bool
@@ -232,7 +232,3 @@ class RetentionRound:
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-
-def _order(position: str) -> list[int]:
-    return [int(part) for part in position.split("-")]

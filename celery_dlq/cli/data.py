@@ -69,6 +69,7 @@ def export(
             redact_key=key,
             follow=stop,
             progress=progress,
+            expected=progress.expect,
             **rest,
         )
     if as_json:

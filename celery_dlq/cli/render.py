@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -15,6 +15,7 @@ from celery_dlq.record import DeadLetter, Delivery, iso
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
+    from rich.progress import Progress
 
     from celery_dlq.export.parquet import ExportReport
     from celery_dlq.operations import RedriveReport
@@ -25,6 +26,38 @@ _BODY_LIMIT = 4_000
 _SHORT_ID = 8
 _LEFT: JustifyMethod = "left"
 HELD = "another operator has them, or one that died within the last minute; run it again then"
+
+
+class Counting:
+    """A live count; called with how many more there are.
+
+    Args:
+        progress: Where it is shown; ``None`` shows nothing.
+        task: Which one of its lines.
+    """
+
+    def __init__(self, progress: Progress | None = None, task: Any = None) -> None:
+        self._progress = progress
+        self._task = task
+
+    def __call__(self, count: int) -> None:
+        """Count so many more."""
+        if self._progress is not None:
+            self._progress.advance(self._task, count)
+
+    def expect(self, total: int) -> None:
+        """The total, which was not known before: from now on there is a bar."""
+        if self._progress is not None:
+            from rich.progress import (  # noqa: PLC0415 - a terminal is live with rich only
+                BarColumn,
+                MofNCompleteColumn,
+                TimeRemainingColumn,
+            )
+
+            shown = self._progress.columns
+            bar = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress.columns = (*shown[:-1], *bar, shown[-1])
+            self._progress.update(self._task, total=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +90,14 @@ class Screen:
             self.say("No dead letters: there is no dead-letter queue yet.")
             return
         table = table_of("Dead-letter queues", "queue", ("letters", "right"),
-                         ("last hour", "right"), "oldest", "newest", "reasons")  # fmt: skip
+                         ("last hour", "right"), "!oldest\nnewest", "!reasons")  # fmt: skip
         for queue in queues:
             reasons = "\n".join(f"{count} {reason}" for reason, count in queue.reasons.items())
             table.add_row(
                 Text(queue.name, "bold"),
                 f"{queue.letters:,}",
                 f"+{queue.last_hour:,}",
-                age(queue.oldest_at),
-                age(queue.newest_at),
+                f"{age(queue.oldest_at)}\n{age(queue.newest_at)}",
                 Text(reasons),
             )
         self.console.print(table)
@@ -163,7 +195,17 @@ class Screen:
         if report.waiting:
             self.say(f"Waiting for a later --until: {', '.join(report.waiting)}")
         if report.unreadable:
-            self.say(f"Left out, not readable: {report.unreadable:,}", style="yellow")
+            self.say(
+                f"Left out, no letters that can be read: {report.unreadable:,}. They are still in "
+                f"their queue; `show` and `discard` take their position:",
+                style="bold red",
+            )
+            for place in report.unreadable_at:
+                self.say(f"  {place}", style="red")
+            if report.unreadable > len(report.unreadable_at):
+                self.say(
+                    f"  and {report.unreadable - len(report.unreadable_at):,} more", style="red"
+                )
         if report.foreign:
             names = ", ".join(report.foreign[:5])
             self.say(f"Not made by an export, and Spark may fail on it: {names}", style="yellow")
@@ -199,10 +241,10 @@ class Screen:
     @contextmanager
     def counting(
         self, verb: str, *, quiet: bool = False, total: int | None = None
-    ) -> Iterator[Callable[[int], None]]:
+    ) -> Iterator[Counting]:
         """A live count on a terminal, a bar when the total is known; nothing elsewhere."""
         if quiet or not self.console.is_terminal:
-            yield lambda _count: None
+            yield Counting()
             return
         from rich.progress import (  # noqa: PLC0415 - a terminal is live with rich only
             BarColumn,
@@ -220,7 +262,7 @@ class Screen:
         )  # fmt: skip
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(verb, total=total)
-            yield lambda count: progress.advance(task, count)
+            yield Counting(progress, task)
 
     def _body(self, letter: DeadLetter) -> None:
         self.console.print(Text(f"body ({len(letter.body):,} bytes, {letter.content_type})", "dim"))
@@ -316,7 +358,7 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
         ("retries", _of(letter.retries, letter.max_retries)),
         ("redrives", letter.redrives or None),
         ("fingerprint", letter.fingerprint),
-        ("worker", f"{letter.worker_hostname} (pid {letter.worker_pid})"),
+        ("worker", _worker(letter)),
         ("origin", letter.origin),
         ("root id", letter.root_id if letter.root_id != letter.task_id else None),
         ("parent id", letter.parent_id),
@@ -327,6 +369,12 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
     for name, value in rows:
         if value not in (None, "", "-"):
             yield name, Text(str(value))
+
+
+def _worker(letter: DeadLetter) -> str | None:
+    if letter.worker_pid is None:
+        return letter.worker_hostname
+    return f"{letter.worker_hostname} (pid {letter.worker_pid})"
 
 
 def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str | None]]:
@@ -357,18 +405,17 @@ def _cause(group: Group) -> Text:
 
 
 def _history(history: Sequence[Delivery]) -> Table:
-    names = ("!retry", "!delivery", "!started (UTC)", "!took", "!outcome", "!pid", "exception")
+    names = ("!delivery", "!started (UTC)", "!took", "!outcome, pid", "exception")
     table = table_of("history", *names)
     for one in history:
         took = f"{(one.ended_at - one.started_at).total_seconds():.2f} s" if one.ended_at else "-"
-        said = ": ".join(part for part in (one.exception_type, one.exception_message) if part)
+        name = (one.exception_type or "").rpartition(".")[2]  # the whole one is among the facts
+        said = ": ".join(part for part in (name, one.exception_message) if part)
         table.add_row(
-            str(one.retries),
-            str(one.number),
+            f"{one.number} of retry {one.retries}" if one.retries else f"{one.number}",
             f"{one.started_at:%m-%d %H:%M:%S}",
             took,
-            Text(one.outcome.value if one.outcome else "running"),
-            str(one.worker_pid or "-"),
+            Text(f"{one.outcome.value if one.outcome else 'running'}\n{one.worker_pid or '-'}"),
             Text(shortened(said, _DESCRIPTION_LIMIT)),
         )
     return table

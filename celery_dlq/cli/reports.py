@@ -85,15 +85,25 @@ def audit(screen: Screen, changes: Sequence[Change]) -> None:
     if not changes:
         screen.say("Nobody has changed anything yet.")
         return
-    table = table_of("Changes, newest first", "!when", "who", "!what", "where",
-                     ("letters", "right"), "how")  # fmt: skip
+    table = table_of("Changes, newest first", "when, who", "what, where", ("letters", "right"),
+                     "how")  # fmt: skip
     for change in changes:
-        how = json.dumps(dict(change.detail), ensure_ascii=False)
         table.add_row(
-            age(change.at), Text(change.actor), change.action.value, Text(change.target),
-            f"{change.letters:,}", Text(shortened(how, _DETAIL)),
-        )  # fmt: skip
+            Text(f"{age(change.at)}\n{change.actor}"),
+            Text(f"{change.action.value}\n{change.target}"),
+            f"{change.letters:,}",
+            Text(shortened(_in_words(change.detail), _DETAIL)),
+        )
     screen.console.print(table)
+
+
+def _in_words(detail: Mapping[str, Any]) -> str:
+    """Details of a change, narrow enough for a column: names and values, a line each."""
+    return "\n".join(
+        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in detail.items()
+        if value not in (None, "", {}, [])
+    )
 
 
 def dry_run(screen: Screen, queue: str, run: DryRun) -> None:

@@ -64,47 +64,44 @@ def table(
         columns: Only these, in the order of the schema; ``None`` for all.
     """
     chosen = schema() if columns is None else _part(frozenset(columns))
-    groups, others = _grouped(entries, refused)
+    groups, others = _sorted(entries, refused)
     tables = []
-    for names, rows in groups.values():
+    for names, rows in groups:
         if len(rows) >= _FEW or len(groups) == 1:
             tables.append(_row_table(chosen, names, rows))
         else:  # a table for each would cost more
             others += [dict(zip(names, row, strict=True)) for row in rows]
     if others or not tables:
-        tables.append(_table(chosen, lambda key: [entry.get(key) for entry in others], len(others)))
+        mapped = _table(chosen, lambda key: [entry.get(key) for entry in others], len(others))
+        tables.append(mapped)
     return pa.concat_tables(tables)
 
 
-Groups = dict[int, tuple[Names, list[Row]]]
-
-
-def _grouped(
+def _sorted(
     entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None
-) -> tuple[Groups, list[Mapping[bytes, bytes]]]:
-    """Rows of entries by their names, and the entries that give no row."""
-    groups: Groups = {}
+) -> tuple[list[tuple[Names, list[Row]]], list[Mapping[bytes, bytes]]]:
+    """Rows by their names, and the entries that come by name."""
+    groups: dict[int, tuple[Names, list[Row]]] = {}  # the names live as long as they are in it
     others: list[Mapping[bytes, bytes]] = []
     for number, entry in enumerate(entries):
         try:
-            if not isinstance(entry, FlatFields):
+            if isinstance(entry, FlatFields):
+                names, row = entry.row()
+                if id(names) not in groups:
+                    if refused is not None:
+                        _check(frozenset(names))
+                    groups[id(names)] = (names, [])
+                groups[id(names)][1].append(row)
+            else:
                 if refused is not None:
                     _check(frozenset(entry))
                 others.append(entry)
-                continue
-            names, row = entry.row()
-            group = groups.get(id(names))
-            if group is None:  # the names are alive as long as they are in here
-                if refused is not None:
-                    _check(frozenset(names))
-                group = groups[id(names)] = (names, [])
-            group[1].append(row)
         except CorruptLetter as exc:
-            if refused is not None:
-                refused(number, exc)
-            else:
+            if refused is None:
                 others.append(entry)
-    return groups, others
+            else:
+                refused(number, exc)
+    return list(groups.values()), others
 
 
 def _check(names: frozenset[bytes]) -> None:
@@ -134,20 +131,22 @@ def _table(chosen: Any, values_of: Callable[[bytes], Sequence[bytes | None]], le
 
 
 def _column(kind: Kind, values: Sequence[bytes | None], length: int) -> Any:
-    if length and values[0] is None and values.count(None) == length:
+    first = values[0] if length else None
+    if length > 1 and values[-1] == first and values.count(first) == length:
+        return pa.repeat(_column(kind, (first,), 1)[0], length)  # of one queue, much is the same
+    if length and first is None and values.count(None) == length:
         return pa.nulls(length, _TYPES[kind])
-    raw = pa.array(values, pa.binary())
     if kind is Kind.BYTES:
-        return raw
+        return pa.array(values, pa.binary())
     if kind in (Kind.INTEGER, Kind.TIME):
-        return pc.cast(_numbers(raw, values), _TYPES[kind])
-    return _texts(raw, values)
+        return pc.cast(_numbers(pa.array(values, pa.binary()), values), _TYPES[kind])
+    return _texts(values)
 
 
-def _texts(raw: Any, values: Sequence[bytes | None]) -> Any:
+def _texts(values: Sequence[bytes | None]) -> Any:
     try:
-        return pc.cast(raw, pa.string())
-    except pa.ArrowInvalid:  # a foreign writer's broken UTF-8: faithful where possible
+        return pa.array(values, pa.string())
+    except (pa.ArrowInvalid, UnicodeDecodeError):  # a foreign writer's broken UTF-8
         return pa.array([None if v is None else v.decode("utf-8", "replace") for v in values])
 
 

@@ -57,6 +57,11 @@ class Destination:
         self._local = _local_root(self._fs, self._root)
         self._uploads = _kind(self._fs) in _UPLOADS
 
+    @property
+    def shared(self) -> str | None:
+        """What it is called by all machines that reach it; ``None`` for a local folder."""
+        return None if self._local is not None else self._root
+
     def open(self) -> None:
         """Make the folder, and remove what a killed export left in it unfinished."""
         self._fs.create_dir(self._path(_TEMPORARY), recursive=True)
@@ -71,7 +76,9 @@ class Destination:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One export at a time: two could write a letter twice. Only on this machine.
+        """One export at a time on this machine: two could write a letter twice.
+
+        Other machines are kept out by `celery_dlq.export.turns`.
 
         Raises:
             ExportError: Another export is writing there, or the folder has other things in it.

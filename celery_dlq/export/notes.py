@@ -14,15 +14,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 from celery_dlq.errors import ExportError
 from celery_dlq.export import partition
 from celery_dlq.export.destination import NOTES, Destination
+from celery_dlq.export.turns import Turns
 from celery_dlq.filters import LetterFilter
+from celery_dlq.ports import ordered
 from celery_dlq.record import from_micros, iso, to_micros
 
 _ABOUT = f"{NOTES}/about"
 _TIMES = ("since", "until")
+_STATE = ("queue", "position", "intent", "since", "trimmed")
 
 
 @dataclass(slots=True)
@@ -36,6 +40,8 @@ class Checkpoint:
         intent: While files are put in place: up to where their letters go.
         since: The filter's ``since`` of that intent, in microseconds since 1970.
         trimmed: Letters of the files up to here were removed from the queue.
+        turns: Where it is noted first, so that other machines' exports keep out.
+        folder: What tells the folder from an earlier one of the same name.
     """
 
     destination: Destination
@@ -44,6 +50,27 @@ class Checkpoint:
     intent: str | None = None
     since: int | None = None
     trimmed: str | None = None
+    turns: Turns | None = None
+    folder: str | None = None
+
+    @classmethod
+    def taken(cls, destination: Destination, queue: str, turns: Turns | None) -> Checkpoint:
+        """The checkpoint of a queue, when it is this export's turn.
+
+        Raises:
+            ExportError: Another export is at work, or there is something else in its place.
+        """
+        noted = None if turns is None else turns.take(queue)
+        found = cls.read(destination, queue)
+        folder = None if turns is None else folder_id(destination)
+        if noted is not None and noted.get("folder") == folder:
+            kept = cls(destination, queue, *(noted.get(name) for name in _STATE[1:]))
+            if found.position is None or (
+                kept.position is not None and ordered(kept.position) >= ordered(found.position)
+            ):
+                found = kept
+        found.turns, found.folder = turns, folder
+        return found
 
     @classmethod
     def read(cls, destination: Destination, queue: str) -> Checkpoint:
@@ -61,7 +88,7 @@ class Checkpoint:
             from_micros(found.since or 0)
             for position in (found.position, found.intent, found.trimmed):
                 if position is not None:
-                    partition.order(position)
+                    ordered(position)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise _not_ours(destination, _place(queue), exc) from exc
         if state.get("queue") != queue:
@@ -89,8 +116,9 @@ class Checkpoint:
         self._save()
 
     def _save(self) -> None:
-        names = ("queue", "position", "intent", "since", "trimmed")
-        state = {name: getattr(self, name) for name in names}
+        state = {name: getattr(self, name) for name in _STATE}
+        if self.turns is not None:
+            self.turns.note(self.queue, {**state, "folder": self.folder})
         self.destination.save(_place(self.queue), json.dumps(state).encode())
 
 
@@ -114,17 +142,24 @@ def agree(
     Raises:
         ExportError: The folder is for other letters or other redactions.
     """
-    now = {
+    now: dict[str, Any] = {
         "where": _identity(where),
         "since": None if where.since is None else to_micros(where.since),
         "redacted": dict(redacted),
         **({"of": of} if of is not None else {}),
     }
     before = _load(destination, _ABOUT)
+    now["id"] = (before or {}).get("id") or uuid4().hex
     if before is not None:
         _check_same(destination, before, now)
     if before != now:
         destination.save(_ABOUT, json.dumps(now).encode())
+
+
+def folder_id(destination: Destination) -> str | None:
+    """What tells a folder from one that was there before it, at the same place."""
+    found = (_load(destination, _ABOUT) or {}).get("id")
+    return found if isinstance(found, str) else None
 
 
 def _check_same(

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter, ExportError, MissingExtra
-from celery_dlq.export import arrow, notes, partition, trim
+from celery_dlq.export import arrow, notes, trim
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.notes import Checkpoint
 from celery_dlq.export.redaction import Redaction
 from celery_dlq.export.roll import Roll
+from celery_dlq.export.turns import Turns
 from celery_dlq.filters import LetterFilter
-from celery_dlq.ports import DeadLetterStore, FlatFields
+from celery_dlq.ports import DeadLetterStore, ExportTurns, ordered
 from celery_dlq.record import DeadLetter, from_micros, to_micros
 
 try:
@@ -42,7 +43,7 @@ SUCCESSES = "successes"
 """What a folder holds whose rows are messages that succeeded."""
 
 PAGE = 500
-BYTES_A_PAGE = 8 * 1024 * 1024
+"""Letters read at a time; the store reads fewer where they are large."""
 
 MOST_NAMED = 20
 """Of so many entries that cannot be read it is said where they are; all are counted."""
@@ -163,9 +164,12 @@ class ParquetExport:
         dead_letter_queues: Sequence[str],
         *,
         progress: Progress | None = None,
+        expected: Progress | None = None,
     ) -> ExportReport:
         """Export what the queues hold now; see `DeadLetters.export`."""
         with self._opened(progress) as work:
+            if expected is not None and self._is_first(dead_letter_queues):
+                expected(sum(self._store.length(name) for name in dead_letter_queues))
             for name in dead_letter_queues:
                 queue = work.queue(name)
                 queue.read()
@@ -193,6 +197,10 @@ class ParquetExport:
                     return work.report
                 stop.wait(_POLL_SECONDS)
 
+    def _is_first(self, dead_letter_queues: Sequence[str]) -> bool:
+        checkpoints = (Checkpoint.read(self._destination, name) for name in dead_letter_queues)
+        return all(found.position is None and found.intent is None for found in checkpoints)
+
     @contextmanager
     def _opened(self, progress: Progress | None) -> Iterator[_Work]:
         report = ExportReport(destination=self._destination.name)
@@ -205,14 +213,18 @@ class ParquetExport:
             about = self._redaction.about() if self._redaction is not None else {}
             notes.agree(self._destination, self._where, about, self._of)
             report.foreign = self._destination.foreign()
+            shared, store = self._destination.shared, self._store
+            turns = Turns(store, shared) if shared and isinstance(store, ExportTurns) else None
             work = _Work(
-                self._store, self._destination, self._where, self._rolling, self._redaction,
-                self._trimmed, pool, report, progress or (lambda _count: None),
+                store, self._destination, self._where, self._rolling, self._redaction,
+                self._trimmed, pool, report, progress or (lambda _count: None), turns,
             )  # fmt: skip
             try:
                 yield work
             finally:
                 work.abandon()
+                if turns is not None:
+                    turns.end()
                 self._store.done()
 
 
@@ -229,6 +241,7 @@ class _Work:
     pool: ThreadPoolExecutor
     report: ExportReport
     progress: Progress
+    turns: Turns | None
     queues: dict[str, _Queue] = field(default_factory=dict)
 
     def queue(self, name: str) -> _Queue:
@@ -253,12 +266,10 @@ class _Queue:
     def __init__(self, work: _Work, name: str) -> None:
         self._work = work
         self._name = name
-        self._checkpoint = Checkpoint.read(work.destination, name)
+        self._checkpoint = Checkpoint.taken(work.destination, name, work.turns)
         self._read_to = self._checkpoint.position
         self._roll: Roll | None = None
         self._begun_at = 0.0
-        self._most = min(PAGE, work.rolling.rows)
-        self._page_size = self._most
         self._begin()
 
     @property
@@ -321,7 +332,7 @@ class _Queue:
 
     def _check_end(self, end: str | None) -> None:
         known = self._checkpoint.intent or self._checkpoint.position
-        if known is not None and (end is None or partition.order(end) < partition.order(known)):
+        if known is not None and (end is None or ordered(end) < ordered(known)):
             raise ExportError(
                 f"expected {self._name!r} to have letters after {known}, its last export; got a "
                 f"queue that ends at {end}: it was deleted and made anew. Export to a new folder"
@@ -341,18 +352,11 @@ class _Queue:
             )
 
     def _pages(self, end: str) -> Iterator[Sequence[Entry]]:
-        """Pages up to a position, smaller where letters are large."""
-        after = self._read_to
-        while after != end:
-            size = self._page_size
-            for page in self._work.store.fields(self._name, after=after, until=end, page_size=size):
-                yield page
-                after = page[-1][0]
-                self._page_size = _page_size(page, size, self._most)
-                if self._page_size != size:
-                    break
-            else:
-                return
+        if self._read_to != end:
+            size = min(PAGE, self._work.rolling.rows)
+            yield from self._work.store.fields(
+                self._name, after=self._read_to, until=end, page_size=size
+            )
 
     def _before_until(self, page: Sequence[Entry]) -> Sequence[Entry]:
         """The letters before the first that died at or after ``until``: it ends the run."""
@@ -420,22 +424,6 @@ class _Queue:
             self._work.report.trimmed += count
             if count:
                 self._work.trimmed(self._name, count)
-
-
-def _page_size(page: Sequence[Entry], size: int, most: int) -> int:
-    """How many letters to read next, so that a page stays near `BYTES_A_PAGE`."""
-    read = sum(_size(fields) for _position, fields in page)
-    if read > BYTES_A_PAGE:
-        return max(1, min(size // 2, len(page) * BYTES_A_PAGE // read))
-    if size < most and read * 4 < BYTES_A_PAGE and len(page) == size:
-        return min(most, size * 2)
-    return size
-
-
-def _size(fields: Mapping[bytes, bytes]) -> int:
-    if isinstance(fields, FlatFields):
-        return fields.stored_bytes()
-    return sum(map(len, fields.values()))
 
 
 def _integer(value: bytes | None) -> int | None:

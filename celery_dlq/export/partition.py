@@ -81,11 +81,6 @@ def note_name(dead_letter_queue: str) -> str:
     return f"{_short(quote(dead_letter_queue, safe=''))}.json"
 
 
-def order(position: str) -> tuple[int, ...]:
-    """A position as numbers, which sort as letters were stored."""
-    return tuple(int(part) for part in position.split("-"))
-
-
 def _short(component: str) -> str:
     encoded = component.encode("utf-8", "surrogatepass")
     if len(encoded) <= _MOST_BYTES:

@@ -6,7 +6,7 @@ from celery_dlq.errors import ExportError, MissingExtra
 from celery_dlq.export import partition
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.notes import Checkpoint
-from celery_dlq.ports import DeadLetterStore
+from celery_dlq.ports import DeadLetterStore, ordered
 
 try:
     import pyarrow as pa
@@ -35,9 +35,9 @@ def trim(store: DeadLetterStore, destination: Destination, checkpoint: Checkpoin
     removed = 0
     for name in destination.files(partition.queue_folder(checkpoint.queue)):
         held = partition.range_of(name.rpartition("/")[2])
-        if held is None or partition.order(held[1]) > partition.order(until):
+        if held is None or ordered(held[1]) > ordered(until):
             continue
-        if after is None or partition.order(held[1]) > partition.order(after):
+        if after is None or ordered(held[1]) > ordered(after):
             removed += store.remove(checkpoint.queue, _ids(destination, name))
     checkpoint.trim(until)
     return removed

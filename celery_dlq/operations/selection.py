@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.filters import LetterFilter
-from celery_dlq.ports import DeadLetterStore
+from celery_dlq.ports import DeadLetterStore, ordered
 from celery_dlq.record import DeadLetter, Reason
 
 PAGE = 500
@@ -149,7 +149,7 @@ def batches(
 
 def later(one: str | None, other: str) -> str:
     """The later of two positions."""
-    return other if one is None or _order(other) > _order(one) else one
+    return other if one is None or ordered(other) > ordered(one) else one
 
 
 def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[Found]:
@@ -163,7 +163,3 @@ def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[
         found = Found(*entry)
         if found.key == letter_id and others.matches_fields(found.fields):
             yield found
-
-
-def _order(position: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in position.split("-"))

@@ -157,7 +157,9 @@ def findings(
         check_folder(successes)
     with session_for(spark, size) as session, readable_errors(path):
         good = None if successes is None else successful(session, successes)
-        columns = dict.fromkeys((*COLUMNS, *causes.COLUMNS, *(["history"] if good else [])))
+        columns = dict.fromkeys(
+            (*COLUMNS, *causes.COLUMNS, *(["history"] if good is not None else []))
+        )
         df = scan(session, path).select(*columns).persist()
         try:
             found = ask(session, path, df)

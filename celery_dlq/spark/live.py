@@ -17,7 +17,7 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.packing import fields_of
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
 from celery_dlq.policy import suggestion
-from celery_dlq.ports import FlatFields
+from celery_dlq.ports import FlatFields, ordered
 from celery_dlq.record import to_micros
 from celery_dlq.spark.options import ReadOptions
 
@@ -153,8 +153,8 @@ class LiveLetters:
             sample = self._client.hrandfield(self._keys.ids(span.queue), _SAMPLES, withvalues=True)
         inside = sorted(
             position
-            for position in {_order(text.decode()) for text in sample[1::2]}
-            if _order(span.after) < position < _order(span.until)
+            for position in {ordered(text.decode()) for text in sample[1::2]}
+            if ordered(span.after) < position < ordered(span.until)
         )
         cuts = {inside[len(inside) * part // parts] for part in range(1, parts)} if inside else {}
         edges = [span.after, *(f"{ms}-{sequence}" for ms, sequence in sorted(cuts)), span.until]
@@ -215,12 +215,7 @@ class LiveLetters:
 
 def older(position: str, other: str) -> bool:
     """Whether a position is before another one."""
-    return _order(position) < _order(other)
-
-
-def _order(position: str) -> tuple[int, int]:
-    milliseconds, _, sequence = position.partition("-")
-    return int(milliseconds), int(sequence or 0)
+    return ordered(position) < ordered(other)
 
 
 def _size(entry: Entry) -> int:

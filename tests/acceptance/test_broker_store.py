@@ -112,8 +112,9 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
         client.set("fixed", "yes")
 
     refused = cli("discard", QUEUE, "--all", "--yes")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
-    assert refused.stderr.startswith("Error: expected a store that keeps discarded letters")
+    assert refused.exit_code == 1
+    said = refused.stderr.strip().splitlines()[-1]
+    assert said.startswith("Error: expected a store that keeps discarded letters")
     report = told(cli("redrive", QUEUE, by_task["id-fails"]["id"], "--json"))[0]
     assert (report["published"], report["failed"]) == (1, {})
     poll(lambda: ran("fails") == 2, timeout_seconds=30)
@@ -145,12 +146,18 @@ poison_app.dlq.redrive("orders-DLQ", rate=50)
 """
 
 
-@pytest.mark.parametrize("name", ["claim", "publish", "mark_published", "remove"])
+@pytest.mark.parametrize(
+    ("home", "name"),
+    [("classic", name) for name in ("claim", "publish", "mark_published", "remove")]
+    + [("redis", "publish")],
+    indirect=["home"],
+)
 def test_a_redrive_killed_anywhere_loses_nothing(
     home: Place, operator: DeadLetters, redis_url: str, name: str
 ) -> None:
     """The next one finishes; only what was published and not noted goes out twice, and is told."""
     url, sent = broker_of(home, redis_url), set()
+    assert waiting(url) == []  # which makes the queue
     for number in range(110):
         headers = a_request(id=f"t-{number}", root_id=f"t-{number}", task="poison_app.healthy")
         letter = a_letter(task_id=f"t-{number}", task_name="poison_app.healthy",

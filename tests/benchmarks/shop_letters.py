@@ -25,6 +25,8 @@ _TRACEBACK = "Traceback (most recent call last):\n" + "".join(
     for line, name in enumerate(("tasks", "payment", "gateway", "http"), 40)
 )
 _BATCH = 1000
+_MOST_REPR = 1024  # Celery cuts a representation there
+_REPLY_TO = UUID(int=20260304)
 
 
 def fill(client: Any, letters: int, dead_letter_queue: str = DLQ) -> None:
@@ -45,15 +47,15 @@ def entries(letters: int) -> Iterator[dict[str, bytes]]:
     base = a_letter(
         published_at=NOW, first_delivered_at=NOW, deliveries=3, max_deliveries=3,
         history=[an_ended_delivery(number=number) for number in (1, 2, 3)],
-        headers=json.dumps({"lang": "py", "task": "shop.charge", "retries": 0, "eta": None}),
-        properties='{"delivery_mode":2,"priority":0}', worker_hostname="celery@web-1",
+        worker_hostname="celery@web-1",
         worker_pid=4711, origin="gen1@web-1", argsrepr="[]",
     ).to_fields()  # fmt: skip
     micros = int(base["dead_lettered_at"])
     step = int(timedelta(milliseconds=40) / timedelta(microseconds=1))
     for number in range(letters):
         task_id = str(UUID(int=chance.getrandbits(128), version=4))
-        kwargs = json.dumps(_order(number, chance))
+        order = _order(number, chance)
+        kwargs, kwargsrepr = json.dumps(order), repr(order)[:_MOST_REPR]
         body = f'[[], {kwargs}, {{"callbacks": null, "errbacks": null, "chain": null}}]'
         yield {
             **base,
@@ -67,9 +69,33 @@ def entries(letters: int) -> Iterator[dict[str, bytes]]:
             "traceback": (_TRACEBACK + f"shop.Down: gateway said 502 for order {number}").encode(),
             "args_json": b"[]",
             "kwargs_json": kwargs.encode(),
-            "kwargsrepr": kwargs.encode(),
+            "kwargsrepr": kwargsrepr.encode(),
+            "headers": _headers(task_id, kwargsrepr),
+            "properties": _properties(task_id),
             "body": body.encode(),
         }
+
+
+def _headers(task_id: str, kwargsrepr: str) -> bytes:
+    """As Celery's protocol 2 has them."""
+    headers = {
+        "lang": "py", "task": "shop.charge", "id": task_id, "shadow": None, "eta": None,
+        "expires": None, "group": None, "group_index": None, "retries": 0,
+        "timelimit": [None, None], "root_id": task_id, "parent_id": None, "argsrepr": "[]",
+        "kwargsrepr": kwargsrepr, "origin": "gen1@web-1", "ignore_result": False,
+        "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
+    }  # fmt: skip
+    return json.dumps(headers, separators=(",", ":")).encode()
+
+
+def _properties(task_id: str) -> bytes:
+    """As kombu's Redis transport has them."""
+    properties = {
+        "correlation_id": task_id, "reply_to": str(_REPLY_TO), "delivery_mode": 2,
+        "delivery_info": {"exchange": "", "routing_key": "orders"}, "priority": 0,
+        "body_encoding": "base64", "delivery_tag": str(UUID(task_id[::-1].replace("-", ""))),
+    }  # fmt: skip
+    return json.dumps(properties, separators=(",", ":")).encode()
 
 
 def _order(number: int, chance: random.Random) -> dict[str, Any]:

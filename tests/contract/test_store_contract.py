@@ -633,6 +633,16 @@ def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: DeadLett
     assert store.restore(DLQ, letters[0].id) is Restored.NOT_THERE
 
 
+def test_a_group_that_comes_back_says_what_it_is(store: DeadLetterStore) -> None:
+    """Its only letter was discarded, and the group with it."""
+    letter = stored(store, traceback="Traceback" * 50, exception_type="shop.Down")
+    (before,) = store.groups(DLQ)
+    discard(store, letter.id)
+    assert store.groups(DLQ) == []
+    store.restore(DLQ, letter.id)
+    assert store.groups(DLQ) == [before]
+
+
 def test_only_the_owner_discards(store: DeadLetterStore) -> None:
     """A letter that another operator redrives stays; a repetition finds nothing."""
     needs(store, bin=True)

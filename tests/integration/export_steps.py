@@ -4,8 +4,11 @@ For each number of a step: a child exports and is killed there; readers look at 
 second child is killed at another step; a third one comes to its end. Then every letter must be in
 the files once. Prints how many steps there were.
 
-Args: URL of Redis, destination with {} for the step, "trim" or "keep", the first step, and
-every how many steps.
+With "overtaken", the first child is stopped at the step instead, as a machine that hangs. Others
+go on meanwhile, more letters come, and then the first one goes on too.
+
+Args: URL of Redis, destination with {} for the step, "trim", "keep" or "overtaken", the first
+step, and every how many steps.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -25,11 +29,13 @@ from builders import DLQ, NOW, a_letter, key_of
 from celery_dlq.backends.redis.connection import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
-from celery_dlq.export import notes, roll, trim
+from celery_dlq.errors import ExportError
+from celery_dlq.export import notes, roll, trim, turns
 from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.export.parquet import ParquetExport, Rolling
 
-LETTERS, ROWS = 24, 10
+LETTERS, MORE, ROWS = 24, 7, 10
+REFUSED = 3
 MOST_STEPS = 400
 
 STEPS = [
@@ -37,15 +43,22 @@ STEPS = [
     (Destination, "_rename"), (Destination, "_sync"), (Destination, "_upload"), (Draft, "opened"),
     (Draft, "discard"), (os, "replace"), (os, "fsync"), (notes.Checkpoint, "_save"),
     (roll._DayFile, "write"), (roll._DayFile, "close"), (RedisStore, "note_exported"),
-    (RedisStore, "remove"), (trim, "_ids"),
+    (RedisStore, "remove"), (RedisStore, "turn"), (trim, "_ids"),
 ]  # fmt: skip
 
 
 def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
     step = int(first)
+    turns.LEASE_SECONDS = 0.4
     while step < MOST_STEPS:
         here = place.format(step)
         child(lambda: store_letters(url))
+        if mode == "overtaken":
+            if not overtaken(url, here, step):
+                print(step)
+                return
+            step += int(stride)
+            continue
         killed = child(lambda at=step, to=here: export(url, to, mode, at))
         child(lambda at=step, to=here: (look(to), export(url, to, mode, at * 7 % 23)))
         child(lambda to=here: (export(url, to, mode, None), check(url, to, mode)))
@@ -56,16 +69,49 @@ def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
     sys.exit("expected the steps to come to an end")
 
 
-def child(work: Callable[[], object]) -> int:
-    """Do something in a process of its own, which may be killed but may not fail."""
+def overtaken(url: str, here: str, step: int) -> bool:
+    """Whether an export came to that step, stopped there, and was overtaken by two others."""
+    pid = forked(lambda: export(url, here, "keep", step, signal.SIGSTOP))
+    _pid, status = os.waitpid(pid, os.WUNTRACED)
+    stopped = os.WIFSTOPPED(status)
+    if stopped:
+        child(lambda: elsewhere(lambda: export(url, here, "keep", None)))
+        child(lambda: (store_more(url), elsewhere(lambda: export(url, here, "keep", None))))
+        os.kill(pid, signal.SIGCONT)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code not in (0, REFUSED):
+            sys.exit(f"the export that was stopped at step {step} failed with {code}")
+    more = MORE if stopped else 0
+    child(lambda: (export(url, here, "keep", None), check(url, here, "keep", LETTERS + more)))
+    return stopped
+
+
+def elsewhere(work: Callable[[], object]) -> None:
+    """Do it as another machine would, which does not see the locks of this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        work()
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Begin something in a process of its own."""
     pid = os.fork()
     if pid == 0:
         try:
             work()
+        except ExportError as exc:
+            print(exc, file=sys.stderr)
+            os._exit(REFUSED)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
+    return pid
+
+
+def child(work: Callable[[], object]) -> int:
+    """Do something in a process of its own, which may be killed but may not fail."""
+    pid = forked(work)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code not in (0, -signal.SIGKILL):
         sys.exit(f"a step failed with {code}")
@@ -79,27 +125,35 @@ def a_store(url: str) -> RedisStore:
 def store_letters(url: str) -> None:
     store = a_store(url)
     store._client.flushall()
-    for number in range(LETTERS):
+    put_letters(store, range(LETTERS))
+
+
+def store_more(url: str) -> None:
+    put_letters(a_store(url), range(LETTERS, LETTERS + MORE))
+
+
+def put_letters(store: RedisStore, numbers: range) -> None:
+    for number in numbers:
         letter = a_letter(task_id=f"t{number}", dead_lettered_at=NOW + timedelta(hours=number))
         store.dead_letter(letter, key_of(letter))
 
 
-def export(url: str, place: str, mode: str, kill_at: int | None) -> None:
+def export(url: str, place: str, mode: str, at: int | None, strike: int = signal.SIGKILL) -> None:
     store = a_store(url)
-    if kill_at is not None:
-        kill_at_step(kill_at)
+    if at is not None:
+        strike_at_step(at, strike)
     trimmed = (lambda _queue, _count: None) if mode == "trim" else None
     ParquetExport(store, place, rolling=Rolling(rows=ROWS), trimmed=trimmed).run([DLQ])
 
 
-def kill_at_step(number: int) -> None:
-    """SIGKILL this process before or after one of the calls that leave something behind."""
+def strike_at_step(number: int, strike: int) -> None:
+    """Signal this process before or after one of the calls that leave something behind."""
     left = [number]
 
     def step() -> None:
         left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if left[0] == -1:
+            os.kill(os.getpid(), strike)
 
     for owner, name in STEPS:
         setattr(owner, name, stepping(owner, name, step))
@@ -138,10 +192,10 @@ def look(place: str) -> None:
     assert not twice, twice
 
 
-def check(url: str, place: str, mode: str) -> None:
+def check(url: str, place: str, mode: str, letters: int = LETTERS) -> None:
     """Every letter is in the files, once; it is out of the queue only if that was wanted."""
     store = a_store(url)
-    expected = sorted(a_letter(task_id=f"t{number}").id for number in range(LETTERS))
+    expected = sorted(a_letter(task_id=f"t{number}").id for number in range(letters))
     assert sorted(exported(place)) == expected
     left = [found.letter.id for found in store.letters(DLQ, newest_first=False)]
     assert sorted(left) == ([] if mode == "trim" else expected)

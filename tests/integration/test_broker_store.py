@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -157,6 +159,32 @@ def test_of_two_operators_the_second_is_told(
     assert other.store.claim(DLQ, [letter.id], owner="you", lease_seconds=60) == [ClaimState.HELD]
     other.store.done()
     assert ids(other) == [letter.id]
+
+
+def test_reading_ends_while_letters_pour_in(
+    rabbit: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """A flood is when people look."""
+    dead_letters, worker = operators(rabbit), operators(rabbit)
+    letters = [put(dead_letters, retries=number).id for number in range(20)]
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            put(worker)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        begun = time.monotonic()
+        seen = ids(dead_letters)
+        assert time.monotonic() - begun < 15
+    finally:
+        over.set()
+        thread.join(30)
+    assert seen[:20] == letters
+    dead_letters.store._seen = None  # type: ignore[attr-defined]
+    assert len(ids(dead_letters)) == dead_letters.store.length(DLQ)
 
 
 def test_a_lost_connection_while_letters_are_held_is_said_and_mended(

@@ -404,6 +404,19 @@ def test_one_export_at_a_time(store: Any, tmp_path: Path) -> None:
     assert export.run([DLQ], progress=second).letters == 1
 
 
+def test_a_first_export_says_how_many_letters_it_will_read(store: Any, tmp_path: Path) -> None:
+    """For the bar on a terminal; later only Redis could tell, and it would have to count."""
+    put(store, 5)
+    put(store, 2, dead_letter_queue="mail-DLQ")
+    told: list[int] = []
+    pages: list[int] = []
+    export = ParquetExport(store, tmp_path)
+    export.run(store.names(), progress=pages.append, expected=told.append)
+    put(store, 3)
+    export.run(store.names(), expected=told.append)
+    assert (told, sum(pages)) == ([7], 7)
+
+
 def test_memory_stays_bounded_with_a_large_redis(tmp_path: Path) -> None:
     """Letters of a hundred kilobytes are read in smaller pages."""
     with RedisServer() as server:

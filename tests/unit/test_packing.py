@@ -103,7 +103,7 @@ def test_a_small_message_is_compressed_more() -> None:
 def test_what_scripts_and_people_need_stays_plain() -> None:
     """Lua reads these fields by name."""
     entry = packed(LETTER.to_fields())
-    for name in ("id", "reason", "fingerprint", "dead_lettered_at", "task_name", "body"):
+    for name in ("id", "reason", "fingerprint", "dead_lettered_at", "body"):
         assert entry[name] == LETTER.to_fields()[name]
 
 

@@ -32,6 +32,8 @@ from celery_dlq.errors import StoreError, StoreUnavailable
 HEARTBEAT_SECONDS = 60
 
 _QUIET_SECONDS = 0.1
+_LATE_SECONDS = 1.0
+_SETTLING_SECONDS = 2.0
 _AT_A_TIME = 32
 _LOCKED = 405
 
@@ -169,15 +171,20 @@ class AmqpHeld:
         channel.basic_qos(0, min(self._most, 65_535), False)  # noqa: FBT003 - AMQP's order
         tag = f"{whoami()} {time.monotonic_ns()}"
         channel.basic_consume(self._queue, callback=self._take, consumer_tag=tag)
-        last = time.monotonic()
+        last, enough_at = time.monotonic(), 0.0
         while not self._full():
-            seen = self._taken
+            seen, quiet = self._taken, False
             try:
                 self._connection.drain_events(timeout=_QUIET_SECONDS)
             except TimeoutError:
-                if self._taken - before >= expected and not self._ready():
-                    break
+                quiet = True
             self._raise_failure()
+            if self._taken - before >= expected:
+                enough_at = enough_at or time.monotonic()
+                # In a flood there is no end: what comes now is for the next reading.
+                late = time.monotonic() - enough_at > _LATE_SECONDS
+                if late or (quiet and not self._ready()):
+                    break
             if self._taken > seen:
                 last = time.monotonic()
             elif time.monotonic() - last > WAIT_SECONDS:
@@ -198,12 +205,12 @@ class AmqpHeld:
 
         One who gave messages back, or died, may have done so a moment ago.
         """
-        one = self._ready()
+        one, deadline = self._ready(), time.monotonic() + _SETTLING_SECONDS
         while True:
             time.sleep(0.02)
             other = self._ready()
-            if one == other:
-                return one
+            if one == other or time.monotonic() > deadline:  # they come all the time
+                return other
             one = other
 
     def _take(self, message: Any) -> None:

@@ -49,10 +49,11 @@ _OTHER = "?"
 _CODES = {name: chr(ord("@") + number) for number, name in enumerate(_FIELDS)}
 _NAMES = {code: name.encode() for name, code in _CODES.items()}
 
-_PLAIN = ("id", "task_name", "reason", "fingerprint", "dead_lettered_at", "body")
+_PLAIN = ("id", "reason", "fingerprint", "dead_lettered_at", "body")
 _FROZEN = frozenset({"traceback", "history", "native_death"})
 _WITHIN = {
-    "args_json": "body", "kwargs_json": "body", "argsrepr": "headers", "kwargsrepr": "headers",
+    "args_json": "body", "kwargs_json": "body",
+    "argsrepr": "headers", "kwargsrepr": "headers", "task_id": "headers",
 }  # fmt: skip
 _SAME = {"root_id": "task_id", "exception_message": "description"}
 _MESSAGE = ("headers", "properties")
@@ -105,7 +106,7 @@ def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
     Args:
         parts: Names and values in turn, as Redis gives them.
     """
-    if WARM in parts[::2]:
+    if parts[0] == WARM or WARM in parts[::2]:
         return PackedFields(parts)
     entry = _pairs(parts)
     return _of_older_form(entry) if PACKED in entry else entry

@@ -82,6 +82,13 @@ class RestoreReply(IntEnum):
     TAKEN = 2
 
 
+class TurnReply(IntEnum):
+    """First number of the replies of ``turn.lua``."""
+
+    ANOTHERS = 0
+    YOURS = 1
+
+
 REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
@@ -91,6 +98,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "node": NodeReply,
     "report": ReportReply,
     "restore": RestoreReply,
+    "turn": TurnReply,
 }
 
 MOST_IDS = 500
@@ -123,6 +131,7 @@ class Scripts:
     due: Script
     report: Script
     measure: Script
+    turn: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 
+from celery_dlq.backends.redis.ahead import Ahead
 from celery_dlq.backends.redis.connection import Command, Wire, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.packing import fields_of, packed
@@ -21,6 +22,7 @@ from celery_dlq.backends.redis.scripts import (
     DeadLetterReply,
     RestoreReply,
     Scripts,
+    TurnReply,
     source,
 )
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
@@ -28,7 +30,6 @@ from celery_dlq.ports import (
     Capabilities,
     ClaimState,
     Fate,
-    FlatFields,
     Group,
     Heading,
     MessageKey,
@@ -37,6 +38,8 @@ from celery_dlq.ports import (
     Restored,
     Stored,
     StoredLetter,
+    Turn,
+    ordered,
 )
 from celery_dlq.record import DeadLetter, Delivery, Reason, end_of, from_micros, to_micros
 
@@ -57,6 +60,7 @@ _FIRST_PAGE = 8
 _GROWTH = 5
 _REMOVED_AT_ONCE = 100  # a few milliseconds, in which Redis answers nobody else
 _HOUR = 60  # minutes
+_FACTS = ("task_name", "reason", "exception_type")
 
 CLAIMS = {
     ClaimReply.CLAIMED: ClaimState.CLAIMED,
@@ -108,11 +112,7 @@ class RedisStore:
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""
         name, keys = letter.dead_letter_queue, self._keys
-        facts = {
-            "task_name": letter.task_name,
-            "reason": letter.reason.value,
-            "exception_type": letter.exception_type,
-        }
+        facts = {name: getattr(letter, name) for name in _FACTS}
         entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
         end = end_of(letter)
         places = [
@@ -256,12 +256,28 @@ class RedisStore:
                 keys=[self._keys.exported(dead_letter_queue)], args=[position]
             )
 
+    def turn(
+        self,
+        dead_letter_queue: str,
+        what: str,
+        place: str,
+        *,
+        owner: str,
+        lease_seconds: float,
+        state: str = "",
+    ) -> Turn:
+        """Whose turn it is; see `ExportTurns.turn`."""
+        args: list[Any] = [what, place, owner, int(lease_seconds * 1000), state]
+        with translated(self._url):
+            reply, told = self._scripts.turn(keys=[self._keys.turns(dead_letter_queue)], args=args)
+        return Turn(reply == TurnReply.YOURS, _text(told))
+
     def exported_until(self, dead_letter_queue: str) -> str | None:
         """How far the queue is exported; see `DeadLetterStore.exported_until`."""
         with translated(self._url):
             noted = self._client.get(self._keys.exported(dead_letter_queue))
         last = self.last_position(dead_letter_queue) if noted is not None else None
-        if last is None or _order(last) < _order(_text(noted)):
+        if last is None or ordered(last) < ordered(_text(noted)):
             return None
         return _text(noted)
 
@@ -355,7 +371,10 @@ class RedisStore:
         places = [keys.letters(name), keys.ids(name), keys.tally(name), keys.groups(name),
                   keys.bin(name), keys.binned(name)]  # fmt: skip
         with translated(self._url):
-            reply = self._scripts.restore(keys=places, args=[spelled(letter_id)])
+            place = self._client.hget(keys.binned(name), spelled(letter_id))
+            page = self._range(keys.bin(name), place.decode(), place.decode(), 1) if place else []
+            facts = _facts(page[0][1]) if page else "{}"
+            reply = self._scripts.restore(keys=places, args=[spelled(letter_id), facts])
         return _RESTORED[RestoreReply(reply)]
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
@@ -465,24 +484,41 @@ class RedisStore:
     ) -> Iterator[RawPage]:
         low, high = (f"({after}" if after else "-"), until
         count = min(_FIRST_PAGE, page_size)
-        while True:
-            with translated(self._url):
-                page = self._range(stream, low, high, count, newest_first=newest_first)
-            if page:
-                yield page
-            if len(page) < count:
-                return
-            last = page[-1][0]
-            low, high = (low, f"({last}") if newest_first else (f"({last}", high)
-            count = _next_count(page, page_size)
+        ahead = Ahead(self._client, self._url)
+        try:
+            while True:
+                command = _xrange(stream, low, high, count, newest_first=newest_first)
+                reply = self._answer(ahead, command)
+                if len(reply) == count:
+                    last = reply[-1][0].decode()
+                    low, high = (low, f"({last}") if newest_first else (f"({last}", high)
+                    following = _next_count(reply, page_size)
+                    if page_size == following == count:  # many were wanted, so more will be
+                        with suppress(StoreUnavailable):  # it is asked again when it is needed
+                            ahead.ask(
+                                *_xrange(stream, low, high, following, newest_first=newest_first)
+                            )
+                if reply:
+                    yield _page(reply)
+                if len(reply) < count:
+                    return
+                count = following
+        finally:
+            ahead.close()
 
-    def _range(
-        self, stream: str, low: str, high: str, count: int, *, newest_first: bool = False
-    ) -> RawPage:
+    def _answer(self, ahead: Ahead, command: Sequence[Any]) -> Any:
+        """What was asked for before; what was not is asked now."""
+        if ahead.asked == command:
+            try:
+                return ahead.answer()
+            except StoreUnavailable:  # the connection may have been idle for too long
+                ahead.close()
+        with translated(self._url):
+            return self._read(*command)
+
+    def _range(self, stream: str, low: str, high: str, count: int) -> RawPage:
         """XRANGE without redis-py's reply callback, which costs more than Redis itself."""
-        order = ("XREVRANGE", stream, high, low) if newest_first else ("XRANGE", stream, low, high)
-        reply = self._read(*order, "COUNT", count)
-        return [(entry.decode(), fields_of(parts)) for entry, parts in reply]
+        return _page(self._read(*_xrange(stream, low, high, count, newest_first=False)))
 
     def _read(self, *command: Any) -> Any:
         """Read on the connection of our own; once more if it turns out to be a stale one."""
@@ -527,17 +563,29 @@ def last_hour(slots: Iterable[bytes], minute: int) -> int:
     return sum(int(count) for at, count in pairs if minute - _HOUR < int(at) <= minute)
 
 
-def _next_count(page: RawPage, page_size: int) -> int:
+def _facts(fields: Mapping[bytes, bytes]) -> str:
+    """What a group says of its letters, from one of them."""
+    values = {name: fields.get(name.encode()) for name in _FACTS}
+    return json.dumps({
+        name: None if value is None else value.decode("utf-8", "replace")
+        for name, value in values.items()
+    })  # fmt: skip
+
+
+def _xrange(stream: str, low: str, high: str, count: int, *, newest_first: bool) -> tuple[Any, ...]:
+    order = ("XREVRANGE", stream, high, low) if newest_first else ("XRANGE", stream, low, high)
+    return (*order, "COUNT", count)
+
+
+def _page(reply: Sequence[Any]) -> RawPage:
+    return [(entry.decode(), fields_of(parts)) for entry, parts in reply]
+
+
+def _next_count(reply: Sequence[Any], page_size: int) -> int:
     """How many letters to read after a page, so that the next one is not too large."""
-    size = sum(_bytes_of(fields) + 1000 for _position, fields in page)
-    fitting = PAGE_BYTES * len(page) // size
-    return max(1, min(page_size, fitting, _GROWTH * len(page)))
-
-
-def _bytes_of(fields: Mapping[bytes, bytes]) -> int:
-    if isinstance(fields, FlatFields):  # to ask for a field could mean to unpack all
-        return fields.stored_bytes()
-    return len(fields.get(b"body", b"")) + len(fields.get(b"traceback", b""))
+    size = sum(sum(map(len, parts)) for _entry, parts in reply)
+    fitting = PAGE_BYTES * len(reply) // (size + 1)
+    return max(1, min(page_size, fitting, _GROWTH * len(reply)))
 
 
 def _first(pair: tuple[str, Any]) -> str:
@@ -565,10 +613,6 @@ def _time_of(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Any:
 
 def _text(value: bytes | str) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
-
-
-def _order(position: str) -> list[int]:
-    return [int(part) for part in position.split("-")]
 
 
 def _literal(text: str) -> str:

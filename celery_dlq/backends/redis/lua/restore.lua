@@ -2,6 +2,7 @@
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 groups (zset)  5 bin (stream)
 --       6 binned (hash)
 -- ARGV: 1 letter id, or the stream position under which it was discarded
+--       2 facts of its group, if that is gone (JSON text; see dead_letter.lua)
 -- Returns: 1 = RESTORED, 0 = NOT_THERE, 2 = TAKEN (the queue has a letter of this id again)
 -- Complexity: O(number of fields)
 local entry = redis.call('HGET', KEYS[6], ARGV[1])
@@ -19,8 +20,7 @@ if letter.id and letter.reason and letter.fingerprint then
   local group, at = 'group:' .. letter.fingerprint, letter.dead_lettered_at or '0'
   local first, last, _, facts =
     string.match(redis.call('HGET', KEYS[3], group) or '', '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
-  facts = facts or cjson.encode({
-    task_name = letter.task_name or '', reason = letter.reason, exception_type = letter.exception_type})
+  facts = facts or ARGV[2]
   first = tonumber(first or at) < tonumber(at) and first or at
   last = tonumber(last or at) > tonumber(at) and last or at
   redis.call('HSET', KEYS[3], group, table.concat({first, last, letter.id, facts}, '|'))

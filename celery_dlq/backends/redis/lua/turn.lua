@@ -1,0 +1,23 @@
+-- Purpose: say whose turn it is to export a queue to a place, and what was noted of it there.
+-- KEYS: 1 turns (hash)
+-- ARGV: 1 what (take, keep, note or end)
+--       2 place (where the files go)
+--       3 owner
+--       4 lease (milliseconds; without a sign of life the turn is free then)
+--       5 state (for note: what to keep from now on)
+-- Returns: {1 = YOURS, state}, or {0 = ANOTHERS, "owner|end of the lease"}
+-- Complexity: O(1)
+local what, place, owner, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+redis.call('PEXPIRE', KEYS[1], 7776000000)  -- first: a full Redis lets no script begin by adding
+local held = redis.call('HGET', KEYS[1], place) or '|0|'
+local holder, ends, state = string.match(held, '^([^|]*)|(%d+)|(.*)$')
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if holder ~= owner and (what ~= 'take' or (holder ~= '' and tonumber(ends) > now)) then
+  return {0, holder .. '|' .. ends}
+end
+if what == 'note' then state = ARGV[5] end
+if what == 'end' then owner, lease = '', 0 end
+redis.call('HSET', KEYS[1], place, string.format('%s|%.0f|%s', owner, now + lease, state))
+redis.call('PEXPIRE', KEYS[1], 7776000000)
+return {1, state}

@@ -1,0 +1,325 @@
+"""Reference tables made from the code itself, at every build, so that they cannot drift.
+
+A page names what it wants in a fence, e.g. ```` ```{dlq-reference} settings ````; each
+function below that is in ``TABLES`` writes Markdown, which MyST then reads as part of the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+from celery_dlq import errors, events, headers, signals
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.config import PREFIX, Settings
+from celery_dlq.export.arrow import schema
+from celery_dlq.metrics import METRICS
+from celery_dlq.overrides import KEYS as OVERRIDABLE
+from celery_dlq.policy import Policy
+from celery_dlq.ports import MessageKey
+from celery_dlq.record import DeadLetter, Delivery, Kind, Outcome, Reason
+from celery_dlq.spark.options import ReadOptions, WriteOptions
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+REPOSITORY = Path(__file__).parents[2]
+
+_KINDS: Mapping[Kind, tuple[str, str]] = {
+    Kind.TEXT: ("UTF-8", "string"),
+    Kind.INTEGER: ("decimal digits", "number"),
+    Kind.TIME: ("microseconds since 1970, UTC", "ISO 8601 text, UTC, microseconds"),
+    Kind.BYTES: ("the bytes", "base64 text"),
+    Kind.JSON: ("JSON text", "nested value"),
+    Kind.HISTORY: ("JSON text", "list of objects, see below"),
+}
+
+
+def settings() -> str:
+    """Every ``dlq_`` setting, as entries that can be linked to."""
+    return "\n".join(_setting(f) for f in dataclasses.fields(Settings))
+
+
+def policy_keys() -> str:
+    """Every key of a policy."""
+    documented = attributes(Policy)
+    types = {f.name: str(f.type).replace(" | None", "") for f in dataclasses.fields(Policy)}
+    return "\n".join(
+        _entry(
+            name,
+            text.partition(" Unset: ")[0],
+            type=types[name],
+            default=text.partition(" Unset: ")[2].rstrip("."),
+            note="Can be overridden while workers run." if name in OVERRIDABLE else "",
+        )
+        for name, text in documented.items()
+    )
+
+
+def record() -> str:
+    """Every field of a letter, with its column in Parquet."""
+    arrow = schema()
+    rows = [
+        (f"`{f.name}`", f"`{arrow.field(f.name).type}`", f.metadata["doc"])
+        for f in dataclasses.fields(DeadLetter)
+        if "doc" in f.metadata
+    ]
+    return table(("field", "Parquet (Arrow) type", "meaning"), rows)
+
+
+def kinds() -> str:
+    """How each kind of field is written down, in every place."""
+    arrow = schema()
+    fields = [f for f in dataclasses.fields(DeadLetter) if "kind" in f.metadata]
+    rows = []
+    for kind, (stored, shown) in _KINDS.items():
+        first = next(f.name for f in fields if f.metadata["kind"] is kind)
+        rows.append((kind.value, stored, shown, f"`{arrow.field(first).type}`"))
+    return table(("kind", "in Redis", "in `--json`", "in Parquet"), rows)
+
+
+def delivery() -> str:
+    """Every field of one delivery in ``history``."""
+    rows = [(f"`{name}`", text) for name, text in attributes(Delivery).items()]
+    return table(("field", "meaning"), rows)
+
+
+def reasons() -> str:
+    """The closed lists of reasons and outcomes."""
+    said = ", ".join(f"`{reason.value}`" for reason in Reason)
+    ended = ", ".join(f"`{outcome.value}`" for outcome in Outcome)
+    return f"Reasons: {said}.\n\nOutcomes of a delivery: {ended}.\n"
+
+
+def event_fields() -> str:
+    """Every event and its fields."""
+    kinds = [
+        kind for kind in vars(events).values()
+        if inspect.isclass(kind) and issubclass(kind, events.Event) and kind is not events.Event
+    ]  # fmt: skip
+    rows = [
+        (f"`{kind.__name__}`", f"`{name}`", text)
+        for kind in kinds
+        for name, text in {**attributes(events.Event), **attributes(kind)}.items()
+    ]
+    actions = ", ".join(f"`{action.value}`" for action in events.Action)
+    return f"{table(('event', 'field', 'meaning'), rows)}\nActions: {actions}.\n"
+
+
+def signal_table() -> str:
+    """Every signal and what its receivers get."""
+    rows = []
+    for name in signals.__all__:
+        signal = getattr(signals, name)
+        given = ", ".join(f"`{arg}`" for arg in sorted(signal.providing_args))
+        rows.append((f"`{name}`", given, "name of the task"))
+    return table(("signal", "arguments", "sender"), rows)
+
+
+def metrics() -> str:
+    """Every Prometheus metric."""
+    rows = [
+        (f"`{m.name}`", m.measure.value, ", ".join(f"`{x}`" for x in m.labels), m.help)
+        for m in METRICS.values()
+    ]
+    return table(("metric", "type", "labels", "meaning"), rows)
+
+
+def message_headers() -> str:
+    """Every message header: constants of the module with the text under each."""
+    rows = [
+        (f"`{getattr(headers, name)}`", f"`{name}`", text)
+        for name, text in documented_constants(headers)
+    ]
+    return table(("header", "in `celery_dlq.headers`", "meaning"), rows)
+
+
+def redis_keys() -> str:
+    """Every Redis key, with its type."""
+    keys = Keys()
+    rows = []
+    for name, method in vars(Keys).items():
+        if name.startswith("_") or not inspect.isfunction(method) or not method.__doc__:
+            continue
+        kind, _, text = method.__doc__.strip().partition(": ")
+        rows.append((f"`{_sample(keys, name, method)}`", kind, _one_line(text)))
+    return table(("key", "type", "content"), rows)
+
+
+def error_tree() -> str:
+    """Every error, by its place in the tree."""
+    return table(("error", "meaning"), list(_errors(errors.DLQError, 0)))
+
+
+def spark_options() -> str:
+    """Options of the Spark data source."""
+    parts = []
+    for title, options in (("Reading", ReadOptions), ("Writing", WriteOptions)):
+        rows = [(f"`{name}`", text) for name, text in attributes(options).items()]
+        parts.append(table((title, "meaning"), rows))
+    return "\n".join(parts)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "settings": settings,
+    "policy-keys": policy_keys,
+    "record": record,
+    "kinds": kinds,
+    "delivery": delivery,
+    "reasons": reasons,
+    "events": event_fields,
+    "signals": signal_table,
+    "metrics": metrics,
+    "headers": message_headers,
+    "redis-keys": redis_keys,
+    "errors": error_tree,
+    "spark-options": spark_options,
+}
+
+
+class Reference(SphinxDirective):
+    """``{dlq-reference} NAME``: one of `TABLES`, here."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Let MyST read what the function wrote."""
+        made = TABLES.get(self.arguments[0])
+        if made is None:
+            raise self.error(f"expected one of {', '.join(TABLES)}, got {self.arguments[0]!r}")
+        here = nodes.container()
+        lines = StringList(made().splitlines(), source=str(inspect.getsourcefile(made)))
+        self.state.nested_parse(lines, self.content_offset, here)
+        return here.children
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table; a row that does not fit the head is a mistake of the caller."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    if any(len(row) != len(head) for row in lines):
+        raise ValueError(f"expected rows of {len(head)} cells under {head}")
+    return "".join(f"| {' | '.join(_cell(text) for text in row)} |\n" for row in lines)
+
+
+def attributes(cls: type) -> dict[str, str]:
+    """Name and text of each entry under ``Attributes:`` in a class's docstring."""
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    found: dict[str, str] = {}
+    name = ""
+    for line in doc.partition("Attributes:\n")[2].splitlines():
+        begins = re.match(r"    (\w+): (.*)", line)
+        if begins:
+            name, found[begins[1]] = begins[1], begins[2]
+        elif line.startswith("      ") and name:
+            found[name] += f" {line.strip()}"
+        elif line.strip():
+            break
+    return found
+
+
+def documented_constants(module: Any) -> Iterator[tuple[str, str]]:
+    """Each constant of a module that has a text under it."""
+    body = ast.parse(inspect.getsource(module)).body
+    for one, after in pairwise(body):
+        match one, after:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=text)):
+                yield name, _one_line(str(text))
+
+
+def _setting(field: Any) -> str:
+    said, _, default = field.metadata["doc"].rpartition("Defaults to ")
+    said, _, special = said.partition("Special value: ")
+    said, _, unit = said.partition("Unit: ")
+    note = f"Special value: {special.strip()}" if special.strip(" .") not in {"", "none"} else ""
+    return _entry(
+        PREFIX + field.name, said.strip(), type=unit.strip(" ."), default=default.rstrip("."),
+        note=note,
+    )  # fmt: skip
+
+
+def _entry(name: str, text: str, *, type: str, default: str, note: str) -> str:  # noqa: A002 - as the option
+    options = "".join(
+        f":{key}: {value}\n" for key, value in (("type", type), ("default", default)) if value
+    )
+    return f":::{{confval}} {name}\n{options}\n{text}\n\n{note}\n:::\n"
+
+
+def _sample(keys: Keys, name: str, method: Any) -> str:
+    """A key with placeholders where names of queues and the like go."""
+    if name == "run":
+        key = MessageKey(dead_letter_queue="QUEUE", task_id="TASK-ID")
+        return str(method(keys, key)).replace(":0:", ":REDRIVES:")
+    wanted = list(inspect.signature(method).parameters)[1:]
+    return str(method(keys, *("FINGERPRINT" if w == "fingerprint" else "QUEUE" for w in wanted)))
+
+
+def _errors(cls: type[Exception], depth: int) -> Iterator[tuple[str, str]]:
+    yield f"{'└ ' if depth else ''}{'  ' * max(0, depth - 1)}`{cls.__name__}`", _first(cls)
+    for child in cls.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from _errors(child, depth + 1)
+
+
+def _first(thing: Any) -> str:
+    return _one_line(inspect.getdoc(thing).partition("\n\n")[0])  # type: ignore[union-attr]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _one_line(text).replace("|", "\\|")
+
+
+def link_out(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Let links to Markdown outside of docs/ lead to the file; MyST looks for a page there."""
+    folder = Path(app.srcdir, docname).parent
+
+    def linked(found: re.Match[str]) -> str:
+        path = (folder / found[1]).resolve()
+        is_page = path.is_relative_to(app.srcdir) or not path.is_file()
+        return found[0] if is_page else f"](path:{found[1]})"
+
+    source[0] = re.sub(r"\]\((\.\./[^)#\s]+\.md)\)", linked, source[0])
+
+
+def inline_drawings(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Put drawings into the page itself, where they take its colours, light or dark."""
+    if app.builder.format != "html":
+        return
+    folder = Path(app.srcdir, docname).parent
+    for image in list(doctree.findall(nodes.image)):
+        path = Path(app.srcdir, image["uri"])
+        if not path.is_file():
+            path = folder / image["uri"]
+        if path.suffix == ".svg" and path.is_file():
+            text = path.read_text("utf-8")
+            drawing = f'<div class="drawing" role="img">{text}</div>'
+            image.replace_self(nodes.raw("", drawing, format="html"))
+
+
+def unlink_node_names(_: Sphinx, doctree: nodes.document) -> None:
+    """Leave ``celery@web-1`` as it is: docutils takes the names of workers for addresses."""
+    for link in list(doctree.findall(nodes.reference)):
+        if link.get("refuri", "").startswith("mailto:"):
+            link.replace_self(nodes.Text(link.astext()))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """What Sphinx calls."""
+    app.add_directive("dlq-reference", Reference)
+    app.connect("source-read", link_out)
+    app.connect("doctree-read", unlink_node_names)
+    app.connect("doctree-resolved", inline_drawings)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

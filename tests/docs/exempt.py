@@ -1,0 +1,31 @@
+"""Commands of pages that no test runs as they stand, each with the reason. Keep it short."""
+
+from __future__ import annotations
+
+import re
+
+EXEMPT: tuple[tuple[str, str, str], ...] = (
+    # page, beginning of the command (a regular expression), why
+    (".*", r"(\S+ -m )?pip install", "tests do not install; .ci/run and tests of packaging do"),
+    (".*", r"python3 -m venv", "the same"),
+    (".*", r"redis-server", "the test has started one"),
+    ("README.md", r"pip install tox", "this is such a run"),
+    (".*", r".* --follow$", "runs until Ctrl-C: test_cli.py, test_adopting.py, test_export.py"),
+    (".*", r".*dlq exporter ", "serves until it is stopped: test_observed.py"),
+    ("README.md", r".*dlq triage ", "run by docs/how-to/triage.md: Java takes seconds to start"),
+    (
+        "docs/guarantees.md",
+        r".*python -m chaos.run",
+        "takes three minutes; test_chaos.py does not",
+    ),
+    ("docs/how-to/triage.md", r"spark-submit|databricks|aws ", "needs somebody's cluster"),
+    (".*", r".*--edit$", "opens an editor: test_cli.py has one that types"),
+)
+
+
+def why_exempt(page: str, command: str) -> str | None:
+    """Why a command of a page is not run; ``None`` if it is."""
+    for pages, beginning, reason in EXEMPT:
+        if re.fullmatch(pages, page) and re.match(beginning, command):
+            return reason
+    return None

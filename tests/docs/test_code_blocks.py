@@ -1,0 +1,167 @@
+"""Every code block of the README and of docs/ does what its page says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from builders import a_letter, a_request, key_of
+from celery_door import CeleryDoor
+from exempt import EXEMPT, why_exempt
+from fenced import PAGES, ROOT, Block, blocks, page_name
+from story import Story, lend_shop, own_shop
+
+from celery_dlq import Reason
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.store import RedisStore
+
+BUILT = re.compile(r"\{[\w-]+\}.*")
+"""Fences that Sphinx carries out when it builds the pages; `tox -e docs` fails if it cannot."""
+SHOWN = {"text"}
+"""Languages that nothing can be done with."""
+IN_OWN_PROCESS = {"docs/how-to/triage.md"}
+"""Pages whose Python starts Java."""
+WITH_WORKER = {"README.md", "docs/how-to/outage.md"}
+"""Pages that need a worker and do not say so."""
+WITH_RABBITMQ = {"docs/how-to/rabbitmq.md"}
+
+CODE: dict[str, list[Block]] = {}
+for _page in PAGES:
+    _found = [b for b in blocks(_page) if not BUILT.fullmatch(b.language)]
+    if _found:
+        CODE[page_name(_page)] = _found
+
+
+@pytest.fixture(scope="session")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryDoor]:
+    """Give one process that has loaded Celery to all pages."""
+    with CeleryDoor(tmp_path_factory.mktemp("door")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def places(request: pytest.FixtureRequest, redis_url: str) -> dict[str, str]:
+    """Give what stands for the addresses that pages name."""
+    redis = redis_url.rpartition("/")[0]
+    found = {"redis://localhost:6379": redis, "DOCS_REDIS": redis}
+    if request.node.callspec.params["page"] in WITH_RABBITMQ:
+        server = request.getfixturevalue("rabbit_server")
+        found["amqp://guest:guest@localhost:5672//"] = server.url
+    return found
+
+
+@pytest.fixture
+def tell(
+    tmp_path: Path, door: CeleryDoor, places: dict[str, str]
+) -> Iterator[Callable[[str], None]]:
+    """Give a function that tells a page."""
+    story = Story(tmp_path, door.bin, places, why_exempt)
+
+    def run(page: str) -> None:
+        if not own_shop(CODE[page]):
+            leave_letters(places["DOCS_REDIS"])
+            lend_shop(story)
+        if page in WITH_WORKER:
+            story.worker("celery -A shop worker --queues orders --loglevel INFO")
+        for block in CODE[page]:
+            if block.language not in SHOWN and not (
+                page in IN_OWN_PROCESS and block.language == "python"
+            ):
+                story.tell(block)
+        if page in IN_OWN_PROCESS:
+            run_as_script(CODE[page], tmp_path, places)
+
+    yield run
+    story.close()
+
+
+def leave_letters(redis: str) -> None:
+    """Three orders that failed for one cause, one that was rejected, and one killer of workers."""
+    url = f"{redis}/0"
+    store = RedisStore(connect(url, 2.0), url, Keys())
+    now = datetime.now(timezone.utc)
+    one, other, third = "c6a56e9b25a57fc5", "0e4da6e8d1c9b370", "5a7d1c33f0e2b846"
+    made = (
+        ("1f0c9a40-0000-5000-8000-000000000001", "shop.charge", Reason.FAILED, one),
+        ("1f0ceb41-0000-5000-8000-000000000002", "shop.charge", Reason.FAILED, one),
+        ("7d3e1b20-0000-5000-8000-000000000003", "shop.charge", Reason.FAILED, one),
+        ("9b2f0c11-0000-5000-8000-000000000004", "shop.charge", Reason.REJECTED, other),
+        ("c44e7a90-0000-5000-8000-000000000005", "shop.render", Reason.WORKER_LOST, third),
+    )
+    for number, (letter_id, task, reason, fingerprint) in enumerate(made):
+        task_id = f"order-{number + 1}"
+        letter = a_letter(
+            id=letter_id, task_id=task_id, task_name=task, reason=reason, fingerprint=fingerprint,
+            dead_lettered_at=now - timedelta(minutes=5 - number), deliveries=3, max_deliveries=3,
+            headers=json.dumps(a_request(id=task_id, root_id=task_id, task=task)),
+            body=json.dumps([[number + 1], {}, {"callbacks": None}]).encode(),
+            args_json=json.dumps([number + 1]),
+        )  # fmt: skip
+        store.dead_letter(letter, key_of(letter))
+    store.close()
+
+
+def run_as_script(page_blocks: list[Block], folder: Path, places: dict[str, str]) -> None:
+    """All Python of a page, in a process of its own."""
+    code = "".join(block.text for block in page_blocks if block.language == "python")
+    for here, there in places.items():
+        code = code.replace(here, there)
+    (folder / "page.py").write_text(code, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=180,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{page_blocks[0].page}: {done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("page", CODE)
+def test_every_block_of_a_page_does_what_the_page_says(
+    page: str, tell: Callable[[str], None], request: pytest.FixtureRequest
+) -> None:
+    """In the reader's order, in a folder of its own, against real servers."""
+    if page in IN_OWN_PROCESS and sys.version_info < (3, 11):
+        pytest.skip("PySpark needs Python 3.11 or later")
+    tell(page)
+
+
+def test_exemptions_are_needed() -> None:
+    """One that nothing uses any more hides what is written later."""
+    commands = [
+        (page, command)
+        for page, found in CODE.items()
+        for block in found
+        if block.language == "console"
+        for command, _ in block.commands
+    ]
+    for pages, beginning, reason in EXEMPT:
+        used = [c for p, c in commands if re.fullmatch(pages, p) and re.match(beginning, c)]
+        assert used, f"nothing is exempt by {beginning!r} of {pages!r}"
+        assert reason
+
+
+@pytest.mark.parametrize("page", ["docs/guarantees.md"])
+def test_the_tests_that_are_named_exist(page: str) -> None:
+    """A guarantee whose proof was renamed is a claim."""
+    text = (ROOT / page).read_text("utf-8")
+    named = set(re.findall(r"(test_\w+\.py)(?:::(test_\w+))?", text))
+    assert named
+    for file, function in named:
+        (path,) = ROOT.joinpath("tests").rglob(file)
+        if function:
+            assert f"def {function}(" in path.read_text("utf-8"), (file, function)
+
+
+def test_links_between_files_lead_somewhere() -> None:
+    """On GitHub as on the site."""
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if "://" not in target:
+                assert (page.parent / target).exists(), (page_name(page), target)

@@ -14,6 +14,7 @@ from celery_dlq.cli.context import (
     dead_letters_of,
     none_matched,
     print_lines,
+    ready_for_many,
     screen_of,
 )
 from celery_dlq.cli.options import Duration, Rate, filter_options, json_option
@@ -87,6 +88,7 @@ def _redrive(
 ) -> None:
     dead_letters, screen = dead_letters_of(ctx), screen_of(ctx)
     total = _size(dead_letters, queue, where, how["limit"])
+    ready_for_many()
     with screen.counting("redriven", quiet=as_json, total=total) as progress:
         report = dead_letters.redrive(queue, where, progress=progress, **how)
     if where and not report.touched and report.state == "done":
@@ -239,6 +241,7 @@ def _remove(
     if count > 1 and not yes:
         _ask(verb, queue, count)
     operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
+    ready_for_many()
     with screen.counting(done.lower(), quiet=as_json, total=None if yes else count) as progress:
         report = operation(queue, where, limit=limit, export_first=export_first,
                            progress=progress, **how)  # fmt: skip

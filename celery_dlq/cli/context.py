@@ -6,6 +6,7 @@ at the top.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,14 @@ def dead_letters_of(ctx: click.Context) -> DeadLetters:
     from celery_dlq.plugin import DeadLetters  # noqa: PLC0415 - see the module's docstring
 
     return DeadLetters.of(ctx.obj.app)
+
+
+def ready_for_many() -> None:
+    """Before work on many letters: what is imported lives as long as the command.
+
+    The garbage collector would look at all of it again and again: a tenth of a redrive's time.
+    """
+    gc.freeze()
 
 
 def screen_of(ctx: click.Context) -> Screen:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_dlq.cli.context import dead_letters_of, letter_filter, print_lines, screen_of
+from celery_dlq.cli.context import (
+    dead_letters_of,
+    letter_filter,
+    print_lines,
+    ready_for_many,
+    screen_of,
+)
 from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option
 
 if TYPE_CHECKING:
@@ -60,6 +66,7 @@ def export(
         key = os.environ["DLQ_REDACT_KEY"].encode()
     rest = {name: value for name, value in options.items() if name not in FILTER_NAMES}
     screen, stop = screen_of(ctx), _stop_event() if follow else None
+    ready_for_many()
     with screen.counting("exported", quiet=as_json) as progress:
         report = dead_letters_of(ctx).export(
             destination,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import pstats
 import resource
 import time
@@ -31,6 +32,7 @@ def main() -> None:
             app = an_app(dlq_url=server.url)
             app.conf.broker_url = server.url
             dlq = DeadLetters(app)
+            gc.freeze()  # as the command line does
             profiler = cProfile.Profile() if options.profile else None
             before = resource.getrusage(resource.RUSAGE_SELF)
             client.config_resetstat()

@@ -87,10 +87,15 @@ class RabbitServer:
         return self._process.pid
 
     def delete_queues(self, *names: str) -> None:
-        """Delete queues with all they hold; those that are not there count as deleted."""
+        """Delete queues with all they hold, and exchanges of their names.
+
+        Those that are not there count as deleted. Celery makes the exchange of a queue a direct
+        one, or a topic for native delays; tests of both use this node.
+        """
         with amqp.Connection(f"127.0.0.1:{self.port}") as connection:
             for name in names:
                 connection.channel().queue_delete(name)
+                connection.channel().exchange_delete(name)
 
     def start(self) -> None:
         """Start the node and wait until it answers.

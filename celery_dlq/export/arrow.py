@@ -30,10 +30,14 @@ _TYPES: dict[Kind, Any] = {
 _FEW = 8
 
 # What every version of the record has; see `celery_dlq.record`.
-_REQUIRED = frozenset({
+SUCCESS = frozenset({
     b"id", b"task_id", b"task_name", b"source_queue", b"dead_letter_queue", b"reason",
-    b"dead_lettered_at", b"fingerprint",
+    b"dead_lettered_at",
 })  # fmt: skip
+"""What every sample of a success has."""
+
+LETTER = SUCCESS | {b"fingerprint"}
+"""What every letter has."""
 
 Names = tuple[bytes, ...]
 Row = Sequence[bytes]
@@ -52,6 +56,7 @@ def table(
     refused: Refused | None = None,
     *,
     columns: Sequence[str] | None = None,
+    required: frozenset[bytes] = LETTER,
 ) -> Any:
     """A table of raw store entries: whole columns are moved, no letter is decoded.
 
@@ -62,9 +67,10 @@ def table(
         refused: Told the number of each entry that is no letter, and why; it is left out.
             ``None`` makes a row of what can be read of it.
         columns: Only these, in the order of the schema; ``None`` for all.
+        required: The fields without which an entry is refused.
     """
     chosen = schema() if columns is None else _part(frozenset(columns))
-    groups, others = _sorted(entries, refused)
+    groups, others = _sorted(entries, refused, required)
     tables = []
     for names, rows in groups:
         if len(rows) >= _FEW or len(groups) == 1:
@@ -78,7 +84,7 @@ def table(
 
 
 def _sorted(
-    entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None
+    entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None, required: frozenset[bytes]
 ) -> tuple[list[tuple[Names, list[Row]]], list[Mapping[bytes, bytes]]]:
     """Rows by their names, and the entries that come by name."""
     groups: dict[int, tuple[Names, list[Row]]] = {}  # the names live as long as they are in it
@@ -89,12 +95,12 @@ def _sorted(
                 names, row = entry.row()
                 if id(names) not in groups:
                     if refused is not None:
-                        _check(frozenset(names))
+                        _check(frozenset(names), required)
                     groups[id(names)] = (names, [])
                 groups[id(names)][1].append(row)
             else:
                 if refused is not None:
-                    _check(frozenset(entry))
+                    _check(frozenset(entry), required)
                 others.append(entry)
         except CorruptLetter as exc:
             if refused is None:
@@ -104,8 +110,8 @@ def _sorted(
     return list(groups.values()), others
 
 
-def _check(names: frozenset[bytes]) -> None:
-    missing = sorted(_REQUIRED - names)
+def _check(names: frozenset[bytes], required: frozenset[bytes]) -> None:
+    missing = sorted(required - names)
     if missing:
         told = ", ".join(name.decode() for name in missing)
         message = f"expected a dead letter, got an entry without {told}"

@@ -218,6 +218,7 @@ class ParquetExport:
             work = _Work(
                 store, self._destination, self._where, self._rolling, self._redaction,
                 self._trimmed, pool, report, progress or (lambda _count: None), turns,
+                arrow.SUCCESS if self._of == SUCCESSES else arrow.LETTER,
             )  # fmt: skip
             try:
                 yield work
@@ -242,6 +243,7 @@ class _Work:
     report: ExportReport
     progress: Progress
     turns: Turns | None
+    required: frozenset[bytes]
     queues: dict[str, _Queue] = field(default_factory=dict)
 
     def queue(self, name: str) -> _Queue:
@@ -378,6 +380,7 @@ class _Queue:
             table = arrow.table(
                 [fields for _position, fields in chosen],
                 lambda number, exc: self._leave_out(chosen[number][0], exc),
+                required=self._work.required,
             )
             self._roll.add(table)
         self._read_to = page[-1][0]

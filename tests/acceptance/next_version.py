@@ -11,7 +11,7 @@ from pathlib import Path
 
 import celery_dlq
 
-_REGION = "    region: str | None = _kind(Kind.TEXT, default=None)\n"
+_REGION = "    region: str | None = _text('where the worker ran')\n"
 _CHANGES = {
     "__init__.py": [('__version__ = "0.', '__version__ = "99.0.')],
     "record.py": [

@@ -45,9 +45,10 @@ BACKGROUND = {script("alive"), script("node"), script("measure"), "SMEMBERS", "Z
 class Seen:
     """The commands that the plugin's connections sent meanwhile; scripts by their digests."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, others: frozenset[str]) -> None:
         self.commands: Counter[str] = Counter()
         self._url = url
+        self._others = others
         self._lines: list[dict[str, Any]] = []
         self._ours: set[str] = set()
 
@@ -85,7 +86,7 @@ class Seen:
 
     def connections(self) -> int:
         """How many connections the plugin has now."""
-        ours = {c["addr"] for c in self._control.client_list() if c["name"] == "celery_dlq"}
+        ours = named(self._control) - self._others
         self._ours |= ours
         return len(ours)
 
@@ -95,8 +96,20 @@ class Seen:
         return {name: n for name, n in self.commands.items() if name not in BACKGROUND}
 
 
+def named(client: redis.Redis) -> frozenset[str]:
+    """The connections of this plugin."""
+    return frozenset(c["addr"] for c in client.client_list() if c["name"] == "celery_dlq")
+
+
 @pytest.fixture
-def app(redis_url: str, tmp_path: Path) -> Iterator[Celery]:
+def others(redis_url: str) -> frozenset[str]:
+    """What tests before this one have left open in this process."""
+    with redis.Redis.from_url(redis_url) as client:
+        return named(client)
+
+
+@pytest.fixture
+def app(others: frozenset[str], redis_url: str, tmp_path: Path) -> Iterator[Celery]:
     """An app with a guarded queue."""
     made = Celery("cost", broker=redis_url, set_as_current=False)
     made.conf.task_queues = [Queue("orders")]
@@ -156,15 +169,15 @@ def working(app: Celery) -> Iterator[Callable[[str, int], None]]:
 
 
 def test_a_task_adds_one_command_and_a_letter_two_more(
-    app: Celery, dlq: DeadLetters, redis_url: str
+    app: Celery, dlq: DeadLetters, redis_url: str, others: frozenset[str]
 ) -> None:
     """On two connections, whatever the worker does."""
     with working(app) as run:
         run("cost.noop", 2)
         run("cost.fails", 2)  # the first letter of a queue takes the long way
-        with Seen(redis_url) as healthy:
+        with Seen(redis_url, others) as healthy:
             run("cost.noop", TASKS)
-        with Seen(redis_url) as dying:
+        with Seen(redis_url, others) as dying:
             run("cost.fails", DYING)
             dlq._measuring.flush()
             assert dying.connections() <= 2
@@ -179,12 +192,12 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
 
 
 def test_a_worker_without_work_sends_less_than_two_commands_a_second(
-    guard: Guard, redis_url: str
+    guard: Guard, redis_url: str, others: frozenset[str]
 ) -> None:
     """Signs of life every second, chores every third."""
     finish(guard, 3)
     guard.tick()
-    with Seen(redis_url) as seen:
+    with Seen(redis_url, others) as seen:
         for _ in range(30):
             guard.tick()
     assert sum(seen.commands.values()) < 60, seen.commands

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from importlib.metadata import version
-from importlib.util import find_spec
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,8 +23,10 @@ settings.load_profile("calm")
 
 def pytest_report_header() -> str:
     """Say what the tests run on: the versions are what a compatibility run is about."""
-    names = ("celery", "kombu", "redis", "pyarrow")
-    found = [f"{name} {version(name)}" for name in names if find_spec(name) is not None]
+    found = []
+    for name in ("celery", "kombu", "redis", "pyarrow"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
     server = redis_executable()
     said = [server, "--version"] if server is not None else ["echo", "no redis-server"]
     done = subprocess.run(said, capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from celery_dlq.cli.options import json_option
 from celery_dlq.errors import DLQError
 
 
-@click.command("import")
+@click.command("import", short_help="Make letters of messages that the broker dead-lettered.")
 @click.argument("queue")
 @click.option("--to", "target", help="Dead-letter queue of all letters; default: that of each "
               "message's own queue.")  # fmt: skip

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from celery_dlq.plugin import DeadLetters
 
 
-@click.command()
+@click.command(short_help="Publish letters' messages again, then remove the letters.")
 @click.argument("queue")
 @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
 @filter_options
@@ -184,7 +184,7 @@ def _removal_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@click.command(short_help="Take letters out of QUEUE, into a bin for 24 hours.")
 @click.option("--forever", is_flag=True, help="For good; not even the bin keeps them.")
 @_removal_options
 def discard(ctx: click.Context, /, *, forever: bool, **given: Any) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from celery_dlq.spark.report import Triage
 
 
-@click.command()
+@click.command(short_help="Write letters to Parquet files; again writes what is new.")
 @click.argument("destination")
 @click.option("--queue", "chosen", multiple=True, help="Only this queue; may be given again.")
 @filter_options
@@ -98,7 +98,7 @@ def _stop_event() -> threading.Event:
     return stop
 
 
-@click.command()
+@click.command(short_help="Say what is dying and why, with PySpark, from an export.")
 @click.argument("path", type=click.Path())
 @click.option("--picture", type=click.Path(dir_okay=False), help="Also draw the triage as a PNG.")
 @click.option(

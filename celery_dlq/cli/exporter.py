@@ -10,7 +10,7 @@ import click
 from celery_dlq.cli.context import dead_letters_of
 
 
-@click.command()
+@click.command(short_help="Serve the metrics of all workers to Prometheus.")
 @click.option("--port", type=click.IntRange(0, 65535), default=9808, show_default=True)
 @click.option("--address", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.pass_context

@@ -8,7 +8,10 @@ from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
 from celery_dlq.cli.options import json_option
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    invoke_without_command=True,
+    short_help="Show jobs, newest first; or show, cancel or resume one.",
+)
 @json_option
 @click.pass_context
 def jobs(ctx: click.Context, *, as_json: bool) -> None:

@@ -11,7 +11,9 @@ from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
 from celery_dlq.cli.options import Duration, json_option
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    invoke_without_command=True, short_help="Show every policy, and where each value comes from."
+)
 @click.option("--queue", help="Only this queue.")
 @json_option
 @click.pass_context
@@ -58,7 +60,7 @@ def unset(ctx: click.Context, queue: str, keys: tuple[str, ...]) -> None:
     screen_of(ctx).say(f"Overrides of {queue} taken back: {', '.join(lifted)}.")
 
 
-@click.command()
+@click.command(short_help="Remove letters that their policies do not keep any longer.")
 @click.argument("queues", metavar="[QUEUE]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Say what would be trimmed, and change nothing.")
 @json_option

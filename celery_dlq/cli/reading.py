@@ -86,7 +86,7 @@ def list_(
         screen.letters(queue, rows, limit)
 
 
-@click.command()
+@click.command(short_help="Show everything about one letter.")
 @click.argument("letter_id", metavar="ID")
 @click.option("--queue", help="Look only in this dead-letter queue.")
 @json_option
@@ -123,7 +123,7 @@ def groups(ctx: click.Context, queue: str, *, limit: int, as_json: bool) -> None
         screen_of(ctx).groups(queue, found, limit)
 
 
-@click.command()
+@click.command(short_help="Show the newest letters of QUEUE; with --follow, new ones.")
 @click.argument("queue")
 @filter_options
 @click.option("--lines", type=click.IntRange(min=0), default=10, show_default=True,

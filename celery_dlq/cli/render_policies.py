@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_dlq.cli.drawing import Console, Padding, Table, Text
+from celery_dlq.exchange import DeadLetterExchange
 from celery_dlq.rules import PolicyView, Rules
 
 _SECONDS = {"default_delay", "dead_letter_ttl"}
@@ -53,6 +54,8 @@ def shown(name: str, value: Any) -> str:
     """A policy value as people write it."""
     if name in _SECONDS:
         return duration(value)
+    if isinstance(value, DeadLetterExchange):
+        return f"{value.name or 'default exchange'} ({value.type})"
     if isinstance(value, (frozenset, tuple)):
         return ", ".join(sorted(str(item) for item in value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

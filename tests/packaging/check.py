@@ -182,7 +182,8 @@ def use_spark(python: Path, folder: Path, url: str) -> None:
 
 def use_sentry(python: Path, folder: Path, url: str) -> None:
     """The reporter finds the client of an initialised Sentry."""
-    code = ("import sentry_sdk; sentry_sdk.init(); from celery_dlq.contrib.sentry import client; "
+    code = ("import sentry_sdk; sentry_sdk.init('http://key@127.0.0.1:1/1'); "
+            "from celery_dlq.contrib.sentry import client; "
             "assert client() is not None")  # fmt: skip
     run(str(python), "-c", code, cwd=folder)
 

@@ -20,14 +20,14 @@ from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 from kombu.entity import Exchange
 from kombu.exceptions import OperationalError
 
-from celery_dlq import headers
+from celery_dlq.deaths import death_headers
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.exchange import DeadLetterExchange
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import DeadLetterStore, Keeper, MessageKey, Notice, Outbox, Stored
-from celery_dlq.record import DeadLetter, iso
+from celery_dlq.record import DeadLetter
 
 logger = logging.getLogger("celery_dlq.courier")
 
@@ -390,13 +390,7 @@ def announced_headers(letter: DeadLetter) -> dict[str, Any]:
     kept = original.items() if isinstance(original, dict) else ()
     return {
         **{name: value for name, value in kept if not str(name).startswith(_STALE)},
-        headers.LETTER_HEADER: letter.id,
-        headers.REASON_HEADER: letter.reason.value,
-        headers.DEAD_LETTERED_AT_HEADER: iso(letter.dead_lettered_at),
-        headers.SOURCE_QUEUE_HEADER: letter.source_queue,
-        headers.DEAD_LETTER_QUEUE_HEADER: letter.dead_letter_queue,
-        headers.DELIVERIES_HEADER: letter.deliveries,
-        headers.RETRIES_HEADER: letter.retries,
+        **death_headers(letter),
     }
 
 

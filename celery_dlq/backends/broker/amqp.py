@@ -11,7 +11,7 @@ from typing import Any
 from celery_dlq.backends.broker.held import HEARTBEAT_SECONDS, AmqpHeld
 from celery_dlq.backends.broker.shelf import CONNECT, MOST_LETTERS, Connect, translated
 from celery_dlq.backends.broker.snapshot import Snapshot
-from celery_dlq.backends.broker.wire import CONTENT_ENCODING, CONTENT_TYPE, Parcel
+from celery_dlq.backends.broker.wire import Parcel, publish
 from celery_dlq.errors import StoreError, StoreUnavailable
 
 logger = logging.getLogger("celery_dlq.store")
@@ -122,18 +122,7 @@ class AmqpShelf:
             self._kinds[queue] = self._made(queue)
         # Mandatory: a queue that somebody deleted takes nothing, and py-amqp raises that.
         producer = self._connection.Producer(channel=self._open(), auto_declare=False)
-        producer.publish(
-            letter.body,
-            exchange="",
-            routing_key=queue,
-            content_type=CONTENT_TYPE,
-            content_encoding=CONTENT_ENCODING,
-            headers=dict(letter.headers),
-            message_id=letter.letter_id,
-            delivery_mode=2,
-            mandatory=True,
-            retry=False,
-        )
+        publish(producer, queue, letter, delivery_mode=2, mandatory=True)
 
     def _kind_of(self, queue: str) -> tuple[bool, str | None]:
         """Whether there is a queue, and how it was made."""

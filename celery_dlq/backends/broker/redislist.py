@@ -26,7 +26,7 @@ from celery_dlq.backends.broker.shelf import (
     translated,
 )
 from celery_dlq.backends.broker.snapshot import Entry, Snapshot
-from celery_dlq.backends.broker.wire import CONTENT_ENCODING, CONTENT_TYPE, Parcel
+from celery_dlq.backends.broker.wire import Parcel, publish
 from celery_dlq.backends.redis.scripts import source
 from celery_dlq.errors import StoreUnavailable
 
@@ -139,16 +139,7 @@ class RedisShelf:
     def _put(self, queue: str, letter: Parcel) -> None:
         with self._client():
             producer = self._connection.Producer(channel=self._channel, auto_declare=False)
-            producer.publish(
-                letter.body,
-                exchange="",
-                routing_key=queue,
-                content_type=CONTENT_TYPE,
-                content_encoding=CONTENT_ENCODING,
-                headers=dict(letter.headers),
-                message_id=letter.letter_id,
-                retry=False,
-            )
+            publish(producer, queue, letter)
 
     def _read(self, client: Any, key: str) -> Snapshot | None:
         """Read from the oldest end; ``None`` if something was removed on the way meanwhile."""

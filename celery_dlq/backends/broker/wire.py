@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_dlq import headers
-from celery_dlq.record import DeadLetter, iso
+from celery_dlq.deaths import death_headers
+from celery_dlq.record import DeadLetter
 
 CONTENT_TYPE, CONTENT_ENCODING = "application/json", "utf-8"
 COMPRESSION_HEADER, COMPRESSION = "compression", "application/x-gzip"  # as kombu names zlib
@@ -43,20 +44,33 @@ class Parcel:
 def parcel(letter: DeadLetter, position: str) -> Parcel:
     """Make a message of a letter."""
     body = encoded(letter.to_fields())
-    about: dict[str, Any] = {
-        headers.LETTER_HEADER: letter.id,
-        headers.POSITION_HEADER: position,
-        headers.REASON_HEADER: letter.reason.value,
-        headers.DEAD_LETTERED_AT_HEADER: iso(letter.dead_lettered_at),
-        headers.SOURCE_QUEUE_HEADER: letter.source_queue,
-        headers.DEAD_LETTER_QUEUE_HEADER: letter.dead_letter_queue,
-        headers.DELIVERIES_HEADER: letter.deliveries,
-        headers.RETRIES_HEADER: letter.retries,
-    }
+    about = {**death_headers(letter), headers.POSITION_HEADER: position}
     if len(body) >= _COMPRESSED_FROM:  # base64 makes a body a third longer, and brokers have limits
         body = zlib.compress(body, _FASTEST)
         about[COMPRESSION_HEADER] = COMPRESSION
     return Parcel(letter_id=letter.id, body=body, headers=about)
+
+
+def publish(producer: Any, queue: str, letter: Parcel, **options: Any) -> None:
+    """Put a letter into a queue of the broker; through the default exchange, once.
+
+    Args:
+        producer: Kombu's producer on an open channel.
+        queue: The queue.
+        letter: The letter.
+        **options: What only some transports know.
+    """
+    producer.publish(
+        letter.body,
+        exchange="",
+        routing_key=queue,
+        content_type=CONTENT_TYPE,
+        content_encoding=CONTENT_ENCODING,
+        headers=dict(letter.headers),
+        message_id=letter.letter_id,
+        retry=False,
+        **options,
+    )
 
 
 def encoded(fields: Mapping[str, bytes]) -> bytes:

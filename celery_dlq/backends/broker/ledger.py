@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from celery_dlq.backends.broker.snapshot import order
 from celery_dlq.backends.redis.connection import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.scripts import ClaimReply
 from celery_dlq.backends.redis.store import CLAIMS, RedisStore, chunks, last_hour
-from celery_dlq.ports import ClaimState, MessageKey
+from celery_dlq.ports import ClaimState, MessageKey, ordered
 
 PATIENCE_SECONDS = 600.0
 """How long a letter that has a position is waited for: so long its worker may take to store it."""
@@ -58,7 +57,7 @@ class Ledger(RedisStore):
         if last is None:
             return None
         oldest = (now - PATIENCE_SECONDS) * 1000
-        waited = sorted(order(text) for text in placing if order(text)[0] > oldest)
+        waited = sorted(ordered(text) for text in placing if ordered(text)[0] > oldest)
         if not waited:
             return last
         first, second = waited[0]

@@ -18,7 +18,7 @@ from typing import Any
 
 from celery_dlq import headers
 from celery_dlq.backends.broker.wire import COMPRESSION_HEADER, decoded
-from celery_dlq.ports import RawPage
+from celery_dlq.ports import RawPage, ordered
 
 PAGE_BYTES = 8 * 1024 * 1024
 _POSITION = re.compile(r"\d{1,20}-\d{1,20}")
@@ -47,9 +47,9 @@ class Entry:
     tags: list[Any] = field(default_factory=list)
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, ...]:
         """What it is sorted by."""
-        return order(self.position)
+        return ordered(self.position)
 
 
 class Snapshot:
@@ -91,7 +91,7 @@ class Snapshot:
         known = self._entries.get(key)
         if known is not None:
             known.tags.append(tag)
-            if order(position) < known.order:  # the first that was stored is the letter
+            if ordered(position) < known.order:  # the first that was stored is the letter
                 del self._places[known.position]
                 known.position = position
                 self._places[position] = key
@@ -139,7 +139,7 @@ class Snapshot:
         self, *, after: str | None, until: str | None, page_size: int, newest_first: bool
     ) -> Iterator[RawPage]:
         """Pages of positions and storage forms; bounded in letters and bytes."""
-        low, high = order(after) if after else (-1, 0), order(until) if until else None
+        low, high = ordered(after) if after else (-1, 0), ordered(until) if until else None
         chosen = [e for e in self.ordered() if low < e.order and (not high or e.order <= high)]
         page: list[tuple[str, Mapping[bytes, bytes]]] = []
         held = 0
@@ -151,12 +151,6 @@ class Snapshot:
             held += entry.size
         if page:
             yield page
-
-
-def order(position: str) -> tuple[int, int]:
-    """What positions are compared by."""
-    first, _dash, second = position.partition("-")
-    return int(first), int(second or 0)
 
 
 def _name_of(about: Mapping[str, Any], body: bytes) -> tuple[str, str]:

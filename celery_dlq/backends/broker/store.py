@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from celery_dlq.backends.broker.ledger import Ledger
 from celery_dlq.backends.broker.shelf import MOST_LETTERS, Held, Shelf
-from celery_dlq.backends.broker.snapshot import Snapshot, order
+from celery_dlq.backends.broker.snapshot import Snapshot
 from celery_dlq.backends.broker.wire import parcel
 from celery_dlq.errors import CorruptLetter, NotSupported
 from celery_dlq.ports import (
@@ -28,6 +28,7 @@ from celery_dlq.ports import (
     Restored,
     Stored,
     StoredLetter,
+    ordered,
 )
 from celery_dlq.record import DeadLetter, Delivery, end_of, from_micros
 
@@ -168,7 +169,7 @@ class BrokerStore:
             self._ledger.exported(dead_letter_queue),
             self.last_position(dead_letter_queue),
         )
-        return None if noted is None or last is None or order(last) < order(noted) else noted
+        return None if noted is None or last is None or ordered(last) < ordered(noted) else noted
 
     def names(self) -> list[str]:
         """The names of all dead-letter queues that workers made.

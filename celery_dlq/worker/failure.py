@@ -34,6 +34,9 @@ TRACEBACK_LIMIT = 64_000
 _RETRY_FRAME = re.compile(
     r'^ *File "[^"\n]*celery[/\\]app[/\\]task\.py", line \d+, in retry$', re.MULTILINE
 )
+_RETRY_RAISED = re.compile(r"^celery\.exceptions\.Retry: ", re.MULTILINE)
+"""The retry was published; what is raised while Celery deals with that (a result backend that
+does not answer, for one) has its frames in the traceback too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ def _end(exc: BaseException, traceback: str, throws: tuple[type, ...]) -> End | 
         return End(outcome=Outcome.TIME_LIMIT, text=text, exception_names=names)
     if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
         return End(outcome=Outcome.WORKER_LOST, text=text, exception_names=names)
-    spent = isinstance(exc, MaxRetriesExceededError) or bool(_RETRY_FRAME.search(traceback))
+    refused = _RETRY_FRAME.search(traceback) and not _RETRY_RAISED.search(traceback)
+    spent = isinstance(exc, MaxRetriesExceededError) or bool(refused)
     return End(
         outcome=Outcome.FAILED,
         retries_spent=spent,

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_BUILT = ROOT / "docs" / "_build"
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not page.is_relative_to(_BUILT)),
+]
 
 _FENCE = re.compile(r"^( *)```(\S.*)?$")
 

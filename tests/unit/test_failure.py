@@ -324,6 +324,28 @@ def test_a_failure_in_a_retry_is_no_spent_retry() -> None:
     assert not found.end.retries_spent
 
 
+def test_a_retry_whose_result_cannot_be_stored_is_no_spent_retry() -> None:
+    """The retry is published; then the result backend fails, in a traceback that shows both."""
+    app = an_app()
+
+    @app.task(bind=True, name="unstored", max_retries=2, lazy=False, shared=False)
+    def unstored(self: Task) -> None:
+        raise self.retry()
+
+    def refuse(*_args: Any, **_options: Any) -> None:
+        message = "Connection refused"
+        raise ConnectionError(message)
+
+    app.backend.mark_as_retry = refuse
+    with pytest.warns(RuntimeWarning, match="Exception raised outside body"):
+        found = traced(unstored, retries=0)
+    assert found.exception_message == "Connection refused"
+    assert "in retry" in (found.traceback or "")
+    assert found.end is not None
+    assert found.end.outcome is Outcome.FAILED
+    assert not found.end.retries_spent
+
+
 def test_a_function_of_the_application_named_retry_is_no_spent_retry() -> None:
     """Only Celery's own frame counts."""
     app = an_app()

@@ -203,8 +203,40 @@ class Heading:
     dead_lettered_at: datetime | None
 
 
+class Piece(NamedTuple):
+    """A part of an entry, with a value or several.
+
+    Attributes:
+        names: The fields, in order; an empty name is nobody's.
+        joined: Whether the separator stands between values, and in none of them.
+        opened: Makes the text of what is kept of it; ``None`` if it is kept as it is. Raises
+            ``ValueError`` if it cannot.
+    """
+
+    names: tuple[bytes, ...]
+    joined: bool = False
+    opened: Callable[[bytes], bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Form:
+    """How the values of all entries of one kind lie, for those who read whole columns.
+
+    Attributes:
+        pieces: What an entry has, in order; ``None`` for what has no value.
+        separator: Stands in the joined ones.
+        places: Fields whose value is the ``start:length`` of the real one in that of another.
+        same: Fields that have the value of another.
+    """
+
+    pieces: tuple[Piece | None, ...]
+    separator: bytes
+    places: tuple[tuple[bytes, bytes], ...]
+    same: tuple[tuple[bytes, bytes], ...]
+
+
 class FlatFields(Mapping[bytes, bytes]):
-    """The fields of one entry, which the exporter takes as a row.
+    """The fields of one entry, which the exporter takes apart with many others at once.
 
     It moves whole columns and never asks for a field by name; the mapping is only made for
     those who do.
@@ -213,8 +245,16 @@ class FlatFields(Mapping[bytes, bytes]):
     __slots__ = ()
 
     @abstractmethod
-    def row(self) -> tuple[tuple[bytes, ...], Sequence[bytes]]:
-        """Names and values; entries of one kind give the very same object for their names.
+    def pieces(self) -> tuple[Form, Sequence[bytes]]:
+        """How its values lie, and they; entries of one kind give the very same form.
+
+        Raises:
+            CorruptLetter: It says nothing that can be understood.
+        """
+
+    @abstractmethod
+    def fields(self) -> dict[bytes, bytes]:
+        """All fields by name.
 
         Raises:
             CorruptLetter: It cannot be read.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache, lru_cache
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter, MissingExtra
-from celery_dlq.ports import FlatFields
+from celery_dlq.export.joined import OddEntry, form_columns
+from celery_dlq.ports import FlatFields, Form
 from celery_dlq.record import SCHEMA_VERSION, Kind, field_kinds
 
 try:
@@ -39,8 +41,7 @@ SUCCESS = frozenset({
 LETTER = SUCCESS | {b"fingerprint"}
 """What every letter has."""
 
-Names = tuple[bytes, ...]
-Row = Sequence[bytes]
+Rows = tuple[list[int], list[Sequence[bytes]]]
 Refused = Callable[[int, CorruptLetter], object]
 
 
@@ -72,45 +73,69 @@ def table(
     chosen = schema() if columns is None else _part(frozenset(columns))
     groups, others = _sorted(entries, refused, required)
     tables = []
-    for names, rows in groups:
-        if len(rows) >= _FEW or len(groups) == 1:
-            tables.append(_row_table(chosen, names, rows))
-        else:  # a table for each would cost more
-            others += [dict(zip(names, row, strict=True)) for row in rows]
+    for form, (numbers, rows) in groups.items():
+        found = None
+        if len(rows) >= _FEW or len(groups) == 1:  # else a table for each would cost more
+            found = _of_form(chosen, form, rows)
+        if found is not None:
+            tables.append(found)
+        else:
+            others += _by_name(entries, numbers, refused)
     if others or not tables:
-        mapped = _table(chosen, lambda key: [entry.get(key) for entry in others], len(others))
-        tables.append(mapped)
+        tables.append(_of_mappings(chosen, others))
     return pa.concat_tables(tables)
 
 
 def _sorted(
     entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None, required: frozenset[bytes]
-) -> tuple[list[tuple[Names, list[Row]]], list[Mapping[bytes, bytes]]]:
-    """Rows by their names, and the entries that come by name."""
-    groups: dict[int, tuple[Names, list[Row]]] = {}  # the names live as long as they are in it
+) -> tuple[dict[Form, Rows], list[Mapping[bytes, bytes]]]:
+    """Numbers and pieces of entries by their form, and the entries that come by name."""
+    groups: dict[Form, Rows] = {}
     others: list[Mapping[bytes, bytes]] = []
     for number, entry in enumerate(entries):
         try:
             if isinstance(entry, FlatFields):
-                names, row = entry.row()
-                if id(names) not in groups:
+                form, pieces = entry.pieces()
+                if form not in groups:
                     if refused is not None:
-                        _check(frozenset(names), required)
-                    groups[id(names)] = (names, [])
-                groups[id(names)][1].append(row)
+                        _check(_names(form), required)
+                    groups[form] = ([], [])
+                numbers, rows = groups[form]
+                numbers.append(number)
+                rows.append(pieces)
             else:
                 if refused is not None:
-                    _check(frozenset(entry), required)
+                    _check(entry.keys(), required)
                 others.append(entry)
         except CorruptLetter as exc:
             if refused is None:
                 others.append(entry)
             else:
                 refused(number, exc)
-    return list(groups.values()), others
+    return groups, others
 
 
-def _check(names: frozenset[bytes], required: frozenset[bytes]) -> None:
+def _by_name(
+    entries: Sequence[Mapping[bytes, bytes]], numbers: Sequence[int], refused: Refused | None
+) -> Iterator[Mapping[bytes, bytes]]:
+    """The entries that can be read, one by one; the others are refused."""
+    for number in numbers:
+        entry = entries[number]
+        try:
+            yield entry.fields() if isinstance(entry, FlatFields) else entry
+        except CorruptLetter as exc:
+            if refused is None:
+                yield entry
+            else:
+                refused(number, exc)
+
+
+def _names(form: Form) -> set[bytes]:
+    held = {name for piece in form.pieces if piece is not None for name in piece.names}
+    return held.union(name for name, _source in form.same)
+
+
+def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:
     missing = sorted(required - names)
     if missing:
         told = ", ".join(name.decode() for name in missing)
@@ -124,43 +149,52 @@ def _part(names: frozenset[str]) -> Any:
     return pa.schema([f for f in schema() if f.name in names], metadata=schema().metadata)
 
 
-def _row_table(chosen: Any, names: Names, rows: Sequence[Row]) -> Any:
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    nothing = (None,) * len(rows)
-    return _table(chosen, lambda key: columns.get(key, nothing), len(rows))
+def _of_form(chosen: Any, form: Form, rows: Sequence[Sequence[bytes]]) -> Any:
+    """A table; ``None`` if one of the entries is not as its form says."""
+    try:
+        found = form_columns(form, rows, frozenset(name.encode() for name in chosen.names))
+    except OddEntry:
+        return None
+    return _table(chosen, found.get, len(rows))
 
 
-def _table(chosen: Any, values_of: Callable[[bytes], Sequence[bytes | None]], length: int) -> Any:
+def _of_mappings(chosen: Any, entries: Sequence[Mapping[bytes, bytes]]) -> Any:
+    def values(name: bytes) -> Any:
+        return pa.array([entry.get(name) for entry in entries], pa.binary())
+
+    return _table(chosen, values, len(entries))
+
+
+def _table(chosen: Any, values_of: Callable[[bytes], Any], length: int) -> Any:
     kinds = field_kinds()
     columns = [_column(kinds[name], values_of(name.encode()), length) for name in chosen.names]
     return pa.Table.from_arrays(columns, schema=chosen)
 
 
-def _column(kind: Kind, values: Sequence[bytes | None], length: int) -> Any:
-    first = values[0] if length else None
-    if length > 1 and values[-1] == first and values.count(first) == length:
-        return pa.repeat(_column(kind, (first,), 1)[0], length)  # of one queue, much is the same
-    if length and first is None and values.count(None) == length:
+def _column(kind: Kind, values: Any, length: int) -> Any:
+    """A column of what is kept of its values; ``None`` for a column without any."""
+    if values is None or values.null_count == length:
         return pa.nulls(length, _TYPES[kind])
     if kind is Kind.BYTES:
-        return pa.array(values, pa.binary())
+        return values
     if kind in (Kind.INTEGER, Kind.TIME):
-        return pc.cast(_numbers(pa.array(values, pa.binary()), values), _TYPES[kind])
+        return pc.cast(_numbers(values), _TYPES[kind])
     return _texts(values)
 
 
-def _texts(values: Sequence[bytes | None]) -> Any:
+def _texts(values: Any) -> Any:
     try:
-        return pa.array(values, pa.string())
-    except (pa.ArrowInvalid, UnicodeDecodeError):  # a foreign writer's broken UTF-8
-        return pa.array([None if v is None else v.decode("utf-8", "replace") for v in values])
+        return pc.cast(values, pa.string())
+    except pa.ArrowInvalid:  # a foreign writer's broken UTF-8
+        told = (None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist())
+        return pa.array(told, pa.string())
 
 
-def _numbers(raw: Any, values: Sequence[bytes | None]) -> Any:
+def _numbers(values: Any) -> Any:
     try:
-        return pc.cast(pc.cast(raw, pa.string()), pa.int64())
+        return pc.cast(pc.cast(values, pa.string()), pa.int64())
     except pa.ArrowInvalid:  # a foreign writer's nonsense becomes null, not a stuck export
-        return pa.array([_number(v) for v in values], pa.int64())
+        return pa.array([_number(v) for v in values.to_pylist()], pa.int64())
 
 
 def _number(value: bytes | None) -> int | None:

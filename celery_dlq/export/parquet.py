@@ -42,7 +42,7 @@ logger = logging.getLogger("celery_dlq.export")
 SUCCESSES = "successes"
 """What a folder holds whose rows are messages that succeeded."""
 
-PAGE = 500
+PAGE = 1000
 """Letters read at a time; the store reads fewer where they are large."""
 
 MOST_NAMED = 20

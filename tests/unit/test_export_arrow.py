@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 from builders import NOW, a_letter, an_ended_delivery
+from hypothesis import given
+from hypothesis import strategies as st
 
+from celery_dlq.backends.redis.packing import fields_of, packed
 from celery_dlq.export.arrow import schema, table
 from celery_dlq.record import SCHEMA_VERSION, DeadLetter, Kind, field_kinds, history_json
+
+TESTS = Path(__file__).parents[1]
+
+
+def parts(entry: Mapping[str, bytes]) -> list[bytes]:
+    """An entry as Redis gives it."""
+    return [part for name, value in entry.items() for part in (name.encode(), value)]
 
 
 def raw(fields: Mapping[str, bytes]) -> dict[bytes, bytes]:
@@ -61,6 +76,83 @@ def test_letters_become_rows_with_their_values() -> None:
     assert row == {
         **expected, "reason": letter.reason.value, "history": history_json(letter.history)
     }  # fmt: skip
+
+
+ENTRIES = st.fixed_dictionaries(
+    {"id": st.binary(min_size=1), "body": st.binary(max_size=300)},
+    optional={
+        "headers": st.binary(max_size=300), "description": st.binary(max_size=40),
+        "exception_message": st.binary(max_size=40), "traceback": st.binary(max_size=300),
+        "history": st.binary(max_size=300), "retries": st.integers().map(lambda n: b"%d" % n),
+        "kwargs_json": st.binary(max_size=200), "task_id": st.binary(max_size=40),
+    },
+)  # fmt: skip
+
+
+@given(st.lists(ENTRIES, max_size=30), st.integers(0, 40), st.integers(0, 40))
+def test_entries_taken_apart_at_once_say_what_they_say_one_by_one(
+    letters: list[dict[str, bytes]], start: int, size: int
+) -> None:
+    """Of any bytes, any mixture of forms, with values that stand in others."""
+    for letter in letters:
+        if "kwargs_json" in letter:
+            letter["kwargs_json"] = letter["body"][start : start + size]
+    stored = [fields_of(parts(packed(letter))) for letter in letters]
+    together = table(stored).sort_by("id").to_pylist()
+    alone = [table([raw(letter)]).to_pylist()[0] for letter in letters]
+    assert sorted(map(repr, together)) == sorted(map(repr, alone))
+
+
+@pytest.mark.parametrize("few", [3, 20])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda entry: {**entry, "-": entry["-"][:5]},
+        lambda entry: {**entry, "-": b"nonsense"},
+        lambda entry: {**entry, "+": entry["+"].rpartition(b"\x1e")[0]},
+        lambda entry: {**entry, "+": b"nonsense"},
+        lambda entry: {**entry, "body": b"short"},
+        lambda entry: {name: value for name, value in entry.items() if name != "body"},
+        lambda entry: {**entry, "+": entry["+"].replace(b"4:", b"-4:")},
+    ],
+)
+def test_one_broken_entry_is_refused_and_spoils_no_neighbour(
+    spoil: Callable[[dict[str, bytes]], dict[str, bytes]], few: int
+) -> None:
+    """It is told by its number, whichever of its parts is broken."""
+    body = b'[[], {"order_id": 1, "customer": "4711"}, {}]'
+    letters = [
+        a_letter(id=str(UUID(int=number)), body=body, kwargs_json=body[4:-4].decode(),
+                 traceback="Traceback " * 50)
+        for number in range(few)
+    ]  # fmt: skip
+    stored = [packed(letter.to_fields()) for letter in letters]
+    assert stored[1] != spoil(stored[1])
+    stored[1] = spoil(stored[1])
+    refused: list[int] = []
+    found = table(
+        [fields_of(parts(entry)) for entry in stored], lambda number, _exc: refused.append(number)
+    )
+    assert refused == [1]
+    ids = sorted(letter.id for letter in letters if letter is not letters[1])
+    assert sorted(found.column("id").to_pylist()) == ids
+    assert set(found.column("kwargs_json").to_pylist()) == {body[4:-4].decode()}
+
+
+def test_the_export_does_not_wait_for_pandas() -> None:
+    """`pyarrow.array` would import it, which takes longer than the export of a small queue."""
+    program = (
+        "import sys\n"
+        "from builders import a_letter\n"
+        "from celery_dlq.backends.redis.packing import fields_of, packed\n"
+        "from celery_dlq.export.arrow import table\n"
+        "entry = packed(a_letter().to_fields())\n"
+        "parts = [part for name, value in entry.items() for part in (name.encode(), value)]\n"
+        "assert table([fields_of(parts)]).num_rows == 1\n"
+        "assert 'pandas' not in sys.modules, 'pandas was imported'\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environ)
 
 
 def test_no_entries_make_an_empty_table() -> None:

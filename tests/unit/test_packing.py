@@ -67,8 +67,7 @@ def test_any_fields_come_back(fields: dict[str, bytes]) -> None:
     assert b"nothing" not in by_name
     entry = fields_of(stored)
     assert isinstance(entry, FlatFields)
-    names, values = entry.row()
-    assert dict(zip(names, values, strict=True)) == raw(fields)
+    assert entry.fields() == raw(fields)
 
 
 def test_a_letter_takes_less_than_its_fields() -> None:
@@ -107,13 +106,13 @@ def test_what_scripts_and_people_need_stays_plain() -> None:
         assert entry[name] == LETTER.to_fields()[name]
 
 
-def test_entries_of_one_kind_have_the_same_names() -> None:
+def test_entries_of_one_kind_have_the_same_form() -> None:
     """The exporter moves their columns together."""
     one, other = (
         PackedFields(parts(packed(a_letter(body=body, args_json=None).to_fields())))
         for body in (b"a" * 2000, b"b" * 2000)
     )
-    assert one.row()[0] is other.row()[0]
+    assert one.pieces()[0] is other.pieces()[0]
 
 
 @pytest.mark.parametrize("name", ["letter", "smallest"])
@@ -139,7 +138,7 @@ def test_a_broken_entry_is_told(field: bytes, cut: int) -> None:
     stored = [part for pair in entry.items() for part in pair]
     fields = PackedFields(stored)
     with pytest.raises(CorruptLetter, match="cannot be unpacked"):
-        fields.row()
+        fields.fields()
     assert dict(fields) == entry
     named = {name.decode(): value for name, value in fields.items()}
     with pytest.raises(CorruptLetter):
@@ -151,11 +150,11 @@ def test_a_place_in_a_body_that_is_gone_is_told() -> None:
     entry = packed(LETTER.to_fields())
     del entry["body"]
     with pytest.raises(CorruptLetter):
-        PackedFields(parts(entry)).row()
+        PackedFields(parts(entry)).fields()
     cut = packed(LETTER.to_fields())
     cut["body"] = cut["body"][:20]
     with pytest.raises(CorruptLetter, match="beyond its end"):
-        PackedFields(parts(cut)).row()
+        PackedFields(parts(cut)).fields()
 
 
 def test_a_broken_entry_of_the_older_form_can_be_shown() -> None:

@@ -26,7 +26,7 @@ from itertools import accumulate
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.ports import FlatFields
+from celery_dlq.ports import FlatFields, Form, Piece
 
 WARM, COLD, PACKED = b"+", b"-", b"~"
 """The fields that hold others. Nothing writes ``~`` any more."""
@@ -125,8 +125,22 @@ class PackedFields(FlatFields):
         self._parts = parts
         self._named: dict[bytes, Any] | None = None  # a value is None: not taken apart yet
 
-    def row(self) -> tuple[tuple[bytes, ...], list[bytes]]:
-        """Names and values; entries of one kind give the very same names.
+    def pieces(self) -> tuple[Form, Sequence[bytes]]:
+        """How its values lie, and they, as they are in the entry.
+
+        Raises:
+            CorruptLetter: It says nothing that can be understood.
+        """
+        try:
+            form = _layout_of(self._parts)[0].form
+            if len(self._parts) != len(form.pieces):
+                raise ValueError(_TOO_FEW)
+        except _UNREADABLE as exc:
+            raise _unreadable(exc) from exc
+        return form, self._parts
+
+    def fields(self) -> dict[bytes, bytes]:
+        """All fields by name.
 
         Raises:
             CorruptLetter: It cannot be unpacked.
@@ -139,9 +153,9 @@ class PackedFields(FlatFields):
                 values[place] = _cut(values[source], values[place])
             for source in layout.same:
                 values.append(values[source])
+            return dict(zip(layout.names, values, strict=True))
         except _UNREADABLE as exc:
             raise _unreadable(exc) from exc
-        return layout.names, values
 
     def stored_bytes(self) -> int:
         """How many bytes the entry has."""
@@ -184,7 +198,7 @@ class PackedFields(FlatFields):
     def _whole(self) -> dict[bytes, bytes]:
         if self._named is None or None in self._named.values():
             try:
-                self._named = dict(zip(*self.row(), strict=True))
+                self._named = self.fields()
             except CorruptLetter:
                 self._named = _pairs(self._parts)
         return self._named
@@ -253,6 +267,7 @@ class _Layout:
         early_places: Those places that need no decompression.
         early_same: The same of the fields at the end, by name.
         late: The names for which something is to be decompressed.
+        form: The same for whole columns.
     """
 
     names: tuple[bytes, ...]
@@ -263,6 +278,7 @@ class _Layout:
     early_places: tuple[tuple[int, int], ...]
     early_same: tuple[tuple[bytes, int], ...]
     late: dict[bytes, None]
+    form: Form
 
     @classmethod
     def of(cls, head: bytes, plain: tuple[bytes, ...], before: int) -> _Layout:
@@ -279,6 +295,9 @@ class _Layout:
         at = {name: number for number, name in enumerate(names)}
         places = tuple((at[name], at[_WITHIN[name.decode()].encode()]) for name in within)
         sources = tuple(at[_SAME[name.decode()].encode()] for name in same)
+        pieces = [Piece((name,)) for name in plain]
+        pieces.insert(before, Piece((b"", *warm, *within), joined=True))  # the head is nobody's
+        pieces += [Piece(cold, joined=True, opened=_melted)] if cold else []
         late = [names[place] for place, source in places if source >= len(early)]
         late += [name for name, source in zip(same, sources, strict=True) if source >= len(early)]
         return cls(
@@ -294,22 +313,35 @@ class _Layout:
                 if source < len(early)
             ),
             late=dict.fromkeys([*cold, *late]),
+            form=Form(
+                pieces=tuple(part for piece in pieces for part in (None, piece)),
+                separator=_SEPARATOR,
+                places=tuple((names[place], names[source]) for place, source in places),
+                same=tuple((name, names[at]) for name, at in zip(same, sources, strict=True)),
+            ),
         )
 
 
 _layouts: dict[bytes, _Layout] = {}  # of entries with the fields of version 1 only
+_TOO_FEW = "it has not as many fields as its beginning says"
+
+
+def _layout_of(parts: Sequence[bytes]) -> tuple[_Layout, int]:
+    """The layout, and where ``+`` is."""
+    at = 0 if parts[0] == WARM else 2 * parts[::2].index(WARM)
+    head = parts[at + 1].partition(_SEPARATOR)[0]
+    layout = _layouts.get(head)
+    if layout is None or at:
+        layout = _laid_out(head, tuple(parts[::2]), at // 2)
+    return layout, at
 
 
 def _split(parts: Sequence[bytes]) -> tuple[_Layout, list[bytes], bytes]:
     """The layout, the values that are not compressed, and those that are."""
-    at = 0 if parts[0] == WARM else 2 * parts[::2].index(WARM)
-    head, *warm = parts[at + 1].split(_SEPARATOR)
-    layout = _layouts.get(head)
-    if layout is None or at:
-        layout = _laid_out(head, tuple(parts[::2]), at // 2)
+    layout, at = _layout_of(parts)
     values = [*parts[1:at:2], *parts[at + 3 :: 2]]
     frozen = values.pop() if layout.cold else b""
-    values += warm
+    values += parts[at + 1].split(_SEPARATOR)[1:]
     if len(values) != layout.early:
         message = "it has not as many values as its beginning says"
         raise ValueError(message)
@@ -331,10 +363,26 @@ def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
     return layout
 
 
-def _thawed(frozen: bytes, count: int) -> list[bytes]:
+def _melted(frozen: bytes) -> bytes:
+    """The cold values, joined.
+
+    Raises:
+        ValueError: They cannot be decompressed.
+    """
     reader = zlib.decompressobj(wbits=-15, zdict=_COMMON)
-    values = reader.decompress(frozen).split(_SEPARATOR)
-    if not reader.eof or len(values) != count:
+    try:
+        text = reader.decompress(frozen)
+    except zlib.error as exc:
+        raise ValueError(*exc.args) from exc
+    if not reader.eof:
+        message = "it is cut off"
+        raise ValueError(message)
+    return text
+
+
+def _thawed(frozen: bytes, count: int) -> list[bytes]:
+    values = _melted(frozen).split(_SEPARATOR)
+    if len(values) != count:
         message = "it is cut off"
         raise ValueError(message)
     return values
@@ -349,7 +397,7 @@ def _place(value: bytes, whole: bytes) -> bytes:
 def _cut(whole: bytes, place: bytes) -> bytes:
     start, length = place.split(b":")
     at, size = int(start), int(length)
-    if at + size > len(whole):
+    if at < 0 or at + size > len(whole):
         message = "a place in it is beyond its end"
         raise ValueError(message)
     return whole[at : at + size]

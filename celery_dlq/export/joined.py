@@ -1,0 +1,133 @@
+"""Columns of entries of one form: taken apart by Arrow, hundreds at once, none of them alone.
+
+Python touches each letter a few times and none of its values; splitting, picking and checking is
+work of Arrow's, which lets go of Python's lock meanwhile.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from celery_dlq.errors import MissingExtra
+from celery_dlq.ports import Form, Piece
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ImportError as exc:
+    feature = "the export of letters"
+    raise MissingExtra(feature, "pyarrow", "parquet") from exc
+
+
+_MOST_BYTES = 2**31 - 1
+
+
+class OddEntry(Exception):  # noqa: N818 - a signal between two modules, nobody's error
+    """One of the entries is not as its form says; taken one by one, it will tell why."""
+
+
+def form_columns(
+    form: Form, rows: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
+) -> dict[bytes, Any]:
+    """The values of fields, as Arrow arrays of bytes.
+
+    Args:
+        form: How the values lie.
+        rows: The pieces of at least one entry.
+        wanted: The fields to make; others may be made too.
+
+    Raises:
+        OddEntry: As it says.
+    """
+    needed = wanted | {source for name, source in (*form.places, *form.same) if name in wanted}
+    found: dict[bytes, Any] = {}
+    try:
+        for piece, values in zip(form.pieces, zip(*rows, strict=True), strict=True):
+            if piece is not None and needed.intersection(piece.names):
+                found.update(_apart(piece, values, form.separator))
+        for name, source in form.places:
+            if name in needed:
+                found[name] = _cut(found[source], found[name])
+    except (ValueError, pa.ArrowInvalid) as exc:
+        raise OddEntry from exc
+    found.update({name: found[source] for name, source in form.same if name in needed})
+    return found
+
+
+def _apart(piece: Piece, values: Sequence[bytes], separator: bytes) -> dict[bytes, Any]:
+    """The values of a piece of many entries, by field."""
+    texts = values if piece.opened is None else [piece.opened(value) for value in values]
+    column = _column(texts)
+    if not piece.joined:
+        return {piece.names[0]: column}
+    lists = _split(column, separator, len(piece.names))
+    numbered = zip(_numbers(len(piece.names)), piece.names, strict=True)
+    return {name: pc.list_element(lists, number) for number, name in numbered if name}
+
+
+def _column(values: Sequence[bytes]) -> Any:
+    """An array of bytes; `pyarrow.array` would import pandas for it, and look at each twice."""
+    ends = list(accumulate(map(len, values), initial=0))
+    if ends[-1] > _MOST_BYTES:
+        message = f"expected at most 2 GiB in a column of a page, got {ends[-1]:,} bytes"
+        raise ValueError(message)
+    bounds, text = (pa.py_buffer(some) for some in (array("i", ends), b"".join(values)))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, bounds, text])
+
+
+def _cut(whole: Any, places: Any) -> Any:
+    """The values that stand at ``start:length`` in others.
+
+    One array is laid over the text of all, with each value and the gap behind it in turn; of
+    these pairs Arrow copies the first.
+    """
+    pairs = _split(places, b":", 2)
+    starts, sizes = (
+        pc.cast(pc.cast(pc.list_element(pairs, number), pa.string()), pa.int64())
+        for number in _numbers(2)
+    )
+    ends = pc.add(starts, sizes)
+    zero = _numbers(1)[0]
+    outside = pc.or_(
+        pc.or_(pc.less(starts, zero), pc.less(sizes, zero)),
+        pc.greater(ends, pc.binary_length(whole)),
+    )
+    if pc.any(outside).as_py():
+        message = "a place is beyond the end"
+        raise ValueError(message)
+    _validity, offsets, text = whole.buffers()  # of an array made here, so they begin with it
+    at = pa.Array.from_buffers(pa.int32(), len(whole), [None, offsets])
+    bounds = array("i", bytes(8 * len(whole) + 4))
+    bounds[:-1:2] = _integers(pc.add(at, starts))
+    bounds[1::2] = _integers(pc.add(at, ends))
+    bounds[-1] = bounds[-2]
+    laid = pa.Array.from_buffers(pa.binary(), 2 * len(whole), [None, pa.py_buffer(bounds), text])
+    return pc.list_element(pa.FixedSizeListArray.from_arrays(laid, 2), zero)
+
+
+def _split(values: Any, separator: bytes, count: int) -> Any:
+    """Lists of so many values."""
+    lists = pc.split_pattern(values, separator)
+    counts = pc.min_max(pc.list_value_length(lists)).as_py()
+    if counts != {"min": count, "max": count}:
+        message = f"expected {count} values, got {counts}"
+        raise ValueError(message)
+    return lists
+
+
+@cache
+def _numbers(count: int) -> Any:
+    """The numbers from 0; made so, because a Python number given to Arrow imports pandas."""
+    numbers = pa.py_buffer(array("q", range(count)))
+    return pa.Array.from_buffers(pa.int64(), count, [None, numbers])
+
+
+def _integers(numbers: Any) -> array[int]:
+    """A new column of numbers, without nulls, as C integers."""
+    found = array("i")
+    found.frombytes(pc.cast(numbers, pa.int32()).buffers()[1])
+    return found[: len(numbers)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +59,7 @@ def main() -> int:
 
 def _measured(name: str, options: argparse.Namespace, folder: Path) -> bool:
     """Measure one and keep it; a failure must not cost the figures of the others."""
+    begun = time.monotonic()
     try:
         for result in _results(name, options):
             print(report.table(name, [result]), flush=True)
@@ -65,6 +67,8 @@ def _measured(name: str, options: argparse.Namespace, folder: Path) -> bool:
     except Exception:
         traceback.print_exc()
         return False
+    finally:
+        _tell(f"{name}: {time.monotonic() - begun:.0f} s in all")
     return True
 
 

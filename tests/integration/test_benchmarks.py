@@ -13,6 +13,8 @@ from benchmarks import __main__ as command
 from benchmarks import report
 from benchmarks.node import AGAIN, DECORATOR, PLAIN, PLUGIN, QUEUE
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
+
 TESTS = Path(__file__).parent.parent
 _ROWS = [
     {"name": name, "worker_cpu_ms": 2.0, "worker_cpu_ratio": [0.9, 1.0, 1.1],
@@ -21,7 +23,6 @@ _ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
 def test_a_quick_look_writes_figures_tables_and_plots(tmp_path: Path) -> None:
     """One command, as people type it."""
     done = subprocess.run(

@@ -14,7 +14,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -220,12 +220,12 @@ class Contest:
     def _turn(self, contestant: Contestant) -> Sample:
         return contestant.turn(self.messages, self.executions.get(contestant.name, 1))
 
-    def _ratio(self, contestant: Contestant, what: str) -> list[float]:
-        """What it spent, by what the first one spent just before and just after."""
+    def _ratio(self, contestant: Contestant) -> list[float]:
+        """CPU of its workers, by what the first one spent just before and just after."""
         base = self.contestants[0].samples
         beside = contestant.beside or [(b, b) for b in base]
         return spread(
-            2 * getattr(sample, what) / (getattr(before, what) + getattr(after, what))
+            2 * sample.worker_cpu / (before.worker_cpu + after.worker_cpu)
             for sample, (before, after) in zip(contestant.samples, beside, strict=True)
         )
 
@@ -239,8 +239,8 @@ class Contest:
                 "tasks_per_second": median(count / s.seconds for s in samples),
                 "worker_cpu_ms": median(s.worker_cpu / count for s in samples) * 1e3,
                 "server_cpu_ms": median(s.server_cpu / count for s in samples) * 1e3,
-                "worker_cpu_ratio": self._ratio(contestant, "worker_cpu"),
-                "server_cpu_ratio": self._ratio(contestant, "server_cpu"),
+                "worker_cpu_ratio": self._ratio(contestant),
+                "samples": [asdict(sample) for sample in samples],
             }
 
 

@@ -1,8 +1,6 @@
-"""What dying work costs: ``PYTHONPATH=tests python -m benchmarks dying``.
+"""What failing tasks cost: ``PYTHONPATH=tests python -m benchmarks dying``.
 
-A stream of failing tasks, which plain Celery logs and forgets and the plugin keeps as
-letters; and messages that kill their process, which plain Celery runs again for ever and
-the plugin ends after the third delivery.
+Plain Celery logs and forgets them, the plugin keeps them as letters.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 
 from benchmarks.celery_contestant import CeleryContestant
 from benchmarks.contest import Contest
-from benchmarks.node import AGAIN, DECORATOR, LIMIT, PLAIN, PLUGIN, QUEUE
+from benchmarks.node import AGAIN, DECORATOR, PLAIN, PLUGIN, QUEUE
 from benchmarks.processes import Tree
 from servers import RedisServer
 
@@ -27,16 +25,15 @@ BODY = "".join(random.Random(1).choices(string.ascii_letters, k=900))  # noqa: S
 
 @dataclass(frozen=True)
 class Size:
-    """How much work."""
+    """How much work: messages a turn, and turns."""
 
-    failing: int
-    killed: int
+    messages: int
     rounds: int
     variants: tuple[str, ...] = (PLAIN, AGAIN, PLUGIN, QUEUE, DECORATOR)
 
 
-FULL = Size(failing=150, killed=10, rounds=25)
-QUICK = Size(failing=20, killed=2, rounds=1, variants=(PLAIN, QUEUE))
+FULL = Size(messages=150, rounds=11)
+QUICK = Size(messages=20, rounds=1, variants=(PLAIN, QUEUE))
 
 
 class Dying(CeleryContestant):
@@ -54,36 +51,29 @@ class Dying(CeleryContestant):
 
 
 def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """One result per stream."""
-    yield _stream("failing tasks", "fails", size.failing, size.rounds, size.variants, tell)
-    yield _stream("tasks that kill their process", "kills", size.killed, size.rounds,
-                  (PLAIN, QUEUE), tell)  # fmt: skip
-
-
-def _stream(
-    cell: str, task: str, messages: int, rounds: int, variants: tuple[str, ...],
-    tell: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
+    """One result."""
     with RedisServer() as server, tempfile.TemporaryDirectory() as folder:
-        contestants = [
-            Dying(
-                variant,
-                Path(folder) / str(number),
-                Tree(server.pid),
-                broker=f"{server.url.rpartition('/')[0]}/{number}",
-                task=task,
-                args=(BODY,),
-                # Plain Celery would run them for ever: there each is run once and acknowledged.
-                conf={"task_reject_on_worker_lost": variant == QUEUE} if task == "kills" else None,
-            )
-            for number, variant in enumerate(variants)
+        workers = [
+            dying(variant, number, server, Path(folder), "fails")
+            for number, variant in enumerate(size.variants)
         ]
-        contest = Contest(contestants, messages, rounds)
-        if task == "kills":
-            contest.executions = {QUEUE: LIMIT}
-            # When two processes die at once, Celery may start a message again by itself.
-            contestants[0].exact = False
-        rows = contest.run(lambda text: tell(f"{cell}: {text}"))
-        for row in rows:
-            row["runs_per_message"] = contest.executions.get(row["name"], 1)
-    return {"cell": cell, "rows": rows}
+        contest = Contest(workers, size.messages, size.rounds)
+        yield {
+            "cell": "failing tasks",
+            "rows": contest.run(lambda text: tell(f"failing tasks: {text}")),
+        }
+
+
+def dying(
+    variant: str, number: int, server: RedisServer, folder: Path, task: str, **conf: Any
+) -> Dying:
+    """A worker of a variant, on a database of its own."""
+    return Dying(
+        variant,
+        folder / str(number),
+        Tree(server.pid),
+        broker=f"{server.url.rpartition('/')[0]}/{number}",
+        task=task,
+        args=(BODY,),
+        conf=conf,
+    )

@@ -1,115 +1,172 @@
-"""Letters as a real worker stores them, in any number."""
+"""Letters for measurements: many, all different, as compressible as those of a shop are."""
 
 from __future__ import annotations
 
 import json
 import random
-import string
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from builders import DLQ, a_letter, an_ended_delivery
+from builders import DLQ, NOW, a_letter, an_ended_delivery
 
+from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.packing import packed
-from celery_dlq.record import DeadLetter, to_micros
+from celery_dlq.record import Reason
 
 if TYPE_CHECKING:
-    from celery_dlq.backends.redis.keys import Keys
+    from collections.abc import Callable, Iterator
 
 BODY_BYTES = 1024
-GROUPS = 20
+GROUPS = 200
 
-_TRACEBACK = """Traceback (most recent call last):
-  File "/app/.venv/lib/python3.11/site-packages/celery/app/trace.py", line 479, in trace_task
-    R = retval = fun(*args, **kwargs)
-  File "/app/.venv/lib/python3.11/site-packages/celery/app/trace.py", line 779, in __protected__
-    return self.run(*args, **kwargs)
-  File "/app/shop/tasks.py", line {line}, in charge
-    price = prices[order["sku"]]
-            ~~~~~~^^^^^^^^^^^^^^
-KeyError: 'sku-{number}'
-"""
+_WORDS = ("lamp", "table", "chair", "green", "large", "oak", "steel", "blue", "shelf", "kids",
+          "garden", "outdoor", "soft", "carpet", "mirror", "desk", "bed", "pine")  # fmt: skip
+_TRACEBACK = "Traceback (most recent call last):\n" + "".join(
+    f'  File "/srv/shop/{name}.py", line {line}, in {name}\n    return {name}_next(order)\n'
+    for line, name in enumerate(("tasks", "payment", "gateway", "http"), 40)
+)
+_BATCH = 500
+_DISTINCT = 20_000
+"""More letters repeat these under new ids, so far apart that no file gains by it."""
+
+_MOST_REPR = 1024  # Celery cuts a representation there
+_REPLY_TO = UUID(int=20260304)
 
 
-def big_letter(number: int, *, group: str, body_bytes: int = BODY_BYTES) -> DeadLetter:
-    """A letter whose message has a body of about so many random bytes."""
-    task_id = str(uuid4())
-    rest = body_bytes - 144
-    args = [{"order": number, "note": "".join(random.choices(string.ascii_letters, k=rest))}]  # noqa: S311
-    links = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-    argsrepr = repr(tuple(args))[:1024]
+def fill(client: Any, letters: int, *, tell: Callable[[int], None] = lambda _: None) -> int:
+    """Store letters as ``dead_letter.lua`` does, but many in one write.
+
+    Args:
+        client: Of an empty Redis.
+        letters: How many.
+        tell: Called with the number there are after each batch.
+
+    Returns:
+        The bytes of their messages: bodies, headers and properties.
+    """
+    keys, samples = Keys(), _packed(min(letters, _DISTINCT))
+    reason = Reason.FAILED.value
+    facts = json.dumps(
+        {"task_name": "shop.charge", "reason": reason, "exception_type": "shop.Down"}
+    )
+    client.sadd(keys.queues(), DLQ)
+    raw = 0
+    for start in range(0, letters, _BATCH):
+        pipe = client.pipeline(transaction=False)
+        made = []
+        for number in range(start, min(start + _BATCH, letters)):
+            letter_id, fingerprint = str(uuid4()), f"{number % GROUPS:016x}"
+            entry, message_bytes, at = samples[number % len(samples)]
+            raw += message_bytes
+            made.append((letter_id, fingerprint, at))
+            entry = {**entry, b"id": letter_id, b"fingerprint": fingerprint}
+            flat = [part for pair in entry.items() for part in pair]
+            pipe.execute_command("XADD", keys.letters(DLQ), "*", *flat)
+        places = pipe.execute()
+        pipe = client.pipeline(transaction=False)
+        ids = [letter_id for letter_id, _, _ in made]
+        pipe.hset(keys.ids(DLQ), mapping=dict(zip(ids, places, strict=True)))
+        pipe.hincrby(keys.tally(DLQ), f"reason:{reason}", len(made))
+        for letter_id, fingerprint, at in made:
+            pipe.zincrby(keys.groups(DLQ), 1, fingerprint)
+            pipe.hset(keys.tally(DLQ), f"group:{fingerprint}", f"{at}|{at}|{letter_id}|{facts}")
+        pipe.execute()
+        tell(start + len(made))
+    return raw
+
+
+@lru_cache(maxsize=1)
+def _packed(letters: int) -> list[tuple[dict[bytes, bytes], int, str]]:
+    """Entries as Redis keeps them, the bytes of their messages, and when they died."""
+    found = []
+    for fields in entries(letters):
+        message_bytes = sum(len(fields[name]) for name in ("body", "headers", "properties"))
+        entry = {name.encode(): value for name, value in packed(fields).items()}
+        found.append((entry, message_bytes, fields["dead_lettered_at"].decode()))
+    return found
+
+
+def messages(letters: int) -> Iterator[tuple[bytes, dict[str, Any], dict[str, Any]]]:
+    """Body, headers and properties of the same letters, ready to be published."""
+    for fields in entries(letters):
+        yield fields["body"], json.loads(fields["headers"]), json.loads(fields["properties"])
+
+
+def entries(letters: int) -> Iterator[dict[str, bytes]]:
+    """The stored form of letters, with bodies of about 1 KB; the same in every run."""
+    chance = random.Random(20260304)  # noqa: S311 - data, not secrets
+    base = a_letter(
+        published_at=NOW, first_delivered_at=NOW, deliveries=1, max_deliveries=3,
+        exception_type="shop.Down", history=[an_ended_delivery(exception_type="shop.Down")],
+        worker_hostname="celery@web-1",
+        worker_pid=4711, origin="gen1@web-1", argsrepr="[]",
+    ).to_fields()  # fmt: skip
+    micros = int(base["dead_lettered_at"])
+    step = int(timedelta(milliseconds=40) / timedelta(microseconds=1))
+    for number in range(letters):
+        task_id = str(UUID(int=chance.getrandbits(128), version=4))
+        order = _order(number, chance)
+        kwargs, kwargsrepr = json.dumps(order), repr(order)[:_MOST_REPR]
+        body = f'[[], {kwargs}, {{"callbacks": null, "errbacks": null, "chain": null}}]'
+        yield {
+            **base,
+            "id": str(UUID(int=chance.getrandbits(128), version=4)).encode(),
+            "task_id": task_id.encode(),
+            "root_id": task_id.encode(),
+            "dead_lettered_at": b"%d" % (micros + number * step),
+            "fingerprint": b"%016x" % (number % GROUPS),
+            "description": b"gateway said 502 for order %d" % number,
+            "exception_message": b"gateway said 502 for order %d" % number,
+            "traceback": (_TRACEBACK + f"shop.Down: gateway said 502 for order {number}").encode(),
+            "args_json": b"[]",
+            "kwargs_json": kwargs.encode(),
+            "kwargsrepr": kwargsrepr.encode(),
+            "headers": _headers(task_id, kwargsrepr),
+            "properties": _properties(task_id),
+            "body": body.encode(),
+        }
+
+
+def _headers(task_id: str, kwargsrepr: str) -> bytes:
+    """As Celery's protocol 2 has them."""
     headers = {
         "lang": "py", "task": "shop.charge", "id": task_id, "shadow": None, "eta": None,
         "expires": None, "group": None, "group_index": None, "retries": 0,
-        "timelimit": [None, None], "root_id": task_id, "parent_id": None, "argsrepr": argsrepr,
-        "kwargsrepr": "{}", "origin": "gen4711@web-1", "ignore_result": False,
+        "timelimit": [None, None], "root_id": task_id, "parent_id": None, "argsrepr": "[]",
+        "kwargsrepr": kwargsrepr, "origin": "gen1@web-1", "ignore_result": False,
         "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
     }  # fmt: skip
+    return json.dumps(headers, separators=(",", ":")).encode()
+
+
+def _properties(task_id: str) -> bytes:
+    """As kombu's Redis transport has them."""
     properties = {
-        "correlation_id": task_id, "reply_to": str(uuid4()), "delivery_mode": 2,
+        "correlation_id": task_id, "reply_to": str(_REPLY_TO), "delivery_mode": 2,
         "delivery_info": {"exchange": "", "routing_key": "orders"}, "priority": 0,
-        "body_encoding": "base64", "delivery_tag": str(uuid4()),
+        "body_encoding": "base64", "delivery_tag": str(UUID(task_id[::-1].replace("-", ""))),
     }  # fmt: skip
-    text = f"'sku-{number}'"
-    return a_letter(
-        task_id=task_id,
-        fingerprint=group,
-        description=text,
-        exception_type="KeyError",
-        exception_message=text,
-        traceback=_TRACEBACK.format(line=number % 90, number=number),
-        history=(an_ended_delivery(exception_type="KeyError", exception_message=text),),
-        headers=json.dumps(headers, separators=(",", ":")),
-        properties=json.dumps(properties, separators=(",", ":")),
-        body=json.dumps([args, {}, links]).encode(),
-        args_json=json.dumps(args),
-        argsrepr=argsrepr,
-        kwargsrepr="{}",
-        root_id=task_id,
-        origin="gen4711@web-1",
-        worker_hostname="celery@web-1",
-        worker_pid=4711,
-        dead_lettered_at=datetime.now(timezone.utc) - timedelta(seconds=1),
-    )
+    return json.dumps(properties, separators=(",", ":")).encode()
 
 
-def raw_bytes(letter: DeadLetter) -> int:
-    """The size of the message that a letter keeps: body, headers and properties."""
-    return len(letter.body) + len(letter.headers) + len(letter.properties)
-
-
-def fill(client: Any, keys: Keys, letters: int, *, groups: int = GROUPS) -> int:
-    """Store letters as ``dead_letter.lua`` does, but pipelined; returns their raw bytes.
-
-    A hundred letters are written again and again under new ids: to make a million is not
-    what is measured.
-    """
-    samples = [big_letter(n, group=f"{n % groups:016x}") for n in range(100)]
-    entries = [{**packed(letter.to_fields())} for letter in samples]
-    facts = json.dumps(
-        {"task_name": "shop.charge", "reason": "failed", "exception_type": "KeyError"}
-    )
-    raw = 0
-    client.sadd(keys.queues(), DLQ)
-    for start in range(0, letters, 500):
-        pipe = client.pipeline(transaction=False)
-        made = []
-        for number in range(start, min(start + 500, letters)):
-            letter_id, fingerprint = str(uuid4()), f"{number % groups:016x}"
-            sample = number % len(samples)
-            raw += raw_bytes(samples[sample])
-            made.append((letter_id, fingerprint))
-            pipe.xadd(
-                keys.letters(DLQ), {**entries[sample], "id": letter_id, "fingerprint": fingerprint}
-            )
-        places = pipe.execute()
-        pipe = client.pipeline(transaction=False)
-        pipe.hset(keys.ids(DLQ), mapping={i: p for (i, _), p in zip(made, places, strict=True)})
-        pipe.hincrby(keys.tally(DLQ), "reason:failed", len(made))
-        for letter_id, fingerprint in made:
-            pipe.zincrby(keys.groups(DLQ), 1, fingerprint)
-            at = to_micros(samples[0].dead_lettered_at)
-            pipe.hset(keys.tally(DLQ), f"group:{fingerprint}", f"{at}|{at}|{letter_id}|{facts}")
-        pipe.execute()
-    return raw
+def _order(number: int, chance: random.Random) -> dict[str, Any]:
+    order: dict[str, Any] = {
+        "order_id": number,
+        "customer": f"{chance.getrandbits(64):016x}",
+        "card": f"{chance.randrange(10**16):016d}",
+        "lines": [],
+    }
+    # Not all of one length: Redis gives memory in steps, and all would lie just beside one.
+    size, wanted = 0, chance.randrange(BODY_BYTES * 3 // 4, BODY_BYTES * 5 // 4) - 200
+    while size < wanted:
+        line = {
+            "sku": f"{chance.randrange(10**6):06d}",
+            "title": " ".join(chance.choices(_WORDS, k=4)),
+            "quantity": chance.randrange(1, 9),
+            "cents": chance.randrange(100, 99999),
+        }
+        order["lines"].append(line)
+        size += len(json.dumps(line)) + 2
+    return order

@@ -66,6 +66,17 @@ class Tree:
                 os.kill(pid, number)
 
 
+def peak_mib(pid: int | str = "self") -> float:
+    """The most memory that a process had in use so far.
+
+    Not ``ru_maxrss``: that begins with what the process had which started this one.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
 def _cpu_seconds(pid: int) -> float:
     """Nanoseconds of the scheduler for what lives, clock ticks for children that were reaped."""
     total = 0.0

@@ -1,29 +1,37 @@
-"""What publishing costs with the plugin: interleaved pairs in one process, CPU seconds.
+"""What publishing costs with the plugin: ``PYTHONPATH=tests python -m benchmarks publish``.
 
-``PYTHONPATH=tests python -m benchmarks.publish --pairs 41``. Every variant is an app of its
-own on one Redis; variant and plain Celery take turns, block by block, in an order that
-changes, and each pair gives one ratio of CPU seconds. The median of the ratios is the
-figure; the quartiles say how far to trust it.
+Interleaved pairs in one process, CPU seconds: every variant is an app of its own on one
+Redis; variant and plain Celery take turns, block by block, in an order that changes, and each
+pair gives one ratio. The median of the ratios is the figure; the quartiles say how far to
+trust it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import random
-import statistics
-import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.contest import median, spread
 from celery import Celery
 from kombu import Queue
-from rich.console import Console
-from rich.table import Table
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many pairs, and messages a turn."""
+
+    pairs: int
+    messages: int
+
+
+FULL = Size(pairs=400, messages=20)
+QUICK = Size(pairs=2, messages=5)
 
 QUEUES = ("normal", "delayed")
 DELAY = 30.0
@@ -79,68 +87,36 @@ def paired(
     return found
 
 
-def summary(pairs: list[tuple[float, float]], messages: int) -> dict[str, Any]:
-    """Medians and the ratio with its quartiles."""
-    ratios = [other / plain for plain, other in pairs]
-    low, middle, high = statistics.quantiles(ratios, n=4)
+def summary(name: str, pairs: list[tuple[float, float]], messages: int) -> dict[str, Any]:
+    """Medians, and the ratio with its quartiles."""
     scale = 1e6 / messages
     return {
+        "name": name,
         "pairs": len(pairs),
-        "plain_us": statistics.median(plain for plain, _ in pairs) * scale,
-        "variant_us": statistics.median(other for _, other in pairs) * scale,
-        "ratio": middle,
-        "quartiles": [low, high],
+        "plain_us": median(plain for plain, _ in pairs) * scale,
+        "variant_us": median(other for _, other in pairs) * scale,
+        "cpu_ratio": spread(other / plain for plain, other in pairs),
+        "turns": pairs,
     }
 
 
-def main() -> int:
-    """Measure and print; the figures are one JSON object a line with ``--json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=41)
-    parser.add_argument("--messages", type=int, default=250, help="per block")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {}
+def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """One result."""
+    rows = []
     with RedisServer() as server:
-        server.client().config_set("save", "")
         plain = app_of(server.url, None)
         for name, policies in VARIANTS.items():
-            pairs = paired(
-                plain, app_of(server.url, policies), arguments.messages, arguments.pairs, {}, {}
-            )
-            results[name] = summary(pairs, arguments.messages)
+            other = app_of(server.url, policies)
+            pairs = paired(plain, other, size.messages, size.pairs, {}, {})
+            rows.append(summary(name, pairs, size.messages))
             server.client().flushall()
+            tell(f"publish: {name}")
         delayed = app_of(server.url, {"delayed": {"default_delay": DELAY}})
-        results["a delayed queue, against Celery's own countdown"] = summary(
-            paired(
-                plain, delayed, arguments.messages, arguments.pairs,
-                {"queue": "delayed", "countdown": DELAY}, {"queue": "delayed"},
-            ),
-            arguments.messages,
+        pairs = paired(
+            plain, delayed, size.messages, size.pairs,
+            {"queue": "delayed", "countdown": DELAY}, {"queue": "delayed"},
         )  # fmt: skip
-    _print(results, as_json=arguments.json)
-    return 0
-
-
-def _print(results: dict[str, dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.writelines(json.dumps({"variant": n, **r}) + "\n" for n, r in results.items())
-        return
-    table = Table("variant", "plain µs", "variant µs", "ratio", "quartiles", "pairs")
-    for name, result in results.items():
-        low, high = result["quartiles"]
-        table.add_row(
-            name,
-            f"{result['plain_us']:.1f}",
-            f"{result['variant_us']:.1f}",
-            f"{result['ratio']:.4f}",
-            f"{low:.4f} to {high:.4f}",
-            str(result["pairs"]),
+        rows.append(
+            summary("a delayed queue, against Celery's own countdown", pairs, size.messages)
         )
-    console = Console()
-    console.print(f"Python {platform.python_version()}, CPU microseconds a published message")
-    console.print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield {"cell": f"{size.messages} messages a turn", "rows": rows}

@@ -1,64 +1,57 @@
-"""How fast letters are redriven: ``cd tests && python -m benchmarks.redrive --letters 100000``."""
+"""How fast letters are redriven: ``PYTHONPATH=tests python -m benchmarks redrive``.
+
+In turn: kombu's ``Producer.batch()`` alone, the redrive, ``Producer.batch()`` again, and a loop
+of ``apply_async``; each in a process of its own, on one Redis that is broker and store. What
+the bare limit is: the same messages, ready in memory, nothing read, claimed or removed.
+"""
 
 from __future__ import annotations
 
-import argparse
-import cProfile
-import gc
-import pstats
-import resource
-import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
+from benchmarks.contest import spread
 from benchmarks.letters import fill
-from builders import DLQ, an_app
+from benchmarks.operate import Facts, row_of, run
 from servers import RedisServer
 
-from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.keys import Keys
+OURS, BARE, LOOP = "redrive", "`Producer.batch()` alone", "`apply_async` in a loop"
 
 
-def main() -> None:
-    """Fill a queue of a server of its own, redrive all of it, tell the rate."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--letters", type=int, default=100_000)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
+@dataclass(frozen=True)
+class Size:
+    """How much work a turn is."""
+
+    letters: int
+    by_loop: int
+    rounds: int
+
+
+FULL = Size(letters=10_000, by_loop=1_500, rounds=9)
+QUICK = Size(letters=200, by_loop=50, rounds=1)
+
+
+def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """One result."""
+    found: dict[str, list[Facts]] = {OURS: [], BARE: [], LOOP: []}
+    ratios = []
     with RedisServer() as server:
         client = server.client()
-        for _ in range(options.runs):
+        for number in range(size.rounds):
+            before = run("batch", server, letters=size.letters)
             client.flushall()
-            fill(client, Keys(), options.letters)
-            app = an_app(dlq_url=server.url)
-            app.conf.broker_url = server.url
-            dlq = DeadLetters(app)
-            gc.freeze()  # as the command line does
-            profiler = cProfile.Profile() if options.profile else None
-            before = resource.getrusage(resource.RUSAGE_SELF)
-            client.config_resetstat()
-            start = time.perf_counter()
-            call = profiler.runcall if profiler is not None else lambda f, *args: f(*args)
-            report = call(dlq.redrive, DLQ)
-            seconds = time.perf_counter() - start
-            after = resource.getrusage(resource.RUSAGE_SELF)
-            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            assert report.published == options.letters, report
-            assert client.llen("orders") == options.letters
-            assert client.xlen(Keys().letters(DLQ)) == 0
-            print(
-                f"{options.letters:,} letters in {seconds:.1f} s: "
-                f"{options.letters / seconds:,.0f}/s; "
-                f"{cpu / options.letters * 1e6:.0f} us CPU a letter; "
-                f"{after.ru_maxrss / 1024:.0f} MiB at most"
-            )
-            stats = client.info("commandstats")
-            told = {name[8:]: stat["usec"] / options.letters for name, stat in stats.items()}
-            print("us of Redis a letter:", {n: round(u, 1) for n, u in told.items() if u > 0.3})
-            dlq.close()
-            app.close()
-            if profiler is not None:
-                pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
-
-
-if __name__ == "__main__":
-    main()
+            fill(client, size.letters)
+            found[OURS].append(run("redrive", server, letters=size.letters))
+            client.flushall()
+            after = run("batch", server, letters=size.letters)
+            client.flushall()
+            found[LOOP].append(run("apply_async", server, letters=size.by_loop))
+            client.flushall()
+            found[BARE] += [before, after]
+            bare = (before["seconds"] + after["seconds"]) / 2
+            ratios.append(bare / found[OURS][-1]["seconds"])
+            tell(f"redrive: round {number + 1} of {size.rounds}")
+    rows = [row_of(name, facts) for name, facts in found.items()]
+    rows[0]["speed_ratio"] = spread(ratios)
+    yield {"cell": f"{size.letters:,} letters a turn", "rows": rows}

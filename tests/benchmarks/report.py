@@ -1,4 +1,4 @@
-"""Results as JSON, as tables for ``docs/performance.md``, and as plots."""
+"""Results as JSON, as tables for ``docs/performance.md``, and as plots (see `benchmarks.plots`)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from benchmarks import plots
+from benchmarks.node import PLAIN, QUEUE
+
 Row = Mapping[str, Any]
 Result = Mapping[str, Any]
+Column = Callable[[Row], str]
 
-_PACKAGES = ("celery", "kombu", "billiard", "redis", "hiredis", "amqp", "dramatiq", "rq")
+_PACKAGES = ("celery", "kombu", "billiard", "redis", "hiredis", "amqp", "pyarrow", "dramatiq", "rq")
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured, and with which versions."""
+    """Where it was measured, when, and with which versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -26,96 +32,118 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
 
-def merged(results: Mapping[str, list[Result]], folder: Path) -> dict[str, list[Result]]:
-    """These results and those of cells that were measured before."""
-    path = folder / "results.json"
-    known = json.loads(path.read_text())["results"] if path.exists() else {}
-    return {
-        name: list({r["cell"]: r for r in (*known.get(name, ()), *results.get(name, ()))}.values())
-        for name in (*known, *(name for name in results if name not in known))
-    }
-
-
-def write(results: Mapping[str, list[Result]], folder: Path) -> list[Path]:
-    """One JSON file, and for each benchmark a file of tables and a plot."""
+def keep(name: str, result: Result, folder: Path, *, quick: bool) -> None:
+    """Add a result to those of the folder, in the place of an older one of the same cell."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.json"
-    path.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
-    written = [path]
-    for name, found in results.items():
-        written += [folder / f"{name}.md", folder / f"{name}.svg"]
-        written[-2].write_text(table(name, found))
-        plot(name, found, written[-1])
-    return written
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    cells = {known["cell"]: known for known in results.get(name, ())}
+    cells[result["cell"]] = {**result, "quick": quick, "machine": machine()}
+    results[name] = list(cells.values())
+    path.write_text(json.dumps({"results": results}, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(table(name, results[name]), "utf-8")
+    plots.plot(name, results[name], folder / f"{name}.svg")
 
 
-def into_page(results: Mapping[str, list[Result]], page: Path) -> None:
-    """Put the tables between their marks in a page."""
+def into_docs(folder: Path, page: Path, names: Iterable[str]) -> None:
+    """Put tables between their marks in a page, and plots into the folder beside it.
+
+    Raises:
+        SystemExit: Nothing was measured, only a quick look was, or the page lacks the marks.
+    """
+    path = folder / "results.json"
+    if not path.exists():
+        raise SystemExit(f"expected {path} of an earlier run, found none; measure first")
+    results = json.loads(path.read_text())["results"]
     text = page.read_text("utf-8")
-    for name, found in results.items():
-        marks = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-        pattern = re.compile(re.escape(marks[0]) + ".*?" + re.escape(marks[1]), re.DOTALL)
-        body = f"{marks[0]}\n{table(name, found)}\n{marks[1]}"
+    for name in (name for name in names if name in results):
+        if any(result["quick"] for result in results[name]):
+            raise SystemExit(f"expected {name} in {path} to be measured, got a quick look")
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        body = "\n".join((begin, table(name, results[name]), _below(name, results[name]), end))
         text, count = pattern.subn(lambda _, body=body: body, text)
-        assert count == 1, f"expected the marks of {name} once in {page}, got them {count} times"
+        if count != 1:
+            raise SystemExit(f"expected the marks of {name} once in {page}, got them {count} times")
+        plots.plot(name, results[name], folder / f"{name}.svg")
+        pictures = page.parent / "performance"
+        pictures.mkdir(exist_ok=True)
+        shutil.copy(folder / f"{name}.svg", pictures)
     page.write_text(text, "utf-8")
+
+
+def _below(name: str, results: list[Result]) -> str:
+    """Where and when it was measured, and the plot."""
+    where = results[-1]["machine"]
+    versions = ", ".join(
+        f"{package} {where['packages'][package]}" for package in ("celery", "kombu", "redis")
+    )
+    return (
+        f"*{where['measured_at'][:10]}, {where['cores']} cores ({where['processor']}), "
+        f"Python {where['python']}, {versions}.*\n\n"
+        f"![{plots.LABELS[name]}](performance/{name}.svg)\n"
+    )
 
 
 def table(name: str, results: Iterable[Result]) -> str:
     """The results of one benchmark as Markdown."""
-    columns = _TABLES[name]
-    titles = ["", *columns]
-    parts = []
+    results = list(results)
+    if name == "worker":
+        return _worker_tables(results)
+    return "\n".join(_of_cell(result, _TABLES[name]) for result in results)
+
+
+def _of_cell(result: Result, columns: Mapping[str, Column]) -> str:
+    rows = [[row["name"], *(show(row) for show in columns.values())] for row in result["rows"]]
+    return f"**{result['cell']}**\n\n{_markdown(['', *columns], rows)}"
+
+
+def _worker_tables(results: list[Result]) -> str:
+    """One row for each cell, and all there is to know of the cells with a bare write."""
+    rows = []
     for result in results:
-        rows = [[row["name"], *(show(row) for show in columns.values())] for row in result["rows"]]
-        lines = [titles, ["---"] * len(titles), *rows]
-        body = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-        parts.append(f"**{result['cell']}**\n\n{body}\n")
+        variants = {row["name"]: row for row in result["rows"]}
+        plain = variants[PLAIN]
+        ratios = (
+            _ratio("worker_cpu_ratio")(variants[name]) if name in variants else "–"
+            for name in plots.COMPARED
+        )
+        speeds = (_speed(plain), _speed(variants[QUEUE]))
+        rows.append([result["cell"], *ratios, f"{plain['worker_cpu_ms']:.2f}", *speeds])
+    titles = ["", *plots.COMPARED, "plain CPU ms", "plain tasks/s", "guarded tasks/s"]
+    detailed = [r for r in results if "idle_cpu_ms_per_second" in r["rows"][0]]
+    parts = [_markdown(titles, rows), *(_of_cell(r, _TABLES["worker"]) for r in detailed)]
     return "\n".join(parts)
 
 
-def plot(name: str, results: list[Result], path: Path) -> None:
-    """CPU per task: bars beside each other, one group per cell; lines are the quartiles."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "celery_dlq"  # the same figures make the same file
-    from matplotlib import pyplot as plt
-
-    names = list(dict.fromkeys(row["name"] for result in results for row in result["rows"]))
-    figure, axes = plt.subplots(figsize=(8, 0.9 + 0.22 * sum(len(r["rows"]) for r in results)))
-    place, ticks, labels = 0.0, [], []
-    for result in results:
-        base = result["rows"][0]["worker_cpu_ms"]
-        for row in result["rows"]:
-            low, middle, high = (q * base for q in row["worker_cpu_ratio"])
-            color = f"C{names.index(row['name'])}"
-            axes.barh(place, middle, color=color, xerr=[[middle - low], [high - middle]])
-            ticks.append(place)
-            labels.append(row["name"] if len(results) == 1 else f"{result['cell']}: {row['name']}")
-            place += 1
-        place += 0.7
-    axes.set_yticks(ticks, labels, fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel("CPU milliseconds of the workers a task")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+def _markdown(titles: list[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-def _ratio(name: str) -> Callable[[Row], str]:
+def _ratio(name: str) -> Column:
     def show(row: Row) -> str:
+        if name not in row:
+            return "–"
         low, middle, high = row[name]
         return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
     return show
 
 
-def _number(name: str, pattern: str = "{:,.0f}", scale: float = 1.0) -> Callable[[Row], str]:
+def _spread(name: str) -> Column:
+    def show(row: Row) -> str:
+        low, middle, high = row[name]
+        return f"{middle:,.0f} ({low:,.0f} to {high:,.0f})"
+
+    return show
+
+
+def _number(name: str, pattern: str = "{:,.0f}", scale: float = 1.0) -> Column:
     def show(row: Row) -> str:
         value = row.get(name)
         return "–" if value is None else pattern.format(value * scale)
@@ -123,26 +151,75 @@ def _number(name: str, pattern: str = "{:,.0f}", scale: float = 1.0) -> Callable
     return show
 
 
-_COMMON: dict[str, Callable[[Row], str]] = {
-    "tasks/s": _number("tasks_per_second"),
+_speed = _number("tasks_per_second")
+_COMMON: dict[str, Column] = {
+    "tasks/s": _speed,
     "worker CPU s per 1,000": _number("worker_cpu_ms", "{:.3f}"),
     "ratio (quartiles)": _ratio("worker_cpu_ratio"),
     "server CPU s per 1,000": _number("server_cpu_ms", "{:.3f}"),
 }
-_TABLES: dict[str, dict[str, Callable[[Row], str]]] = {
+_RATES: dict[str, Column] = {
+    "a second (quartiles)": _spread("per_second"),
+    "speed, by the bare limit's (quartiles)": _ratio("speed_ratio"),
+    "Python CPU µs each": _number("cpu_us"),
+    "Redis CPU µs each": _number("server_cpu_us"),
+    "MiB at most": _number("peak_mib"),
+    "turns": _number("rounds"),
+}
+_TABLES: dict[str, dict[str, Column]] = {
     "worker": {
         **_COMMON,
         "MiB": _number("memory_mib", "{:.1f}"),
         "idle CPU ms/s": _number("idle_cpu_ms_per_second", "{:.1f}"),
+        "idle commands/s": _number("idle_commands_per_second", "{:.1f}"),
+        "commands a task": _number("commands_per_task", "{:.2f}"),
+        "connections": _number("redis_connections"),
     },
     "dying": {**_COMMON, "MiB": _number("memory_mib", "{:.1f}")},
+    "killed": {
+        "runs a message": _number("runs_per_message"),
+        "messages/s": _number("tasks_per_second", "{:,.1f}"),
+        "worker CPU ms a run": _number("worker_cpu_ms_per_run"),
+        "ratio a run (quartiles)": _ratio("ratio_per_run"),
+        "turns": _number("rounds"),
+    },
     "peers": {
-        "dead/s": _number("tasks_per_second"),
+        "dead/s": _speed,
         "worker CPU ms each": _number("worker_cpu_ms", "{:.2f}"),
         "server CPU ms each": _number("server_cpu_ms", "{:.2f}"),
         "bytes kept each": _number("kept_bytes"),
         "redriven/s": _number("redriven_per_second"),
         "redrive CPU µs each": _number("redrive_cpu_us"),
+    },
+    "publish": {
+        "plain CPU µs": _number("plain_us"),
+        "CPU µs": _number("variant_us"),
+        "ratio (quartiles)": _ratio("cpu_ratio"),
+        "pairs": _number("pairs"),
+    },
+    "redrive": _RATES,
+    "export": _RATES,
+    "growth": {
+        "letters": _number("size"),
+        "seconds": _number("seconds", "{:,.4g}"),
+        "letters/s": _number("per_second"),
+        "CPU s": _number("cpu_seconds", "{:,.4g}"),
+        "MiB at most": _number("peak_mib"),
+        "Redis ms": _number("redis_ms", "{:,.2f}"),
+        "Redis bytes a letter": _number("redis_bytes_each"),
+        "message bytes": _number("message_bytes_each"),
+    },
+    "triage": {
+        "files MB": _number("file_mb"),
+        "`groups`": _number("groups", "{:.1f}"),
+        "DuckDB": _number("duckdb", "{:.1f}"),
+        "ratio": _number("ratio", "{:.1f}"),
+        "`reasons`": _number("reasons", "{:.1f}"),
+        "`timeline`": _number("timeline", "{:.1f}"),
+        "`new_since`": _number("new_since", "{:.1f}"),
+        "`spikes`": _number("spikes", "{:.1f}"),
+        "`why`": _number("why", "{:.1f}"),
+        "Java, peak MB": _number("java_peak_mb"),
     },
 }
 

@@ -1,26 +1,21 @@
 """Time and memory of the triage over millions of letters, beside DuckDB on the same files.
 
-Not a test: run it on an otherwise idle machine.
-
-    PYTHONPATH=tests python -m benchmarks.triage --millions 1 3 10
-
-It needs PySpark, DuckDB and about 0.2 GB of disk for each million of letters, and
-prints one JSON object a line. The method and the last figures are in
-``docs/performance.md``.
+``PYTHONPATH=tests python -m benchmarks triage``. It needs Java, PySpark, DuckDB and about 1 GB of
+disk.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.processes import Tree, peak_mib
 
 from celery_dlq.spark.session import local_session
 from celery_dlq.spark.triage import (
@@ -61,7 +56,7 @@ _LETTER = f"""
                     ELSE ['EUR', 'USD', 'GBP'][1 + floor(random() * 3)::INT] END,
                'parts', floor(random() * 9)::INT)::VARCHAR AS kwargs_json
     FROM (SELECT range AS id, floor({CAUSES} * pow(random(), 3))::BIGINT AS cause
-          FROM range({{first}}, {{first}} + {MILLION}))
+          FROM range({{first}}, {{last}}))
 """  # noqa: S608 - numbers of our own
 _DUCKDB_GROUPS = """
     SELECT coalesce(fingerprint, 'unknown') AS fingerprint, count(*) AS letters,
@@ -79,56 +74,58 @@ _DUCKDB_GROUPS = """
 """
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--millions", type=int, nargs="+", default=[1, 3, 10])
-    parser.add_argument("--rounds", type=int, default=3, help="the median of so many counts")
-    parser.add_argument("--folder", type=Path, help="keep the letters here, and use them again")
-    chosen = parser.parse_args(arguments)
-    if chosen.millions == [3]:
-        chosen.millions = [3, 10]
-        chosen.rounds = 2
-    with tempfile.TemporaryDirectory() as temporary:
-        run(chosen.folder or Path(temporary), sorted(chosen.millions), chosen.rounds)
+@dataclass(frozen=True)
+class Size:
+    """How many letters, and how often ``groups`` is asked."""
+
+    letters: tuple[int, ...]
+    rounds: int
 
 
-def run(folder: Path, millions: Sequence[int], rounds: int) -> None:
-    """Write the letters, then ask both engines."""
+FULL = Size(letters=(MILLION, 3 * MILLION, 10 * MILLION), rounds=3)
+QUICK = Size(letters=(2000,), rounds=1)
+
+
+def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """One result: write the letters, then ask both engines."""
     spark = local_session("triage benchmark")
-    for number in range(max(millions)):
-        if not (file := folder / "parts" / f"{number}.parquet").exists():
-            write(file, number)
-    for count in millions:
-        place = linked(folder, count)
-        df = letters(spark, place)
-        # In turn, so that what else the machine does falls on both.
-        times: dict[str, list[float]] = {"spark": [], "duckdb": []}
-        for _ in range(rounds):
-            seconds, ours = timed(lambda df=df: [tuple(row) for row in groups(df).collect()])
-            times["spark"].append(seconds)
-            seconds, theirs = timed(lambda place=place: duckdb_groups(place))
-            times["duckdb"].append(seconds)
-            assert [(row[0], row[1], row[8], row[10]) for row in ours] == [
-                (row[0], row[1], row[8], row[10]) for row in theirs
-            ]
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        report(
-            question="groups",
-            millions=count,
-            spark_seconds=medians["spark"],
-            duckdb_seconds=medians["duckdb"],
-            ratio=medians["spark"] / medians["duckdb"],
-            java_peak_mb=java_peak_mb(spark),
-            file_mb=sum(file.stat().st_size for file in place.rglob("*.parquet")) / 1e6,
-        )
-        others(df, count)
-        report(question="memory after all", millions=count, java_peak_mb=java_peak_mb(spark))
-    spark.stop()
+    rows = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for count in size.letters:
+                place = written(Path(folder), count)
+                rows.append(_row(spark, place, count, size.rounds))
+                tell(f"triage: {count:,} letters")
+    finally:
+        spark.stop()
+    yield {"cell": f"seconds, medians of {size.rounds} for `groups` and DuckDB", "rows": rows}
 
 
-def others(df: DataFrame, count: int) -> None:
-    """The other questions, once each."""
+def _row(spark: SparkSession, place: Path, count: int, rounds: int) -> dict[str, Any]:
+    df = letters(spark, place)
+    # In turn, so that what else the machine does falls on both.
+    times: dict[str, list[float]] = {"groups": [], "duckdb": []}
+    for _ in range(rounds):
+        seconds, ours = timed(lambda: [tuple(row) for row in groups(df).collect()])
+        times["groups"].append(seconds)
+        seconds, theirs = timed(lambda: duckdb_groups(place))
+        times["duckdb"].append(seconds)
+        assert [(row[0], row[1], row[8], row[10]) for row in ours] == [
+            (row[0], row[1], row[8], row[10]) for row in theirs
+        ]
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "name": f"{count:,}",
+        **medians,
+        "ratio": medians["groups"] / medians["duckdb"],
+        "file_mb": sum(file.stat().st_size for file in place.rglob("*.parquet")) / 1e6,
+        **others(df),
+        "java_peak_mb": java_peak_mb(spark),
+    }
+
+
+def others(df: DataFrame) -> dict[str, float]:
+    """Seconds of the other questions, asked once each."""
     largest = str(groups(df).first()[0])  # type: ignore[index]
     asked: dict[str, Callable[[], DataFrame]] = {
         "reasons": lambda: reasons(df),
@@ -137,34 +134,27 @@ def others(df: DataFrame, count: int) -> None:
         "spikes": lambda: spikes(df, "1 hour"),
         "why": lambda: why(df, largest),
     }
+    found_seconds = {}
     for question, ask in asked.items():
-        seconds, rows = timed(lambda ask=ask: ask().collect())
-        report(question=question, millions=count, spark_seconds=seconds, rows=len(rows))
+        found_seconds[question], rows = timed(lambda ask=ask: ask().collect())
         if question == "why":
             found = {(row["feature"], row["value"]) for row in rows}
             assert ("kwargs.currency", "XXX") in found, found
+    return found_seconds
 
 
-def write(file: Path, number: int) -> None:
-    """A million letters; columns that are not written are null, as in files of older versions."""
+def written(folder: Path, count: int) -> Path:
+    """A folder of so many letters, in files of a million at most."""
     import duckdb
 
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".tmp")
+    place = folder / str(count)
+    place.mkdir()
+    options = "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 100000"
     with duckdb.connect(config={"threads": 2}) as connection:
-        query = _LETTER.format(first=number * MILLION)
-        options = "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 100000"
-        connection.execute(f"COPY ({query}) TO '{temporary}' ({options})")
-    temporary.rename(file)
-
-
-def linked(folder: Path, count: int) -> Path:
-    """The first so many millions as one folder."""
-    place = folder / f"{count}M"
-    place.mkdir(exist_ok=True)
-    for number in range(count):
-        if not (link := place / f"{number}.parquet").exists():
-            link.hardlink_to(folder / "parts" / link.name)
+        for first in range(0, count, MILLION):
+            query = _LETTER.format(first=first, last=min(first + MILLION, count))
+            file = place / f"{first}.parquet"
+            connection.execute(f"COPY ({query}) TO '{file}' ({options})")
     return place
 
 
@@ -180,25 +170,8 @@ def duckdb_groups(place: Path) -> list[tuple[Any, ...]]:
 def java_peak_mb(spark: SparkSession) -> int:
     """The most memory that Spark's Java has taken so far."""
     process = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-    tree = [process, *children(process)]
-    return max(peak_mb(pid) for pid in tree)
-
-
-def children(process: int) -> list[int]:
-    """Processes that a process started, and theirs."""
-    found = []
-    for task in Path(f"/proc/{process}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *children(int(child))]
-    return found
-
-
-def peak_mb(process: int) -> int:
-    """The peak of one process."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) // 1024
-    return 0
+    tree = Tree(process).pids()
+    return round(max(peak_mib(pid) for pid in tree))
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -206,13 +179,3 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     begun = time.perf_counter()
     result = work()
     return time.perf_counter() - begun, result
-
-
-def report(**values: Any) -> None:
-    """One line."""
-    rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in values.items()}
-    print(json.dumps(rounded), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

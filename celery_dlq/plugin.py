@@ -166,7 +166,7 @@ class DeadLetters(Operator):
     def export(
         self,
         destination: str | Path,
-        dead_letter_queues: Iterable[str] | None = None,
+        dead_letter_queues: str | Iterable[str] | None = None,
         where: LetterFilter | None = None,
         *,
         redact: Sequence[str] = (),
@@ -191,7 +191,7 @@ class DeadLetters(Operator):
         Args:
             destination: A local folder, made if it is not there; or a URL of a file system
                 that pyarrow or fsspec knows, e.g. ``s3://bucket/letters``.
-            dead_letter_queues: Which queues; ``None`` for all.
+            dead_letter_queues: Which queue or queues; ``None`` for all.
             where: Which letters; or give the fields of `LetterFilter` as keywords.
             redact: Paths of values to replace by tokens, e.g. ``["kwargs.card"]``.
             redact_key: The secret of the tokens, 16 bytes or more.
@@ -222,6 +222,8 @@ class DeadLetters(Operator):
         rolling: dict[str, Any] = {
             "rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds,
         }  # fmt: skip
+        if isinstance(dead_letter_queues, str):
+            dead_letter_queues = [dead_letter_queues]
         names = None if dead_letter_queues is None else list(dead_letter_queues)
         for name in names or ():
             self._check_queue(name)

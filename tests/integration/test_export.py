@@ -29,7 +29,7 @@ from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.backends.redis.connection import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
-from celery_dlq.errors import ExportError
+from celery_dlq.errors import ExportError, NotFound
 from celery_dlq.export import arrow
 from celery_dlq.export.parquet import ParquetExport, Rolling
 from celery_dlq.export.redaction import Redaction
@@ -267,6 +267,16 @@ def test_trimming_refuses_a_file_that_does_not_read(store: Any, tmp_path: Path) 
     with pytest.raises(ExportError, match="they stay in their queue"):
         run(store, tmp_path, trimmed=lambda *_what: None)
     assert len(list(store.letters(DLQ, newest_first=False))) == 5
+
+
+def test_one_queue_is_named_as_several_are(tmp_path: Path) -> None:
+    """A name is no list of letters."""
+    dlq = DeadLetters(an_app(dlq_store="memory"))
+    put(dlq.store, 2)
+    assert dlq.export(tmp_path / "one", DLQ).letters == 2
+    assert dlq.export(tmp_path / "several", [DLQ]).letters == 2
+    with pytest.raises(NotFound, match="no-such-DLQ"):
+        dlq.export(tmp_path / "none", "no-such-DLQ")
 
 
 def test_trimming_is_in_the_audit(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celery_dlq.errors import ExportError, MissingExtra
+from celery_dlq.errors import MissingExtra
+from celery_dlq.export.wholefile import save
 from celery_dlq.record import Reason
 from celery_dlq.spark.triage import bucket_width
 
@@ -120,15 +121,7 @@ def draw(triage: Triage, path: Path | str) -> Path:
         MissingExtra: matplotlib is not installed.
         ExportError: The file cannot be written.
     """
-    target = Path(path)
-    png = _png(triage)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(png)
-    except OSError as exc:
-        message = f"expected {target} to be a file that can be written, got: {exc.strerror or exc}"
-        raise ExportError(message) from exc
-    return target
+    return save(Path(path), _png(triage))
 
 
 def elided(text: str, longest: int) -> str:

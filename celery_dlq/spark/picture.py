@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 120
 
+EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
+LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+"""The ends of the calendar."""
+
 MOST_ROWS = 10
 """Groups and tasks that are drawn one by one; the rest is one row."""
 
@@ -355,7 +359,9 @@ def ticks(left: float, right: float) -> list[float]:
 
 def tick_label(seconds: float, span: float) -> str:
     """As much of a time as tells two ticks apart; the date is in the headline."""
-    time = datetime.fromtimestamp(seconds, timezone.utc)
+    # The margin of an axis may lie before the year 1, or after the year 9999.
+    first, last = EARLIEST.timestamp(), LATEST.timestamp()
+    time = datetime.fromtimestamp(min(max(seconds, first), last), timezone.utc)
     if span <= 10 * _MINUTE:
         return f"{time:%H:%M:%S}"
     if span <= _DAY:

@@ -28,9 +28,10 @@ from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.errors import ExportError
 from celery_dlq.policy import Policy
 from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.spark import picture
+from celery_dlq.spark import picture, report
 from celery_dlq.spark.findings import Findings, findings
 from celery_dlq.spark.page import page, write_page
+from celery_dlq.spark.picture import EARLIEST, LATEST
 from celery_dlq.worker.guard import Tracked
 from celery_dlq.worker.plan import Plan
 from celery_dlq.worker.sampling import Sampler
@@ -241,6 +242,18 @@ def test_letters_without_times_have_a_report(spark: SparkSession, tmp_path: Path
     found: Findings = findings(tmp_path, spark)
     assert (found.news_from, found.new, found.causes) == (None, (), {})
     assert "The letters have no times." in page(found, NOON)
+
+
+@pytest.mark.parametrize("times", [(EARLIEST, NOON, LATEST), (EARLIEST,), (LATEST,)])
+def test_times_at_the_ends_of_the_calendar_are_shown(
+    spark: SparkSession, export: Export, tmp_path: Path, times: tuple[datetime, ...]
+) -> None:
+    """A bucket and the margin of an axis may begin before the year 1 does."""
+    folder = export([a_letter(dead_lettered_at=time) for time in times])
+    found = report.triage(folder, tmp_path / "triage.png", spark)
+    assert sum(row.letters for row in found.timeline) == len(times)
+    nothing: dict[str, Any] = {"news_from": None, "new": (), "spikes": (), "similar": ()}
+    assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **nothing), NOON)
 
 
 def test_unreadable_report_place_is_told(tmp_path: Path) -> None:

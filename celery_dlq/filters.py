@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.record import DeadLetter, Reason, check_aware, from_micros, to_micros
+from celery_dlq.record import DeadLetter, Reason, check_aware, from_micros, iso, to_micros
 
 _JSON_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "/": "\\/"}
 _BEYOND_BASIC = 0x10000
@@ -49,6 +49,12 @@ class LetterFilter:
         if self.reason is not None and str(self.reason) not in {r.value for r in Reason}:
             known = ", ".join(sorted(r.value for r in Reason))
             message = f"expected reason to be one of {known}, got {str(self.reason)!r}"
+            raise DLQError(message)
+        if self.since is not None and self.until is not None and self.since > self.until:
+            message = (
+                f"expected since to be before until, got since {iso(self.since)} and until "
+                f"{iso(self.until)}, between which nothing can have died"
+            )
             raise DLQError(message)
 
     def __bool__(self) -> bool:

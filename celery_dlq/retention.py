@@ -25,6 +25,9 @@ logger = logging.getLogger("celery_dlq.retention")
 MOST_A_PASS = 500
 """Most letters that one pass over one queue trims for one cause."""
 
+MOST_LOOKED_AT = 2 * MOST_A_PASS
+"""At most so many are looked at for it: among them may be entries that are no letters."""
+
 QUEUES_A_TICK = 3
 """Most queues that a worker looks at in one tick."""
 
@@ -114,8 +117,10 @@ class Retention:
         if policy.dead_letter_ttl is None:
             return
         limit = self._clock() - timedelta(seconds=policy.dead_letter_ttl)
-        for heading in self._oldest(name):
-            if heading.dead_lettered_at is None or heading.dead_lettered_at > limit:
+        for heading in islice(self._oldest(name), MOST_LOOKED_AT):
+            if heading.dead_lettered_at is None:
+                continue  # no letter: it stays until it is discarded, and holds up no other
+            if heading.dead_lettered_at > limit:
                 return  # later letters died later, but for those that a spool held back
             yield heading
 

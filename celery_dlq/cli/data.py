@@ -61,6 +61,9 @@ def export(
     DESTINATION is a folder, or a URL such as s3://bucket/letters. It keeps to the filter
     and the redaction that it was begun with.
     """
+    if redact_key_file is not None and not redact:
+        message = "--redact-key-file needs --redact, or nothing would be redacted"
+        raise click.UsageError(message)
     key = redact_key_file.read() if redact_key_file is not None else None
     if key is None and "DLQ_REDACT_KEY" in os.environ:
         key = os.environ["DLQ_REDACT_KEY"].encode()

@@ -239,6 +239,9 @@ def _resolved(place: str | Path, filesystem: Any | None) -> tuple[Any, str]:
     if filesystem is not None:
         handler = filesystem if isinstance(filesystem, pafs.FileSystem) else _adapted(filesystem)
         return handler, str(place).rstrip("/")
+    if not str(place):  # of a shell variable that is not set: never the working directory
+        message = "expected a folder or a URL to export to, got an empty name"
+        raise ExportError(message)
     if isinstance(place, Path) or not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place):
         return pafs.LocalFileSystem(), os.path.abspath(place)  # noqa: PTH100 - links stay links
     try:

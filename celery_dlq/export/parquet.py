@@ -119,7 +119,7 @@ class Rolling:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # also what is no number
                 message = f"expected roll {name} to be more than 0, got {getattr(self, name)}"
                 raise ExportError(message)
 

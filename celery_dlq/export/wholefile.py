@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from celery_dlq.errors import ExportError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -32,6 +34,24 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def save(target: Path, content: bytes) -> Path:
+    """Write a file as `replacing` does, if it is one: a device or pipe is only written to.
+
+    Raises:
+        ExportError: It cannot be written; what was there before still is.
+    """
+    try:
+        if target.exists() and not target.is_file():  # such as /dev/stdout: nothing to replace
+            target.write_bytes(content)
+        else:
+            with replacing(target.resolve()) as temporary:
+                temporary.write_bytes(content)
+    except OSError as exc:
+        message = f"expected {target} to be a file that can be written, got: {exc.strerror or exc}"
+        raise ExportError(message) from exc
+    return target
 
 
 def _sync(path: Path) -> None:

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celery_dlq.errors import ExportError
+from celery_dlq.export.wholefile import save
 from celery_dlq.spark import picture
 from celery_dlq.spark.buckets import bucket_width
 
@@ -82,15 +82,7 @@ def write_page(found: Findings, path: Path | str, now: datetime) -> Path:
     Raises:
         ExportError: The file cannot be written.
     """
-    target = Path(path)
-    text = page(found, now)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, "utf-8")
-    except OSError as exc:
-        message = f"expected {target} to be a file that can be written, got: {exc.strerror or exc}"
-        raise ExportError(message) from exc
-    return target
+    return save(Path(path), page(found, now).encode())
 
 
 def page(found: Findings, now: datetime) -> str:

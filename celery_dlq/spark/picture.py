@@ -16,7 +16,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celery_dlq.errors import ExportError, MissingExtra
+from celery_dlq.errors import MissingExtra
+from celery_dlq.export.wholefile import save
 from celery_dlq.record import Reason
 from celery_dlq.spark.triage import bucket_width
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from celery_dlq.spark.report import GroupRow, Triage
 
 DOTS_PER_INCH = 120
+
+EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
+LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+"""The ends of the calendar."""
 
 MOST_ROWS = 10
 """Groups and tasks that are drawn one by one; the rest is one row."""
@@ -120,15 +125,7 @@ def draw(triage: Triage, path: Path | str) -> Path:
         MissingExtra: matplotlib is not installed.
         ExportError: The file cannot be written.
     """
-    target = Path(path)
-    png = _png(triage)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(png)
-    except OSError as exc:
-        message = f"expected {target} to be a file that can be written, got: {exc.strerror or exc}"
-        raise ExportError(message) from exc
-    return target
+    return save(Path(path), _png(triage))
 
 
 def elided(text: str, longest: int) -> str:
@@ -362,7 +359,9 @@ def ticks(left: float, right: float) -> list[float]:
 
 def tick_label(seconds: float, span: float) -> str:
     """As much of a time as tells two ticks apart; the date is in the headline."""
-    time = datetime.fromtimestamp(seconds, timezone.utc)
+    # The margin of an axis may lie before the year 1, or after the year 9999.
+    first, last = EARLIEST.timestamp(), LATEST.timestamp()
+    time = datetime.fromtimestamp(min(max(seconds, first), last), timezone.utc)
     if span <= 10 * _MINUTE:
         return f"{time:%H:%M:%S}"
     if span <= _DAY:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import ExportError
 from celery_dlq.record import from_micros, iso
-from celery_dlq.spark.picture import draw
+from celery_dlq.spark.picture import EARLIEST, LATEST, draw
 from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage import (
     COLUMNS,
@@ -216,8 +216,16 @@ def rows_of(df: DataFrame) -> list[dict[str, Any]]:
 
 def _plain(value: Any, *, is_time: bool) -> Any:
     if is_time:
-        return None if value is None else from_micros(value)
+        return None if value is None else _moment(value)
     return tuple(value) if isinstance(value, list) else value
+
+
+def _moment(micros: int) -> datetime:
+    """A time; the bucket of a letter of the year 1 begins before the calendar does."""
+    try:
+        return from_micros(micros)
+    except OverflowError:
+        return EARLIEST if micros < 0 else LATEST
 
 
 def _span_seconds(first: datetime | None, last: datetime | None) -> float:

@@ -240,6 +240,9 @@ def check_folder(path: Path | str) -> int:
     """
     if _REMOTE.match(str(path)):
         return 0
+    if not str(path):
+        message = "expected a folder made by dlq export, got an empty name"
+        raise ExportError(message)
     folder = Path(path)
     try:
         if not folder.is_dir():

@@ -3,6 +3,7 @@
 celery -A shop worker &
 python shop.py                       # publishes orders
 celery -A shop dlq export letters/
+celery -A shop dlq export successes/ --successes
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
     dlq_queues={"orders": {"max_deliveries": 2}},
+    dlq_sample_successes=1.0,  # few orders; an app with many records one in a thousand
 )
 dlq = DeadLetters(app)
 

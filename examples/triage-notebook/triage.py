@@ -14,7 +14,8 @@
 # # What is dying, and why
 #
 # A walk through the dead letters of a Celery app, from "how many" to "which orders, and what
-# to do with them". The letters come from `celery -A shop dlq export letters/`; nothing here
+# to do with them". The letters come from `celery -A shop dlq export letters/`, and a sample of the
+# messages that succeeded from `celery -A shop dlq export successes/ --successes`; nothing here
 # touches Redis or the broker before the very last step, which is only shown.
 #
 # Every function takes a DataFrame of letters and gives a DataFrame, so that each answer can be
@@ -24,6 +25,7 @@
 import os
 
 LETTERS = os.environ.get("LETTERS", "letters")
+SUCCESSES = os.environ.get("SUCCESSES", "successes")  # empty: no sample is recorded
 
 # %%
 from datetime import timedelta
@@ -113,47 +115,61 @@ triage.spikes(letters, bucket).select("fingerprint", "task_name", "letters", "ex
 # %% [markdown]
 # ## Why
 #
-# Which values do the letters of a cause have that other letters of the same task lack? Each value
-# of each argument is a suspect, and host, release, queue and hour are, too. The significance
-# (Fisher's exact test) is corrected for the number of suspects, so that a long list of arguments
-# does not make a culprit by chance. `lift` is how many times as frequent the value is.
+# Which values do the letters of a cause have that others lack? Each value of each argument is a
+# suspect, and host, release, queue and hour are, too. The significance (Fisher's exact test) is
+# corrected for the number of suspects, so that a long list of arguments does not make a culprit by
+# chance.
+#
+# There are two to compare with: other letters of the same task, and messages that succeeded, of
+# which the workers keep a sample (`dlq_sample_successes`).
 
 # %%
+good = triage.successes(spark, SUCCESSES).drop("body", "traceback").cache() if SUCCESSES else None
 top = groups.where("exception_type IS NOT NULL").limit(2).collect()
-why = {group.exception_type: triage.why(letters, group.fingerprint).collect() for group in top}
+why = {one.exception_type: triage.why(letters, one.fingerprint, good).collect() for one in top}
 for cause, findings in why.items():
-    print(cause)
-    for row in findings:
-        print(f"   {row.feature} = {row.value:12} {row.support:5.0%} of these letters,"
-              f" {row.share_of_others:5.1%} of others   chance {row.q_value:.0e}")  # fmt: skip
+    for against in dict.fromkeys(row.against for row in findings):
+        print(f"{cause}, against {against}")
+        for row in (row for row in findings if row.against == against):
+            print(f"   {row.feature} = {row.value:12} {row.support:5.0%} of these letters,"
+                  f" {row.share_of_others:5.1%} of those   chance {row.q_value:.0e}")  # fmt: skip
 
 # %%
 bars = [(cause, row) for cause, findings in why.items() for row in findings]
-figure, axes = plt.subplots(figsize=(9, 0.8 + 0.45 * len(bars)))
-labels = [f"{row.feature} = {row.value}\n{cause.rpartition('.')[2]}" for cause, row in bars]
-places = range(len(bars))
-axes.barh([p - 0.2 for p in places], [row.support for _, row in bars], 0.38, label="its letters")
-axes.barh([p + 0.2 for p in places], [row.share_of_others for _, row in bars], 0.38,
-          label="other letters", color=OTHER)  # fmt: skip
-axes.set_yticks(list(places), labels)
-axes.set_xlim(0, 1)
-axes.invert_yaxis()
-axes.legend(frameon=False)
+compared = sorted({row.against for _, row in bars})
+most = max(sum(row.against == against for _, row in bars) for against in compared)
+figure, pair = plt.subplots(
+    1, len(compared), figsize=(10, 0.8 + 0.45 * most), squeeze=False, layout="constrained"
+)
+for axes, against in zip(pair[0], compared, strict=True):
+    shown = [(cause, row) for cause, row in bars if row.against == against]
+    labels = [f"{row.feature} = {row.value}\n{cause.rpartition('.')[2]}" for cause, row in shown]
+    places = range(len(shown))
+    axes.barh([p - 0.2 for p in places], [row.support for _, row in shown], 0.38,
+              label="its letters")  # fmt: skip
+    axes.barh([p + 0.2 for p in places], [row.share_of_others for _, row in shown], 0.38,
+              label=against, color=OTHER)  # fmt: skip
+    axes.set_yticks(list(places), labels)
+    axes.set_title(f"against {against}")
+    axes.set(xlim=(0, 1), ylim=(most - 0.5, -0.5))
+    axes.legend(frameon=False, loc="lower right")
 # %% [markdown]
 # The bug: there is no exchange rate for one currency. The declined cards come from one provider.
-# The other bars follow from these two: both causes have the same task, so what one has, the other
-# lacks. A lead, not a proof, but it is the line of code to read first.
+# Against other letters there are more bars, which follow from these two: both causes have the same
+# task, so what one has, the other lacks. Against what succeeded only the two are left, which is why
+# a sample of successes is worth its few bytes. A lead, not a proof, but it is the line of code to
+# read first.
 
 # %% [markdown]
 # ## Look-alikes and limits
 #
 # `similar` pairs causes whose messages are nearly the same: often one bug in two places. `limits`
-# says on which delivery messages succeed; with a sample of successes it advises `max_deliveries`,
-# without one it only shows how far messages came.
+# says on which delivery messages succeed, and advises `max_deliveries`; without a sample of
+# successes it only shows how far messages came.
 
 # %%
 triage.similar(letters, 0.5).select("fingerprint", "other_fingerprint", "similarity").show()
-triage.limits(letters).select("task_name", "delivery", "reached", "died").show()
+triage.limits(letters, good).drop("share", "cumulative_share").show()
 
 # %% [markdown]
 # ## Decide
@@ -182,8 +198,11 @@ decisions.groupBy("action").count().orderBy("action").show()
 
 # %% tags=["check"]
 # What CI checks when it runs this notebook on letters of a real worker.
-found = {cause: (rows[0].feature, rows[0].value) for cause, rows in why.items()}
-assert sorted(found.values()) == [("kwargs.currency", "CHF"), ("kwargs.provider", "lastpay")], found
+planted = {("kwargs.currency", "CHF"), ("kwargs.provider", "lastpay")}
+for against in ("same tasks", "successes"):
+    found = [next(row for row in rows if row.against == against) for rows in why.values()]
+    assert {(row.feature, row.value) for row in found} == planted, found
+assert len([row for _, row in bars if row.against == "successes"]) == len(planted), bars
 assert last - first < timedelta(days=1).total_seconds() * 1e6
 assert {row.action for row in decisions.collect()} == {"redrive", "discard"}
 spark.stop()

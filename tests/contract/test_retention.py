@@ -6,9 +6,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+import redis
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.backends.memory import MemoryBoard
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.events import Action, Change, Event, Events
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
@@ -68,6 +72,22 @@ def test_letters_past_their_time_are_trimmed_counted_and_announced(place: Place)
         "newest_at": "2026-03-03T05:06:07.891011+00:00",
     }
     assert place.told == [change] == place.board.changes(limit=9)
+
+
+def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(redis_url: str) -> None:
+    """One broken entry at a queue's head must not keep all behind it for ever."""
+    place = Place(RedisStore(connect(redis_url, 5), redis_url, Keys()))
+    with redis.Redis.from_url(redis_url) as client:
+        client.xadd(Keys().letters(DLQ), {"a": "1"}, id="1-1")
+    letters = aged(place, 30, 26, 2, 1)
+    (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=24 * 3600.0))
+    assert change.letters == 2
+    (change,) = place.retention.trim(DLQ, Policy(dead_letter_max_length=1))
+    left = list(place.store.fields(DLQ, after=None, until=None, page_size=5))
+    assert [entry.get(b"id") for page in left for _place, entry in page] == [
+        None, letters[3].encode()
+    ]  # fmt: skip
+    place.store.close()
 
 
 def test_the_oldest_letters_over_the_limit_are_trimmed(place: Place) -> None:

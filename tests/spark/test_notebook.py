@@ -12,6 +12,7 @@ import pytest
 from servers import RedisServer
 from waiting import poll
 
+from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.demo.processes import worker
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "triage-notebook"
@@ -34,21 +35,25 @@ def shop(monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer) -> Iterator
     sys.modules.pop("shop", None)
 
 
-def export(shop: ModuleType, folder: Path) -> None:
-    """Let a real worker bury what cannot be done, then write it to Parquet."""
+def export(shop: ModuleType, folder: Path, redis_server: RedisServer) -> None:
+    """Let a real worker bury what cannot be done, then write it and the rest to Parquet."""
     deaths = shop.publish()
+    successes = shop.ORDERS + 1 - deaths
+    client, samples = redis_server.client(), Keys().samples("orders-DLQ")
     with worker("shop", ["orders"], folder / "worker.log") as process:
 
-        def buried() -> bool:
-            return sum(queue.letters for queue in shop.dlq.queues()) >= deaths
+        def done() -> bool:
+            dead = sum(queue.letters for queue in shop.dlq.queues())
+            return dead >= deaths and client.xlen(samples) >= successes
 
-        poll(lambda: buried() or process.poll() is not None, timeout_seconds=120)
-        assert buried(), (folder / "worker.log").read_text("utf-8")
+        poll(lambda: done() or process.poll() is not None, timeout_seconds=120)
+        assert done(), (folder / "worker.log").read_text("utf-8")
     assert shop.dlq.export(folder / "letters").letters == deaths
+    assert shop.dlq.export(folder / "successes", successes=True).letters == successes
 
 
 def test_notebook_runs_on_letters_of_a_real_worker(
-    shop: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer
 ) -> None:
     """Every cell runs from top to bottom, and the last one checks what was found."""
     jupytext = pytest.importorskip("jupytext")
@@ -56,8 +61,10 @@ def test_notebook_runs_on_letters_of_a_real_worker(
     pytest.importorskip("ipykernel")
     import nbformat
 
-    export(shop, tmp_path)
+    export(shop, tmp_path, redis_server)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    # Each query runs once: not worth the thorough compiler's time.
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     notebook = jupytext.read(EXAMPLE / "triage.py")
     resources = {"metadata": {"path": str(tmp_path)}}
     client.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources,
@@ -68,7 +75,9 @@ def test_notebook_runs_on_letters_of_a_real_worker(
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) >= 2
     text = "".join(output.get("text", "") for output in outputs)
-    assert "kwargs.currency = CHF" in text
+    for said in ("KeyError, against same tasks", "KeyError, against successes"):
+        _before, _heading, findings = text.partition(f"{said}\n")
+        assert findings.lstrip().startswith("kwargs.currency = CHF"), text
     assert str(tmp_path) not in text
 
 

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from builders import a_letter
+from builders import DLQ, a_delivery, a_key, a_letter, a_message, a_request, an_app, key_of
 from click.testing import CliRunner
 from servers import require
 
+from celery_dlq import DeadLetters
+from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.counter import SCRIPTS
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.errors import ExportError
+from celery_dlq.policy import Policy
 from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.spark import picture
+from celery_dlq.spark import picture, report
 from celery_dlq.spark.findings import Findings, findings
 from celery_dlq.spark.page import page, write_page
+from celery_dlq.spark.picture import EARLIEST, LATEST
+from celery_dlq.worker.guard import Tracked
+from celery_dlq.worker.plan import Plan
+from celery_dlq.worker.sampling import Sampler
 
 if TYPE_CHECKING:
     from conftest import Export
     from pyspark.sql import SparkSession
+
+Command = Callable[..., Any]
 
 NOON = datetime(2026, 3, 29, 12, 0, tzinfo=timezone.utc)
 EVIL = "<script>alert('x')</script>"
@@ -143,26 +159,74 @@ def look_at(file: Path, folder: Path) -> None:
     assert len(seen) > 20  # letters of the text have many shades
 
 
-def test_command_writes_the_report(spark: SparkSession, export: Export, tmp_path: Path) -> None:
-    """``dlq triage PATH --html FILE`` writes it beside what it prints; mistakes are one line."""
+@pytest.fixture
+def command(redis_url: str) -> Iterator[Command]:
+    """Run ``dlq``; the app has 30 letters of one cause in Redis, and a sample of successes."""
     from celery_dlq.cli.commands import dlq
 
-    folder, file = export([a_letter()]), tmp_path / "triage.html"
-    run = CliRunner().invoke
-    done = run(dlq, ["triage", str(folder), "--html", str(file), "--json"])
+    app = an_app(dlq_url=redis_url, dlq_queues={"orders": {"max_deliveries": 5}})
+    dead_letters = DeadLetters(app)
+    for number in range(30):
+        kwargs = json.dumps({"currency": "CHF", "n": number % 9})
+        letter = a_letter(args_json="[]", kwargs_json=kwargs, deliveries=5, dead_lettered_at=NOON)
+        dead_letters.store.dead_letter(letter, key_of(letter))
+    wire = Wire(connect(redis_url, 5), redis_url, SCRIPTS)
+    samples = RedisSamples(wire, Keys())
+    sampler = Sampler(samples, 0.5, lambda: NOON, hostname="celery@web-1", chance=lambda: 0.0)
+    plan = Plan("orders", DLQ, Policy(max_deliveries=5), None)
+    for number in range(90):
+        body = json.dumps([[], {"currency": ("EUR", "USD")[number % 2], "n": number % 9}, {}])
+        request = SimpleNamespace(id="1", message=a_message(body=body.encode()),
+                                  request_dict=a_request(), worker_pid=7)  # fmt: skip
+        delivery = a_delivery(number=2 if number < 10 else 1)
+        sampler(request, Tracked(plan, a_key(), delivery, first=False))
+    sampler.close()
+    wire.flush()
+    wire.close()
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(dlq, arguments, obj=SimpleNamespace(app=app, no_color=True))
+
+    yield run
+    dead_letters.close()
+    app.close()
+
+
+def test_command_compares_letters_with_successes(
+    spark: SparkSession, command: Command, tmp_path: Path
+) -> None:
+    """What all letters share shows beside the sample of what succeeded; mistakes are one line."""
+    folder, good, file = (str(tmp_path / name) for name in ("letters", "good", "triage.html"))
+    assert command("export", folder).exit_code == 0
+    assert command("export", good, "--successes").exit_code == 0
+    done = command("triage", folder, "--successes", good, "--html", file, "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["letters"] == 1
-    text = file.read_text("utf-8")
-    assert "1 dead letter in 1 queue" in text
-    assert "No group is large enough" in text
+    assert json.loads(done.stdout)["letters"] == 30
+    text = Path(file).read_text("utf-8")
+    assert "30 dead letters in 1 queue" in text
+    tables = [
+        [" ".join(re.sub("<[^>]+>", " ", row).split()) for row in table.split("<tr>")[1:]]
+        for table in re.findall("<table.*?</table>", text, re.DOTALL)
+    ]
+    (causes,) = [table for table in tables if "lift" in table[0]]
+    assert causes[1:] == ["kwargs.currency = CHF 100% 0.0% 180.0× below 1e-12 successes"]
+    # One of two successes was sampled: 90 stand for 180.
+    (limits,) = [table for table in tables if "advised" in table[0]]
+    assert limits[1:] == [
+        "shop.charge 1 210 160 0 76.2% 2",
+        "shop.charge 2 50 20 0 40.0% 2",
+        "shop.charge 5 30 0 30 0.0% 2",
+    ]
     (tmp_path / "file").touch()
     for arguments, told in [
-        ([str(tmp_path / "nope"), "--html", str(file)], "got no such folder"),
-        ([str(folder), "--html", str(tmp_path / "file" / "x.html")], "file that can be written"),
+        ([str(tmp_path / "nope"), "--html", file], "got no such folder"),
+        ([folder, "--html", str(tmp_path / "file" / "x.html")], "file that can be written"),
+        ([folder, "--successes", str(tmp_path / "nope"), "--html", file], "got no such folder"),
+        ([folder, "--successes", folder, "--html", file], "to hold messages that succeeded"),
+        ([good, "--html", file], "got messages that succeeded"),
     ]:
-        done = run(dlq, ["triage", *arguments])
-        assert done.exit_code == 1
-        assert done.stderr.count("\n") == 1
+        done = command("triage", *arguments)
+        assert (done.exit_code, done.stderr.count("\n")) == (1, 1), done.stderr
         assert told in done.stderr
 
 
@@ -180,13 +244,36 @@ def test_letters_without_times_have_a_report(spark: SparkSession, tmp_path: Path
     assert "The letters have no times." in page(found, NOON)
 
 
+@pytest.mark.parametrize("times", [(EARLIEST, NOON, LATEST), (EARLIEST,), (LATEST,)])
+def test_times_at_the_ends_of_the_calendar_are_shown(
+    spark: SparkSession, export: Export, tmp_path: Path, times: tuple[datetime, ...]
+) -> None:
+    """A bucket and the margin of an axis may begin before the year 1 does."""
+    folder = export([a_letter(dead_lettered_at=time) for time in times])
+    found = report.triage(folder, tmp_path / "triage.png", spark)
+    assert sum(row.letters for row in found.timeline) == len(times)
+    nothing: dict[str, Any] = {"news_from": None, "new": (), "spikes": (), "similar": ()}
+    assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **nothing), NOON)
+
+
 def test_unreadable_report_place_is_told(tmp_path: Path) -> None:
-    """A page that cannot be written says so, with its name."""
+    """A page that cannot be written says so, with its name, and leaves no half one."""
     from test_picture import a_triage
 
     nothing: dict[str, Any] = {"news_from": None, "new": (), "spikes": (), "similar": ()}
     found = Findings(triage=a_triage(groups=60, reasons=12), causes={}, **nothing)
     assert "and 10 smaller groups with 10 letters" in page(found, NOON)
+    assert "No group is large enough to be compared" in page(found, NOON)
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match=r"expected .*x\.html to be a file that can be written"):
         write_page(found, tmp_path / "file" / "x.html", NOON)
+    file = write_page(found, tmp_path / "out" / "triage.html", NOON)
+    before, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(ExportError, match=r"triage\.html to be a file that can be written"):
+            write_page(found, file, NOON + timedelta(days=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]

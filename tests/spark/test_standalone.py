@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import a_letter, key_of
@@ -42,10 +46,9 @@ reader = spark.read.format("celery_dlq").option("url", sys.argv[1])
 letters = reader.option("partitions", "4").load()
 
 def where(_):
-    import celery_dlq, os, socket
+    import celery_dlq
     from celery_dlq.spark import live
-    foreign = [name for name in ("celery", "kombu") if name in sys.modules]
-    yield celery_dlq.__file__, os.environ.get("SPARK_EXECUTOR_DIRS", ""), foreign
+    yield celery_dlq.__file__
 
 found = spark.sparkContext.parallelize(range(8), 8).mapPartitions(where).collect()
 counted = letters.selectExpr("count(*)", "count(DISTINCT id)").first()
@@ -54,8 +57,7 @@ print("ANSWER", json.dumps({
     "distinct": counted[1],
     "groups": [[row.fingerprint, row.letters] for row in groups(letters).collect()],
     "executors": len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1,
-    "packages": sorted({file for file, _dirs, _foreign in found}),
-    "foreign": sorted({name for _file, _dirs, names in found for name in names}),
+    "packages": sorted(set(found)),
 }))
 spark.stop()
 """
@@ -72,7 +74,6 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_WORKER_DIR": str(folder / name),
         "SPARK_DAEMON_JAVA_OPTS": QUICK,
-        "PYSPARK_PYTHON": sys.executable,
     }
     log = folder / f"{name}.log"
     with log.open("wb") as output:
@@ -102,8 +103,31 @@ def zipped(folder: Path) -> Path:
     return target
 
 
-def test_cluster_reads_live_letters_with_a_shipped_package(redis_url: str, tmp_path: Path) -> None:
-    """Executors on two workers read with the zip that --py-files sent them, without Celery."""
+def a_python(folder: Path, *, installed: bool) -> Path:
+    """A Python of its own, with all that this one has but Celery, kombu and our package.
+
+    With ``installed`` the package is in it, as pip puts it there.
+    """
+    venv.create(folder, symlinks=True)
+    library = f"python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    packages = folder / "lib" / library
+    for site in (Path(place) for place in sys.path if place.endswith("-packages")):
+        for entry in site.iterdir():
+            left_out = entry.name.startswith(("celery", "kombu", "__editable__"))
+            if not (left_out or entry.suffix == ".pth" or (packages / entry.name).exists()):
+                (packages / entry.name).symlink_to(entry)
+    if installed:
+        shutil.copytree(PACKAGE, packages / PACKAGE.name)
+    return folder / "bin" / "python"
+
+
+def test_cluster_reads_live_letters_with_the_package_shipped_or_installed(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Executors on two workers read with what --py-files sent, or what is installed there.
+
+    Neither Python has Celery, and the one that is sent the package has none of its own.
+    """
     from celery_dlq.spark.session import find_java
 
     if find_java().home is None and not find_java().has_vector_module:
@@ -115,27 +139,41 @@ def test_cluster_reads_live_letters_with_a_shipped_package(redis_url: str, tmp_p
         )
         store.dead_letter(letter, key_of(letter))
     store.close()
+    bare = a_python(tmp_path / "bare", installed=False)
+    has_it = a_python(tmp_path / "has_it", installed=True)
+    (tmp_path / "job.py").write_text(JOB, "utf-8")
     package = "org.apache.spark.deploy"
     local = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with daemon(tmp_path, "master", f"{package}.master.Master", *local) as log:
         found = poll(lambda: re.search(r"spark://127\.0\.0\.1:\d+", log.read_text()),
                      timeout_seconds=90, every_seconds=0.1)  # fmt: skip
         assert found is not None
-        half = ("--cores", "1", "--memory", "700m", *local, found[0])
+        # Room for one executor of each job.
+        half = ("--cores", "2", "--memory", "1400m", *local, found[0])
         worker = f"{package}.worker.Worker"
-        with daemon(tmp_path, "one", worker, *half), daemon(tmp_path, "two", worker, *half):
-            # It waits itself until both are there.
-            answer = submitted(found[0], redis_url, tmp_path)
-    assert (answer["letters"], answer["distinct"]) == (200, 200)
-    assert answer["groups"] == [["a" * 16, 100], ["b" * 16, 100]]
-    assert answer["executors"] == 2
-    assert all("celery_dlq.zip" in file for file in answer["packages"]), answer["packages"]
-    assert answer["foreign"] == []
+        with (
+            daemon(tmp_path, "one", worker, *half),
+            daemon(tmp_path, "two", worker, *half),
+            ThreadPoolExecutor(2) as both,
+        ):
+            # They wait themselves until both are there.
+            files = ("--py-files", str(zipped(tmp_path)))
+            sent = both.submit(submitted, found[0], redis_url, tmp_path, bare, files)
+            there = both.submit(submitted, found[0], redis_url, tmp_path, has_it)
+            shipped, installed = sent.result(), there.result()
+    for answer in (shipped, installed):
+        assert (answer["letters"], answer["distinct"]) == (200, 200)
+        assert answer["groups"] == [["a" * 16, 100], ["b" * 16, 100]]
+        assert answer["executors"] == 2
+    assert all("celery_dlq.zip" in file for file in shipped["packages"]), shipped
+    its_own = f"{has_it.parents[1]}/lib/"
+    assert all(file.startswith(its_own) for file in installed["packages"]), installed
 
 
-def submitted(master: str, url: str, folder: Path) -> dict[str, object]:
-    """Run the job with spark-submit; returns what it printed."""
-    (folder / "job.py").write_text(JOB, "utf-8")
+def submitted(
+    master: str, url: str, folder: Path, python: Path, options: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run the job with spark-submit and this Python; returns what it printed."""
     conf = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -145,6 +183,9 @@ def submitted(master: str, url: str, folder: Path) -> dict[str, object]:
         "spark.executor.memory": "512m",
         "spark.cores.max": "2",
         "spark.sql.shuffle.partitions": "1",
+        # Each query runs once.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # Both workers must be there, or one of them could do all of the job.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "90s",
@@ -152,12 +193,11 @@ def submitted(master: str, url: str, folder: Path) -> dict[str, object]:
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     submit = str(Path(str(find_spec("pyspark").origin)).parent / "bin" / "spark-submit")  # type: ignore[union-attr]
     done = subprocess.run(
-        [submit, "--master", master, "--py-files", str(zipped(folder)), *settings,
-         str(folder / "job.py"), url],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        [submit, "--master", master, *options, *settings, str(folder / "job.py"), url],
+        env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
         check=False, capture_output=True, text=True, timeout=240, cwd=folder,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert lines, done.stdout + done.stderr[-3000:]
-    answer: dict[str, object] = json.loads(lines[0].partition(" ")[2])
+    answer: dict[str, Any] = json.loads(lines[0].partition(" ")[2])
     return answer

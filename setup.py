@@ -44,7 +44,10 @@ TEST = [
     "fsspec>=2024.2",
     "gevent>=24",
     "hypothesis>=6.100",
-    "moto[server]>=5",
+    # Its extra "server" brings every service of AWS along; these two are what S3 needs of it.
+    "flask>=3",
+    "flask-cors>=5",
+    "moto[s3]>=5",
     "pandas>=2.1,<3",
     "polars>=1",
     # They run the notebook of examples/.
@@ -71,7 +74,18 @@ DOCS = [
     "sphinx-click>=6",
     "pytest>=8",  # the fixture's reference imports it
 ]
-LINT = ["ruff==0.17.5", "mypy==2.4.1", "import-linter==2.16"]
+LINT = [
+    # Whose types mypy looks at: all that the package imports, and nothing that only tests need.
+    *CLI,
+    *SPARK,
+    *SENTRY,
+    *PROMETHEUS,
+    "fsspec>=2024.2",
+    "pytest>=8",
+    "ruff==0.17.5",
+    "mypy==2.4.1",
+    "import-linter==2.16",
+]
 
 setup(
     name="celery_dlq",

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import pytest
+from celery_door import CeleryDoor
 from hypothesis import HealthCheck, settings
 from rabbit import RabbitServer, rabbitmq_executable
 from servers import RedisServer, redis_executable, require
@@ -33,6 +34,19 @@ def pytest_report_header() -> str:
     return f"{', '.join(found)}; {' '.join(done.stdout.split()[:3])}"
 
 
+LONGEST = ("test_chaos.py", "test_standalone.py", "test_notebook.py", "test_streaming_example.py")
+"""A minute each or so: begun last, one of them would run alone for all of it."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the longest; all that share a Spark session run in one process (tox.ini)."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if "spark" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """Give a server for all tests of this process; with xdist every worker has its own.
@@ -50,6 +64,13 @@ def rabbit_server() -> Iterator[RabbitServer]:
     require(rabbitmq_executable(), "rabbitmq-server (a system package)")
     with RabbitServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryDoor]:
+    """Give a ``celery`` whose commands are not a second late: a process has loaded it before."""
+    with CeleryDoor(tmp_path_factory.mktemp("door")) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import celery
 import pytest
 import redis
+from celery_door import CeleryDoor
 from servers import RedisServer
 from waiting import poll
 from workers import HERE, QUEUES, Place, Worker
@@ -38,19 +39,21 @@ def poison(poison_module: ModuleType, redis_url: str) -> ModuleType:
 
 
 @pytest.fixture
-def start_worker(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    """Start workers; all are ended after the test."""
+def start_worker(
+    redis_url: str, tmp_path: Path, door: CeleryDoor
+) -> Iterator[Callable[..., Worker]]:
+    """Start workers; all are ended after the test, at once: what they still do, nobody looks at."""
     started: list[Worker] = []
 
     def start(conf: dict[str, Any] | None = None, *, wait: bool = True, **more: Any) -> Worker:
         log = tmp_path / f"worker-{len(started)}.log"
-        worker = Worker(redis_url, log, conf, **more)
+        worker = Worker(redis_url, log, conf, door=door, **more)
         started.append(worker)
         return worker.start(wait=wait)
 
     yield start
     for worker in started:
-        worker.stop()
+        worker.kill()
 
 
 @pytest.fixture

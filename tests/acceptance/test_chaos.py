@@ -13,7 +13,7 @@ from rabbit import rabbitmq_executable
 from servers import redis_executable, require
 
 TESTS = Path(__file__).parents[1]
-TASKS = 300
+TASKS = 150  # a short form of what tests/chaos/README.md shows
 
 
 @pytest.mark.parametrize("broker", ["redis", "quorum"])
@@ -28,7 +28,7 @@ def test_every_message_succeeds_or_is_one_letter_whatever_is_killed(
 
     done = subprocess.run(
         [sys.executable, "-m", "chaos.run", "--seed", "7", "--tasks", str(TASKS),
-         "--broker", broker, "--duration", "120", "--report", str(report_file)],
+         "--broker", broker, "--duration", "90", "--report", str(report_file)],
         env={**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120"}, cwd=tmp_path,
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
@@ -38,4 +38,4 @@ def test_every_message_succeeds_or_is_one_letter_whatever_is_killed(
     assert report["balanced"]
     assert not report["faults"]
     assert report["counts"]["published"] == TASKS
-    assert sum(report["misfortunes"].values()) > 0
+    assert all(report["misfortunes"].values()), report["misfortunes"]

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from celery_door import CeleryDoor
 from workers import HERE, Worker, environment
 
 from celery_dlq import DeadLetter, Reason
@@ -21,12 +22,12 @@ Dlq = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def dlq(redis_url: str) -> Dlq:
+def dlq(redis_url: str, door: CeleryDoor) -> Dlq:
     """Run ``celery -A poison_app dlq …``."""
 
     def run(*arguments: str, conf: dict[str, Any] | None = None) -> Any:
         return subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *arguments],
+            [door.bin / "celery", "-A", "poison_app", "dlq", *arguments],
             env=environment(redis_url, conf), cwd=HERE, capture_output=True, text=True,
             timeout=120, check=False,
         )  # fmt: skip

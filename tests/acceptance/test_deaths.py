@@ -62,22 +62,19 @@ def test_every_kind_of_poison_ends_as_one_letter_beside_healthy_work(
     assert [ran(f"healthy-{n}") for n in range(20)] == [1] * 20
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("killed", MaxDeliveriesExceeded),
-        ("requeues", MaxDeliveriesExceeded),
-        ("fails", LookupError),
-        ("to_dlq", Exception),
-    ],
-)
-def test_a_dead_task_has_a_failure_as_its_result(
-    poison: ModuleType, start_worker: Start, name: str, error: type[Exception]
-) -> None:
+def test_a_dead_task_has_a_failure_as_its_result(poison: ModuleType, start_worker: Start) -> None:
     """Nobody waits for ever for the result of a message that was dead-lettered."""
     start_worker()
-    with pytest.raises(error):
-        getattr(poison, name).delay(name).get(timeout=30)
+    errors: dict[str, type[Exception]] = {
+        "killed": MaxDeliveriesExceeded,
+        "requeues": MaxDeliveriesExceeded,
+        "fails": LookupError,
+        "to_dlq": Exception,
+    }
+    sent = {name: getattr(poison, name).delay(name) for name in errors}
+    for name, result in sent.items():
+        with pytest.raises(errors[name]):
+            result.get(timeout=30)
 
 
 def test_expected_exceptions_and_ignored_tasks_are_no_deaths(

@@ -145,27 +145,33 @@ def test_bad_input_is_kept_and_does_not_crash_the_worker(
     assert poison.healthy.delay("after").get(timeout=10) == "after"
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
-@pytest.mark.parametrize("how", [{"serializer": "yaml"}, {"compression": "gzip"}, {"priority": 5}])
 def test_every_form_of_message_can_die_and_come_back(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str,
-    protocol: int, how: dict[str, Any],
-) -> None:  # fmt: skip
+    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str
+) -> None:
     """Protocol 1, other serializers, compressed bodies and priorities redrive as they were."""
-    poison.app.conf.task_protocol = protocol
-    poison.app.amqp.__dict__.pop("create_task_message", None)  # made from the setting
-    try:
-        sent = poison.fails.apply_async(("form",), **how)
-    finally:
-        poison.app.conf.task_protocol = 2
-        poison.app.amqp.__dict__.pop("create_task_message", None)
+    forms: list[dict[str, Any]] = [
+        {"serializer": "yaml"}, {"compression": "gzip"}, {"priority": 5}]  # fmt: skip
+    sent = {}
+    for protocol in (1, 2):
+        poison.app.conf.task_protocol = protocol
+        poison.app.amqp.__dict__.pop("create_task_message", None)  # made from the setting
+        try:
+            for how in forms:
+                form = f"protocol {protocol}, {how}"
+                sent[form] = poison.fails.apply_async((form,), **how).id
+        finally:
+            poison.app.conf.task_protocol = 2
+            poison.app.amqp.__dict__.pop("create_task_message", None)
     start_worker()
-    (letter,) = letters()
-    assert (letter.task_id, letter.task_name) == (sent.id, "poison_app.fails")
+    found = letters(count=len(sent))
+    assert sorted(letter.task_id for letter in found) == sorted(sent.values())
+    assert {letter.task_name for letter in found} == {"poison_app.fails"}
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
         client.set("fixed", "yes")
 
     poison.dlq.redrive("orders-DLQ")
 
-    poll(lambda: poison.app.backend.get_state(sent.id) == "SUCCESS", timeout_seconds=20)
-    assert ran("form") == 2
+    for form, task_id in sent.items():
+        poll(lambda i=task_id: poison.app.backend.get_state(i) == "SUCCESS",  # type: ignore[misc]
+             timeout_seconds=20)  # fmt: skip
+        assert (form, ran(form)) == (form, 2)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from celery_door import CeleryDoor, Forked
 from waiting import poll
 
 HERE = Path(__file__).parent
@@ -51,6 +52,7 @@ class Worker:
         pool: Celery's name of the pool.
         app: The module of the app.
         python: The command that starts Python.
+        door: Where a process waits that has loaded Celery; ``None``: Python is started.
     """
 
     def __init__(
@@ -63,15 +65,18 @@ class Worker:
         pool: str = "prefork",
         app: str = "poison_app",
         python: tuple[str, ...] = (sys.executable,),
+        door: CeleryDoor | None = None,
     ) -> None:
         self.log = log
-        self._command = [*python, "-m", "celery", "-A", app, "worker",
-                         "--concurrency", "2", "--pool", pool, "--queues", QUEUES,
-                         "--loglevel", "INFO",
+        self._python = python
+        self._command = ["-A", app, "worker", "--concurrency", "2", "--pool", pool,
+                         "--queues", QUEUES, "--loglevel", "INFO",
                          "--without-gossip", "--without-mingle", *arguments]  # fmt: skip
         conf = {"dlq_spool_dir": str(log.parent / "spool"), **(conf or {})}
         self._env = environment(redis_url, conf, **(env or {}))
-        self.process: subprocess.Popen[bytes]
+        usual = python == (sys.executable,) and self._env["PYTHONPATH"] == str(HERE)
+        self._door = door if usual and pool != "gevent" else None
+        self.process: subprocess.Popen[bytes] | Forked
 
     def __enter__(self) -> Worker:
         self.start()
@@ -84,11 +89,16 @@ class Worker:
         """Start it and, unless told otherwise, wait until it consumes."""
         begun = len(self.output)
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                self._command, env=self._env, cwd=HERE, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, start_new_session=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
-            )  # fmt: skip
+            if self._door is not None:
+                self.process = self._door.fork(
+                    self._command, cwd=HERE, env=self._env, output=output
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [*self._python, "-m", "celery", *self._command], env=self._env, cwd=HERE,
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
+                )  # fmt: skip
         if not wait:
             return self
         poll(lambda: "ready." in self.output[begun:] or self.process.poll() is not None,

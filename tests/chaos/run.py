@@ -141,6 +141,7 @@ class Chaos:
         self._slots = slots
         self._tell = tell
         self._next_at = time.monotonic() + 4.0  # after the workers' start
+        self.owed = rng.sample(list(MISFORTUNES), len(MISFORTUNES))  # each happens once, at first
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._redis_down_since: float | None = None
         self.outages: list[tuple[float, float]] = []
@@ -165,7 +166,8 @@ class Chaos:
     def _strike(self) -> bool:
         """Do something bad, unless the one it would befall is down already."""
         rng = self._rng
-        what = rng.choices(list(MISFORTUNES), list(MISFORTUNES.values()))[0]
+        anything = rng.choices(list(MISFORTUNES), list(MISFORTUNES.values()))[0]
+        what = self.owed[-1] if self.owed else anything
         slot, seconds = rng.choice(self._slots), rng.random()
         if what.startswith("redis"):
             if self._redis_down_since is not None:
@@ -187,6 +189,7 @@ class Chaos:
              "cold": lambda: slot.ask(signal.SIGQUIT),
              "warm": lambda: slot.ask(signal.SIGTERM)}[what]()  # fmt: skip
         self.done[what] += 1
+        del self.owed[-1:]
         self._tell(what if what.startswith("redis") else f"{what} {slot.name}")
         return True
 
@@ -252,6 +255,7 @@ class Run:
             books.faults["the publisher failed"].append(repr(publisher.problem))
         if rested:
             books.faults["did not come to rest"].append(rested)
+        books.faults["never happened, so nothing is proved of it"] += chaos.owed
         return books, self._report(books, chaos, logs)
 
     # -- the storm ------------------------------------------------------------------
@@ -263,7 +267,7 @@ class Run:
         chaos = Chaos(luck, server, self._slots, self._tell)
         publisher.start()
         deadline = time.monotonic() + options.duration
-        while publisher.is_alive() and time.monotonic() < deadline:
+        while (publisher.is_alive() or chaos.owed) and time.monotonic() < deadline:
             chaos.tick()
             self._tend()
             time.sleep(0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from builders import a_letter, a_request, key_of
 from celery_door import CeleryDoor
 from exempt import EXEMPT, why_exempt
 from fenced import PAGES, ROOT, Block, blocks, page_name
+from java import QUICK_JAVA
 from story import Story, lend_shop, own_shop
 
 from celery_dlq import Reason
@@ -37,13 +39,6 @@ for _page in PAGES:
     _found = [b for b in blocks(_page) if not BUILT.fullmatch(b.language)]
     if _found:
         CODE[page_name(_page)] = _found
-
-
-@pytest.fixture(scope="session")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryDoor]:
-    """Give one process that has loaded Celery to all pages."""
-    with CeleryDoor(tmp_path_factory.mktemp("door")) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -117,7 +112,7 @@ def run_as_script(page_blocks: list[Block], folder: Path, places: dict[str, str]
     (folder / "page.py").write_text(code, "utf-8")
     done = subprocess.run(
         [sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=180,
-        check=False,
+        env={**os.environ, **QUICK_JAVA}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{page_blocks[0].page}: {done.stderr[-3000:]}"
 

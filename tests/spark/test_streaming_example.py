@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders import a_letter, key_of
+from java import QUICK_JAVA
 
 from celery_dlq.backends.redis.connection import connect
 from celery_dlq.backends.redis.keys import Keys
@@ -46,7 +47,8 @@ def test_each_letter_is_in_the_lake_once(
     shutil.copy(EXAMPLE / "stream_letters.py", tmp_path)
     done = subprocess.run(
         [sys.executable, "stream_letters.py", "lake"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=180, env={**os.environ, "SHOP_REDIS": redis_url}, check=False,
+        text=True, timeout=180, env={**os.environ, **QUICK_JAVA, "SHOP_REDIS": redis_url},
+        check=False,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr

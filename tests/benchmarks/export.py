@@ -25,7 +25,7 @@ class Size:
     pairs: int
 
 
-FULL = Size(letters=60_000, pairs=9)
+FULL = Size(letters=200_000, pairs=9)
 QUICK = Size(letters=200, pairs=1)
 
 

@@ -104,7 +104,7 @@ def _lines(plt: Any, results: list[Result], *, by: str, panels: Mapping[str, str
         if key == "peak_mib":
             axes.set_ylim(0)
         axes.spines[["top", "right"]].set_visible(False)
-    every[0].legend(fontsize=7)
+    every[0].legend(fontsize=7, loc="center", bbox_to_anchor=(0.55, 0.53), ncols=2)
     return figure
 
 

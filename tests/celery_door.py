@@ -58,7 +58,9 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, for so many seconds."""
         if self.returncode is None:
-            if not select.select([self._line], [], [], timeout)[0]:
+            news = select.poll()  # `select.select` takes no number above 1,023
+            news.register(self._line, select.POLLIN)
+            if not news.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             self.returncode = self._number()
             self._line.close()

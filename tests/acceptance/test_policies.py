@@ -136,7 +136,7 @@ def test_a_worker_trims_what_is_past_its_time(
     poll(lambda: poison.dlq.store.length("orders-DLQ") == 0, timeout_seconds=30)
     trimmed = [c for c in poison.dlq.board.changes(limit=9) if c.action == "trimmed"]
     assert sum(change.letters for change in trimmed) == 3
-    assert "letters from orders-DLQ because of dead_letter_ttl" in worker.output
+    poll(lambda: "letters from orders-DLQ because of dead_letter_ttl" in worker.output)
 
     worker.stop()
     worker = start_worker({"dlq_queues": {"orders": {}}})

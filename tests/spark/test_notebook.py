@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from celery import _state
 from servers import RedisServer
 from waiting import poll
 
@@ -27,6 +28,8 @@ def shop(monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer) -> Iterator
     monkeypatch.setenv("SHOP_REDIS", redis_server.url)
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLE))
     monkeypatch.syspath_prepend(str(EXAMPLE))
+    # Its tasks are shared, so they would come with every app that a later test makes.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     sys.modules.pop("shop", None)
     module = importlib.import_module("shop")
     yield module

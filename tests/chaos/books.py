@@ -263,8 +263,13 @@ class Balance:
             return
         told = f"{letter.task_id}: {_told(letter)}, {len(starts)} starts; {_history(letter)}"
         early = [d for d in self._unmatched(letter, starts) if self._died_near(d)]
+        # The store was silent at their start, so they were added to the count afterwards.
+        unknown = letter.deliveries - len(letter.history)
+        died = letter.dead_lettered_at.timestamp()
         if len(early) >= missing:
             self.books.explained["counted, then killed before its first line"].append(told)
+        elif unknown >= missing and any(down <= died for down, _up in self.facts.outages):
+            self.books.explained["dispatched in an outage, added later, never began"].append(told)
         else:
             self.books.faults["charged without a start"].append(told)
 

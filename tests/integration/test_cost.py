@@ -272,12 +272,14 @@ def test_a_guarded_task_holds_little_memory_while_it_runs_and_none_afterwards(
 MOST_CALLS = 60
 MOST_BLOCKS = 16
 
+APP = Celery("cost", broker="memory://", set_as_current=False)
+
 
 def a_message(guard: Guard) -> Any:
     """What the guard looks at of Celery's request."""
     return SimpleNamespace(
         id=uuid(),
-        task=SimpleNamespace(name="cost.noop", max_retries=3),
+        task=SimpleNamespace(name="cost.noop", max_retries=3, app=APP),
         delivery_info={"exchange": "", "routing_key": "orders", "redelivered": False},
         request_dict={"retries": 0},
         dlq_tracked=None,

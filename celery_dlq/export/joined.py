@@ -43,7 +43,8 @@ def form_columns(
     Raises:
         OddEntry: As it says.
     """
-    needed = wanted | {source for name, source in (*form.places, *form.same) if name in wanted}
+    needed = wanted | {source for name, source in form.same if name in wanted}
+    needed |= {source for name, source in form.places if name in needed}
     found: dict[bytes, Any] = {}
     try:
         for piece, values in zip(form.pieces, zip(*rows, strict=True), strict=True):

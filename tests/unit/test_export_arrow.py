@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -101,6 +102,21 @@ def test_entries_taken_apart_at_once_say_what_they_say_one_by_one(
     together = table(stored).sort_by("id").to_pylist()
     alone = [table([raw(letter)]).to_pylist()[0] for letter in letters]
     assert sorted(map(repr, together)) == sorted(map(repr, alone))
+
+
+def test_a_column_by_itself_is_the_same_as_among_all() -> None:
+    """Whatever other fields its values stand in, and what of these is compressed."""
+    task_id = "0b1c2d3e-0000-4000-8000-00000000000f"
+    headers = json.dumps({"lang": "py", "id": task_id, "argsrepr": "('a long enough text',)"})
+    letter = a_letter(
+        task_id=task_id, root_id=task_id, headers=headers, argsrepr="('a long enough text',)",
+        description="gateway said 502", exception_message="gateway said 502",
+    )  # fmt: skip
+    stored = [fields_of(parts(packed(letter.to_fields())))]
+    whole = table(stored)
+    assert whole.column("root_id").to_pylist() == [task_id]
+    for name in whole.column_names:
+        assert table(stored, columns=[name]).column(name).equals(whole.column(name)), name
 
 
 @pytest.mark.parametrize("few", [3, 20])

@@ -99,6 +99,18 @@ def test_a_small_message_is_compressed_more() -> None:
     assert dict(fields_of(parts(entry))) == raw(letter.to_fields())
 
 
+def test_a_field_like_one_whose_place_is_compressed_is_read() -> None:
+    """The task's id stands in the headers, these are compressed, and the root's id is the same."""
+    task_id = "0b1c2d3e-0000-4000-8000-00000000000f"
+    letter = a_letter(
+        task_id=task_id, root_id=task_id, headers=json.dumps({"lang": "py", "id": task_id})
+    )
+    entry = packed(letter.to_fields())
+    assert b"lang" not in entry["+"]
+    for name in ("task_id", "root_id"):
+        assert fields_of(parts(entry)).get(name.encode()) == task_id.encode()
+
+
 def test_what_scripts_and_people_need_stays_plain() -> None:
     """Lua reads these fields by name."""
     entry = packed(LETTER.to_fields())

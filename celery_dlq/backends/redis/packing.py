@@ -298,8 +298,12 @@ class _Layout:
         pieces = [Piece((name,)) for name in plain]
         pieces.insert(before, Piece((b"", *warm, *within), joined=True))  # the head is nobody's
         pieces += [Piece(cold, joined=True, opened=_melted)] if cold else []
-        late = [names[place] for place, source in places if source >= len(early)]
-        late += [name for name, source in zip(same, sources, strict=True) if source >= len(early)]
+        late = {names[place] for place, source in places if source >= len(early)}
+        late |= {
+            name
+            for name, source in zip(same, sources, strict=True)
+            if source >= len(early) or names[source] in late
+        }
         return cls(
             names=names,
             early=len(early),
@@ -310,7 +314,7 @@ class _Layout:
             early_same=tuple(
                 (name, source)
                 for name, source in zip(same, sources, strict=True)
-                if source < len(early)
+                if name not in late
             ),
             late=dict.fromkeys([*cold, *late]),
             form=Form(

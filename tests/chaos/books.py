@@ -265,10 +265,9 @@ class Balance:
         early = [d for d in self._unmatched(letter, starts) if self._died_near(d)]
         # The store was silent at their start, so they were added to the count afterwards.
         unknown = letter.deliveries - len(letter.history)
-        died = letter.dead_lettered_at.timestamp()
         if len(early) >= missing:
             self.books.explained["counted, then killed before its first line"].append(told)
-        elif unknown >= missing and any(down <= died for down, _up in self.facts.outages):
+        elif unknown >= missing and self._taken_as_often(letter):
             self.books.explained["dispatched in an outage, added later, never began"].append(told)
         else:
             self.books.faults["charged without a start"].append(told)
@@ -326,6 +325,16 @@ class Balance:
             return max(1, len(self.starts.get((task_id, retries - 1), [])))
         published = self.facts.published.get(task_id)
         return published.attempts if published else 1
+
+    def _taken_as_often(self, letter: DeadLetter) -> bool:
+        """Workers took the message as often as it is charged, and once before an outage ended."""
+        died = letter.dead_lettered_at.timestamp()
+        times = [line.at for line in self.facts.received if line.task_id == letter.task_id]
+        often = len([at for at in times if at <= died]) >= letter.deliveries + letter.retries
+        return often and any(
+            down <= died and any(at <= up + REST_SECONDS for at in times)
+            for down, up in self.facts.outages
+        )
 
     def _in_outage(self, at: float) -> bool:
         return any(down - 0.5 <= at <= up + REST_SECONDS for down, up in self.facts.outages)

@@ -411,10 +411,6 @@ def _pairs(parts: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _bytes(names: Mapping[str, str], name: bytes) -> bytes:
-    return names[name.decode()].encode()
-
-
 def _unreadable(exc: Exception) -> CorruptLetter:
     return CorruptLetter(f"expected a dead letter, got an entry that cannot be unpacked ({exc!r})")
 

@@ -165,4 +165,8 @@ def _time(value: object) -> datetime | None:
         parsed = jsontext.moment(value)
     except ValueError:
         return None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+    aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+    try:
+        return aware.astimezone(timezone.utc)
+    except OverflowError:  # before the year 1 or after 9999, in UTC
+        return None

@@ -75,9 +75,9 @@ def _watch_receiving(consumer: Any, drop: _Drop, invalid_task: Callable[..., Non
         def on_task_received(message: Any) -> None:
             try:
                 handle(message)
-            except (MemoryError, *consumer.connection_errors, *consumer.channel_errors):
-                raise
             except Exception as exc:
+                if _is_not_the_messages(exc, consumer):
+                    raise
                 # Once it was dispatched, this is no error of the message's form.
                 celerys = getattr(message, "dlq_is_dispatched", False)
                 on_invalid = partial(invalid_task, None, message, exc)
@@ -103,6 +103,16 @@ def _watch_closing(consumer: Any, guard: Guard, on_close: Callable[[], None]) ->
         celerys_on_close()
 
     consumer.on_close = consumer.blueprint.on_close = on_connection_closed
+
+
+def _is_not_the_messages(exc: Exception, consumer: Any) -> bool:
+    """Whether an error is the broker's or the machine's.
+
+    kombu's Redis transport counts a plain `KeyError` among the errors of a connection; here it
+    is a header that is missing.
+    """
+    theirs = (*consumer.connection_errors, *consumer.channel_errors)
+    return isinstance(exc, (MemoryError, *theirs)) and type(exc) is not KeyError
 
 
 def _reason_of_unreadable(message: Any) -> Reason:

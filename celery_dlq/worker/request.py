@@ -19,7 +19,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
-from celery.exceptions import MaxRetriesExceededError, TaskRevokedError
+from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, TaskRevokedError
 from celery.states import READY_STATES
 from celery.utils.imports import symbol_by_name
 from celery.worker import state
@@ -114,6 +114,11 @@ class DeadLetterRequest:
         A rejection would copy the message to a dead-letter exchange of the broker's
         own, and on SQS it would not even remove it.
         """
+        if not requeue and not getattr(self.message, "dlq_is_dispatched", False):
+            # Celery drops it before its start: an eta that no clock can show, say.
+            if not self.dlq_refuse(InvalidTaskError("Celery cannot schedule it")):
+                super().reject(requeue)  # type: ignore[misc]
+            return None
         if self._dlq_failure is None and not self._dlq_waits:
             return super().reject(requeue)  # type: ignore[misc,no-any-return]
         ending = self._dlq_end(requeued=requeue)

@@ -17,7 +17,7 @@ from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 
 from celery_dlq.backends.redis.connection import Wire, connect
-from celery_dlq.backends.redis.counter import HISTORY_LIMIT, SCRIPTS, RedisCounter
+from celery_dlq.backends.redis.counter import HISTORY_LIMIT, RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.ports import Count, DeliveryCounter, MessageKey, Standing
 from celery_dlq.record import Delivery, Outcome
@@ -388,7 +388,7 @@ def test_flushing_and_closing_may_be_repeated(counter: DeliveryCounter) -> None:
 @pytest.fixture
 def redis_counter(redis_url: str) -> Iterator[DeliveryCounter]:
     """Give the counter of Redis alone, for what only Redis does."""
-    wire = Wire(connect(redis_url, 2.0, retries=0), redis_url, SCRIPTS)
+    wire = Wire(connect(redis_url, 2.0, retries=0), redis_url)
     counter = RedisCounter(wire, Keys(), TTL_SECONDS, stale_seconds=0)
     yield counter
     counter.close()

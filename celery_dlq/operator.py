@@ -487,7 +487,7 @@ class Operator:
 
     def jobs(self) -> list[Job]:
         """The newest jobs, newest first; at most five hundred are remembered."""
-        return Jobs(self.job_book, self._clock).all()
+        return Jobs(self.job_book).all()
 
     def job(self, job_id: str) -> Job:
         """One job; of a redrive also how many of its messages ``died_again`` and ``succeeded``.
@@ -498,7 +498,7 @@ class Operator:
         Raises:
             NotFound: There is no such job.
         """
-        job = Jobs(self.job_book, self._clock).get(job_id)
+        job = Jobs(self.job_book).get(job_id)
         if job.kind != "redrive":
             return job
         ends = {"died_again": self._died_again(job), "succeeded": self.job_book.succeeded(job_id)}
@@ -511,7 +511,7 @@ class Operator:
             NotFound: There is no such job.
             DLQError: It has ended.
         """
-        return Jobs(self.job_book, self._clock).cancel(job_id)
+        return Jobs(self.job_book).cancel(job_id)
 
     def resume(
         self,
@@ -528,7 +528,7 @@ class Operator:
             NotFound: There is no such job.
             DLQError: It runs, it is done, or it was an edit, whose change is not kept.
         """
-        jobs = Jobs(self.job_book, self._clock)
+        jobs = Jobs(self.job_book)
         job = jobs.get(job_id)
         if job.options.get("edited"):
             message = f"expected a job that can go on, got {job_id}, an edit; edit the letter again"
@@ -632,7 +632,7 @@ class Operator:
         action = Action.PURGED if run.job.kind == "purge" else Action.DISCARDED
         try:
             with _noting(self, run, action, where):
-                report = Discarder(self.store, self._clock).discard(
+                report = Discarder(self.store).discard(
                     run, where, options, progress=progress, scanned=scanned
                 )
         finally:
@@ -648,7 +648,7 @@ class Operator:
             total = len(where.ids)
         elif not where:
             total = self.store.length(queue)
-        return Jobs(self.job_book, self._clock).new(
+        return Jobs(self.job_book).new(
             kind, queue, where=where.to_json(), options=options,
             until=self.store.last_position(queue), total=total,
         )  # fmt: skip

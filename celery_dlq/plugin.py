@@ -408,7 +408,7 @@ class DeadLetters(Operator):
         for name in dead_letter_queues:
             self._check_queue(name)
         book = self._rulebook().in_force()
-        retention = Retention(self.store, self.board, self.events, self._clock, whoami())
+        retention = Retention(self.store, self.board, self.events, whoami())
         names = dead_letter_queues or self.store.names()
         policies = {name: book.of_dead_letter_queue(name) for name in names}
         if dry_run:
@@ -418,7 +418,7 @@ class DeadLetters(Operator):
     def _rulebook(self) -> Rulebook:
         from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
 
-        return Rulebook(book_of(self.app, self.settings), self.board, self.events, self._clock)
+        return Rulebook(book_of(self.app, self.settings), self.board, self.events)
 
     def _redriven(self, queue: str, found: Sequence[Found], redrive_id: str) -> None:
         self._measuring.redriven(queue, len(found))

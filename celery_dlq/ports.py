@@ -196,11 +196,19 @@ class StoredLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What retention looks at: where a letter is, which one, and when it died."""
+    """What retention looks at.
+
+    Attributes:
+        position: Where the letter is.
+        letter_id: Which one.
+        dead_lettered_at: When it died, as its worker's clock says; ``None``: it is no letter.
+        stored_at: When it was stored, by the store's clock; ``None`` if nothing tells.
+    """
 
     position: str
     letter_id: str
     dead_lettered_at: datetime | None
+    stored_at: datetime | None
 
 
 class Piece(NamedTuple):
@@ -365,6 +373,9 @@ class DeadLetterStore(Protocol):
     def check(self) -> None:
         """Do nothing but answer."""
 
+    def now(self) -> datetime:
+        """The present by the store's clock, which decides about everybody's letters."""
+
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter and forget the message's counters, in one atomic step.
 
@@ -422,10 +433,10 @@ class DeadLetterStore(Protocol):
         """
 
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
-        """The oldest letters, at most ``most``, or fewer if they are large."""
+        """The letters stored first, at most ``most``, or fewer if they are large."""
 
-    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
-        """Letters whose messages would have expired by now, at most ``most``."""
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+        """Letters whose messages have expired since they were stored, at most ``most``."""
 
     def length(self, dead_letter_queue: str) -> int:
         """How many letters are there."""
@@ -612,7 +623,7 @@ class Override:
         queue: The queue, by its exact name.
         key: The policy key.
         value: Its value, JSON-ready; checked like a configured one.
-        until: When the configured value comes back, aware UTC.
+        until: When the configured value comes back, aware UTC, by the store's clock.
         actor: Who set it.
     """
 
@@ -625,6 +636,9 @@ class Override:
 
 class Board(Protocol):
     """What the processes of one app tell each other. Every method may raise `StoreUnavailable`."""
+
+    def now(self) -> datetime:
+        """The present by the clock of the store, by which overrides end."""
 
     def announce(self, card: WorkerCard) -> None:
         """Put up a worker's card; it stays up while the worker gives signs of life."""
@@ -654,7 +668,7 @@ class Board(Protocol):
     def lift(self, queue: str, key: str) -> bool:
         """Take an override down; whether there was one."""
 
-    def overrides(self, now: datetime) -> list[Override]:
+    def overrides(self) -> list[Override]:
         """The overrides in force, by queue and key; those that ended are taken down."""
 
     def close(self) -> None:
@@ -663,6 +677,9 @@ class Board(Protocol):
 
 class JobBook(Protocol):
     """Keeps what is known of jobs, bounded. Every method may raise `StoreUnavailable`."""
+
+    def now(self) -> datetime:
+        """The present by the clock of the store, by which jobs fall silent."""
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Keep the state of a job; whether somebody wants it cancelled.

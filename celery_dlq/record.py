@@ -368,6 +368,18 @@ def end_of(letter: DeadLetter) -> datetime | None:
     return letter.expires
 
 
+def ended(letter: DeadLetter, stored_at: datetime | None, now: datetime) -> bool:
+    """Whether a letter ends because its message has expired since it was stored.
+
+    Args:
+        letter: The letter.
+        stored_at: When it was stored; ``None`` if that is not known.
+        now: The present, by the same clock: that of its worker may be wrong.
+    """
+    end = end_of(letter)
+    return end is not None and (stored_at is None or stored_at < end) and end <= now
+
+
 def iso(value: datetime | None) -> str | None:
     """ISO 8601 in UTC with microseconds, or ``None``."""
     if value is None:

@@ -2,6 +2,9 @@
 
 Nothing else ever removes a letter that nobody named. Each pass is bounded, a letter
 that a redrive holds is left alone, and every trimming is a `Change` in the audit.
+
+A letter's time begins when it is stored, by the store's clock: the clock of the worker that
+trims, or of the one that dated the letter, may be hours off, and decides nothing here.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from uuid import uuid4
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import Board, ClaimState, Clock, DeadLetterStore, Heading, ordered
+from celery_dlq.ports import Board, ClaimState, DeadLetterStore, Heading, ordered
 from celery_dlq.record import iso
 
 logger = logging.getLogger("celery_dlq.retention")
@@ -45,17 +48,13 @@ class Retention:
         store: Where the letters are.
         board: Where the audit is.
         events: Told of every trimming.
-        clock: The present, aware UTC.
         actor: Who follows the rules: a worker's node name, or a person.
     """
 
-    def __init__(
-        self, store: DeadLetterStore, board: Board, events: Events, clock: Clock, actor: str
-    ) -> None:
+    def __init__(self, store: DeadLetterStore, board: Board, events: Events, actor: str) -> None:
         self._store = store
         self._board = board
         self._events = events
-        self._clock = clock
         self._actor = actor
 
     def trim(
@@ -116,17 +115,17 @@ class Retention:
     def _too_old(self, name: str, policy: Policy) -> Iterator[Heading]:
         if policy.dead_letter_ttl is None:
             return
-        limit = self._clock() - timedelta(seconds=policy.dead_letter_ttl)
+        limit = self._store.now() - timedelta(seconds=policy.dead_letter_ttl)
         for heading in islice(self._oldest(name), MOST_LOOKED_AT):
-            if heading.dead_lettered_at is None:
+            if heading.dead_lettered_at is None or heading.stored_at is None:
                 continue  # no letter: it stays until it is discarded, and holds up no other
-            if heading.dead_lettered_at > limit:
-                return  # later letters died later, but for those that a spool held back
+            if heading.stored_at > limit:
+                return  # the others were stored later
             yield heading
 
     def _ended(self, name: str, policy: Policy) -> Iterator[Heading]:
         if policy.dead_letter_ttl is None:
-            yield from self._store.ended(name, self._clock(), most=MOST_A_PASS)
+            yield from self._store.ended(name, most=MOST_A_PASS)
 
     def _too_many(self, name: str, policy: Policy) -> Iterator[Heading]:
         if policy.dead_letter_max_length is not None:
@@ -180,7 +179,7 @@ class Retention:
             "newest_at": iso(max(died, default=None)),
         }
         return Change(
-            at=self._clock(),
+            at=self._store.now(),
             action=Action.TRIMMED,
             actor=self._actor,
             target=name,

@@ -107,12 +107,12 @@ def make_guard(
     observers.watch(guard, burial, hostname)
     if parts.metrics is not None:
         measuring.use(parts.metrics)
-    retention = Retention(parts.store, parts.board, events, clock, hostname)
+    retention = Retention(parts.store, parts.board, events, hostname)
     card = replace(
         card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()
     )
     guard.chores += [
-        Presence(parts.board, card, plans.obey, clock),
+        Presence(parts.board, card, plans.obey),
         *_trimming(parts.store, retention, plans),
         observers,
         *([sampler] if sampler is not None else []),

@@ -291,7 +291,7 @@ class _Queue:
         for page in self._pages(end):
             early = self._before_until(page)
             if early:
-                self._take(early, self._work.where)
+                self._take(early, replace(self._work.where, until=None))
                 if self._enough():
                     self.commit()
             if len(early) < len(page):
@@ -361,14 +361,18 @@ class _Queue:
             )
 
     def _before_until(self, page: Sequence[Entry]) -> Sequence[Entry]:
-        """The letters before the first that died at or after ``until``: it ends the run."""
+        """The letters before the first that died at or after ``until``: it ends the run.
+
+        One that was stored before had died, whatever date a wrong clock gave it; it must not
+        make all behind it wait for that day.
+        """
         until = self._work.where.until
         if until is None:
             return page
-        micros = to_micros(until)
-        for number, (_position, fields) in enumerate(page):
+        micros, stored = to_micros(until), ordered(self._work.store.position_at(until))
+        for number, (position, fields) in enumerate(page):
             died_at = _integer(fields.get(b"dead_lettered_at"))
-            if died_at is not None and died_at >= micros:
+            if died_at is not None and died_at >= micros and ordered(position) >= stored:
                 return page[:number]
         return page
 

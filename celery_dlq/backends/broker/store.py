@@ -15,6 +15,7 @@ from celery_dlq.backends.broker.ledger import Ledger
 from celery_dlq.backends.broker.shelf import MOST_LETTERS, Held, Shelf
 from celery_dlq.backends.broker.snapshot import Snapshot
 from celery_dlq.backends.broker.wire import parcel
+from celery_dlq.backends.redis.store import stored_at
 from celery_dlq.errors import CorruptLetter, NotSupported
 from celery_dlq.ports import (
     Capabilities,
@@ -30,7 +31,7 @@ from celery_dlq.ports import (
     StoredLetter,
     ordered,
 )
-from celery_dlq.record import DeadLetter, Delivery, end_of, from_micros
+from celery_dlq.record import DeadLetter, Delivery, ended, from_micros
 
 logger = logging.getLogger("celery_dlq.store")
 
@@ -69,6 +70,10 @@ class BrokerStore:
         """Ask both for a sign of life."""
         self._ledger.check()
         self._shelf.check()
+
+    def now(self) -> datetime:
+        """The clock of Redis, which gives the letters their positions."""
+        return self._ledger.now()
 
     # -- storing ------------------------------------------------------------------
 
@@ -139,18 +144,20 @@ class BrokerStore:
         return self._ledger.settled(dead_letter_queue) or self._found_end(dead_letter_queue)
 
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
-        """The oldest letters; reads the queue."""
+        """The letters stored first; reads the queue."""
         pages = self.fields(dead_letter_queue, after=after, until=None, page_size=_PAGE)
         headings = (_heading(position, f) for page in pages for position, f in page)
         return list(islice(headings, most))
 
-    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
-        """Letters whose messages would have expired by now; reads the queue."""
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+        """Letters whose messages have expired since they were stored; reads the queue."""
+        now = self.now()
         found = (
-            Heading(position=s.position, letter_id=s.letter.id, dead_lettered_at=None)
+            Heading(position=s.position, letter_id=s.letter.id, dead_lettered_at=None,
+                    stored_at=stored_at(s.position))
             for s in self.letters(dead_letter_queue, newest_first=False)
-            if (end := end_of(s.letter)) is not None and end <= now
-        )
+            if ended(s.letter, stored_at(s.position), now)
+        )  # fmt: skip
         return list(islice(found, most))
 
     def length(self, dead_letter_queue: str) -> int:
@@ -410,4 +417,9 @@ def _heading(position: str, fields: Mapping[bytes, bytes]) -> Heading:
     with suppress(KeyError, ValueError, OverflowError):
         died = from_micros(int(fields[b"dead_lettered_at"]))
     letter_id = fields.get(b"id", b"").decode("utf-8", "replace") or position
-    return Heading(position=position, letter_id=letter_id, dead_lettered_at=died)
+    return Heading(
+        position=position,
+        letter_id=letter_id,
+        dead_lettered_at=died,
+        stored_at=stored_at(position),
+    )

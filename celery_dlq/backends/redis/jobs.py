@@ -6,10 +6,12 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.redis.connection import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.store import now
 
 logger = logging.getLogger("celery_dlq.store")
 
@@ -30,6 +32,10 @@ class RedisJobBook:
         self._client = client
         self._url = url
         self._keys = keys
+
+    def now(self) -> datetime:
+        """The clock of Redis."""
+        return now(self._client, self._url)
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Keep a state; the oldest are dropped when there are too many."""

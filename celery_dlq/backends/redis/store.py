@@ -110,6 +110,10 @@ class RedisStore:
         with translated(self._url):
             self._client.ping()
 
+    def now(self) -> datetime:
+        """The clock of Redis."""
+        return now(self._client, self._url)
+
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""
         name, keys = letter.dead_letter_queue, self._keys
@@ -232,18 +236,20 @@ class RedisStore:
             )
         return [_heading(entry, fields) for entry, fields in page]
 
-    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
         """Letters past the end of their message's life, from the index."""
+        now = to_micros(self.now())
         with translated(self._url):
             ids = self._client.zrange(
-                self._keys.ends(dead_letter_queue), "-inf", to_micros(now), byscore=True,
-                offset=0, num=most,
-            )  # fmt: skip
+                self._keys.ends(dead_letter_queue), "-inf", now, byscore=True, offset=0, num=most
+            )
             entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
+        places = [_text(entry or b"0-0") for entry in entries]
         return [
-            Heading(position=_text(entry or b"0-0"), letter_id=_text(name), dead_lettered_at=None)
-            for name, entry in zip(ids, entries, strict=True)
-        ]
+            Heading(position=place, letter_id=_text(name), dead_lettered_at=None,
+                    stored_at=stored_at(place))
+            for name, place in zip(ids, places, strict=True)
+        ]  # fmt: skip
 
     def length(self, dead_letter_queue: str) -> int:
         """How many letters are there."""
@@ -531,6 +537,20 @@ class RedisStore:
             return self._reader.call(*command)
 
 
+def now(client: Any, url: str) -> datetime:
+    """The present by the clock of Redis: the one that all machines share."""
+    with translated(url):
+        seconds, micros = client.time()
+    return from_micros(seconds * 1_000_000 + micros)
+
+
+def stored_at(position: str) -> datetime | None:
+    """When an entry was stored: its id begins with the milliseconds of the clock of Redis."""
+    with suppress(ValueError, OverflowError):
+        return from_micros(ordered(position)[0] * 1000)
+    return None
+
+
 def is_position(text: str) -> bool:
     """Whether a text is written as the id of a stream entry."""
     first, dash, second = text.partition("-")
@@ -603,6 +623,7 @@ def _heading(entry: str, fields: Mapping[bytes, bytes]) -> Heading:
         position=entry,
         letter_id=fields.get(b"id", b"").decode("utf-8", "replace"),
         dead_lettered_at=_time_of([(entry.encode(), fields)]),
+        stored_at=stored_at(entry),
     )
 
 

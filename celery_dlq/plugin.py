@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
@@ -18,6 +17,7 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.filters import LetterFilter
+from celery_dlq.logs import get_logger
 from celery_dlq.measuring import Measuring
 from celery_dlq.operations.selection import Found
 from celery_dlq.operator import Operator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from celery_dlq.export.parquet import ExportReport
     from celery_dlq.worker.adopter import Adopter, AdoptReport
 
-logger = logging.getLogger("celery_dlq")
+logger = get_logger("celery_dlq")
 
 _ATTRIBUTE = "_celery_dlq"
 

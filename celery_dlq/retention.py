@@ -9,7 +9,6 @@ trims, or of the one that dated the letter, may be hours off, and decides nothin
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -18,12 +17,13 @@ from typing import Any
 from uuid import uuid4
 
 from celery_dlq.events import Action, Change, Events
+from celery_dlq.logs import get_logger
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import Board, ClaimState, DeadLetterStore, Heading, ordered
 from celery_dlq.record import iso
 
-logger = logging.getLogger("celery_dlq.retention")
+logger = get_logger("celery_dlq.retention")
 
 MOST_A_PASS = 500
 """Most letters that one pass over one queue trims for one cause."""

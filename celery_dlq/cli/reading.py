@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -151,7 +150,7 @@ def tail(
         for letters in (reversed(newest if lines else []), coming):
             for letter in letters:
                 if as_json:
-                    click.echo(json.dumps(letter.to_json(), ensure_ascii=False))
+                    print_lines([letter.to_json()])
                 else:
                     screen.line(letter)
     except KeyboardInterrupt:

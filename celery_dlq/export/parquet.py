@@ -10,7 +10,6 @@ The commit order is told in `celery_dlq.export.roll`.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from celery_dlq.export.redaction import Redaction
 from celery_dlq.export.roll import Roll
 from celery_dlq.export.turns import Turns
 from celery_dlq.filters import LetterFilter
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import DeadLetterStore, ExportTurns, ordered
 from celery_dlq.record import DeadLetter, from_micros, to_micros
 
@@ -37,7 +37,7 @@ except ImportError as exc:
     feature = "the export of letters"
     raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
-logger = logging.getLogger("celery_dlq.export")
+logger = get_logger("celery_dlq.export")
 
 SUCCESSES = "successes"
 """What a folder holds whose rows are messages that succeeded."""

@@ -7,7 +7,6 @@ here is logged and neither fails a task nor acknowledges one.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from weakref import ref
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.headers import REDRIVE_HEADER, REDRIVES_HEADER
+from celery_dlq.logs import get_logger
 from celery_dlq.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, SUCCEEDED, UNCOUNTED, Counts
 from celery_dlq.policy import Policy
 from celery_dlq.ports import Clock, DeliveryCounter, MessageKey, Standing
@@ -29,7 +29,7 @@ from celery_dlq.worker.failure import Failure
 from celery_dlq.worker.letter import Death, letter_of
 from celery_dlq.worker.plan import Plan, Plans
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 HISTORY_IN_LETTER = 50
 

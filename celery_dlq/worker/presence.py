@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from celery_dlq.drift import differences
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.logs import get_logger
 from celery_dlq.overrides import by_queue
 from celery_dlq.policy import Policy
 from celery_dlq.ports import Board, WorkerCard
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 REST_TICKS = 2
 """How many ticks pass between two signs of life."""

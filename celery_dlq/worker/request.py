@@ -10,7 +10,6 @@ Source: https://github.com/celery/celery/blob/main/celery/worker/request.py
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -24,12 +23,13 @@ from celery.worker import state
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
+from celery_dlq.logs import get_logger
 from celery_dlq.record import Outcome, Reason
 from celery_dlq.verdict import Die
 from celery_dlq.worker.failure import Failure, failure_of, time_limit_failure
 from celery_dlq.worker.guard import HANDLING, Begin, Ending, Guard, Tracked
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 
 class DeadLetterRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from celery_dlq.backends.broker.snapshot import Snapshot
 from celery_dlq.backends.broker.wire import parcel
 from celery_dlq.backends.redis.store import stored_at
 from celery_dlq.errors import CorruptLetter, NotSupported
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import (
     Capabilities,
     ClaimState,
@@ -33,7 +33,7 @@ from celery_dlq.ports import (
 )
 from celery_dlq.record import DeadLetter, Delivery, ended, from_micros
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 _PAGE = 200
 _FRESH_SECONDS = 10.0

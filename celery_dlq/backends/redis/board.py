@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -13,14 +12,15 @@ from itertools import zip_longest
 from typing import Any
 
 from celery_dlq.backends.redis.connection import Wire, translated
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.scripts import NodeReply, Scripts, source
 from celery_dlq.backends.redis.store import now
 from celery_dlq.events import Change
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import Override, WorkerCard
 from celery_dlq.record import from_micros, to_micros
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30.0
 """A worker that gave no sign of life for so long is not live any more."""
@@ -164,7 +164,7 @@ class RedisBoard:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
 
 
 def _card(text: Mapping[str, Any], tasks: Sequence[str]) -> WorkerCard:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -12,8 +11,9 @@ from typing import Any
 from celery_dlq.backends.redis.connection import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.store import now
+from celery_dlq.logs import get_logger
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 MOST_JOBS = 500
 _CANCEL = b"cancel"

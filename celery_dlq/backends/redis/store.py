@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -26,6 +25,7 @@ from celery_dlq.backends.redis.scripts import (
     source,
 )
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import (
     Capabilities,
     ClaimState,
@@ -43,7 +43,7 @@ from celery_dlq.ports import (
 )
 from celery_dlq.record import DeadLetter, Delivery, Reason, end_of, from_micros, to_micros
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 _PAGE_OF_HEADINGS = 50
 _MOST_NAMED = 1000

@@ -224,8 +224,8 @@ class Courier:
             BrokerUnavailable: The broker does not take one; it and the rest stay.
             StoreUnavailable: The store does not answer.
         """
-        names = self._store.names() if dead_letter_queues is None else dead_letter_queues
-        for name in names:
+        names = self._store.names() if dead_letter_queues is None else [*dead_letter_queues]
+        for name in self._outbox.holding(names):
             self._deliver(name)
 
     def close(self) -> None:

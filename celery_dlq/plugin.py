@@ -411,6 +411,7 @@ class DeadLetters(Operator):
         retention = Retention(self.store, self.board, self.events, whoami())
         names = dead_letter_queues or self.store.names()
         policies = {name: book.of_dead_letter_queue(name) for name in names}
+        policies = {name: policies[name] for name in retention.due(policies)}
         if dry_run:
             return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
         return [change for n, p in policies.items() for change in retention.trim_all(n, p)]

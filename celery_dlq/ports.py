@@ -173,6 +173,23 @@ class QueueSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """What tells whether retention has anything to do in a queue.
+
+    Attributes:
+        name: The dead-letter queue.
+        letters: How many it has.
+        oldest_stored_at: When the first of them was stored, by the store's clock.
+        first_end_at: When the first message of them expires, or did.
+    """
+
+    name: str
+    letters: int
+    oldest_stored_at: datetime | None
+    first_end_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """The letters of one fingerprint."""
 
@@ -385,8 +402,17 @@ class DeadLetterStore(Protocol):
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """One letter, or ``None``."""
 
-    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
-        """Ids of letters that begin with a text, at most ``most``; reads ids only."""
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """The first of some queues that has a letter of this id, or an entry at this position."""
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
+        """Letters of some queues whose ids begin with a text; reads ids only.
+
+        Returns:
+            Queues and ids, at most ``most``.
+        """
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
         """All letters, read in bounded pages while the caller iterates.
@@ -460,6 +486,9 @@ class DeadLetterStore(Protocol):
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues at a glance, by name."""
 
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """What retention asks about some queues, before it looks into one."""
+
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups of a queue, largest first; at most ``most``."""
 
@@ -523,6 +552,9 @@ class DeadLetterStore(Protocol):
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
         """Put a discarded letter back, as the newest one, in one atomic step."""
 
+    def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those of some queues whose bin has something."""
+
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """Raw pages of the bin, newest first."""
 
@@ -584,6 +616,9 @@ class Outbox(Protocol):
 
     def done(self, dead_letter_queue: str, notices: Sequence[Notice]) -> None:
         """Forget notices: they are published."""
+
+    def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those of some queues that have notices."""
 
     def waiting(self, dead_letter_queue: str) -> int:
         """How many notices are kept."""

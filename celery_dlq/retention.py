@@ -9,9 +9,9 @@ trims, or of the one that dated the letter, may be hours off, and decides nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,7 @@ from celery_dlq.events import Action, Change, Events
 from celery_dlq.logs import get_logger
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import Board, ClaimState, DeadLetterStore, Heading, ordered
+from celery_dlq.ports import Board, ClaimState, DeadLetterStore, Glance, Heading, ordered
 from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq.retention")
@@ -31,8 +31,11 @@ MOST_A_PASS = 500
 MOST_LOOKED_AT = 2 * MOST_A_PASS
 """At most so many are looked at for it: among them may be entries that are no letters."""
 
+QUEUES_A_LOOK = 50
+"""At so many queues a worker glances in one tick."""
+
 QUEUES_A_TICK = 3
-"""Most queues that a worker looks at in one tick."""
+"""Into so many of them it looks, if there may be something to trim."""
 
 REST_TICKS = 2
 """How many ticks a worker leaves the queues alone when there was nothing to trim."""
@@ -77,6 +80,21 @@ class Retention:
             return self._trim(dead_letter_queue, policy or Policy(), dry_run=dry_run)
         finally:
             self._store.done()
+
+    def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
+        """Those of some queues that have something to trim, as far as a glance tells.
+
+        Args:
+            policies: What rules each of them.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        if not self._store.capabilities.random_access:
+            return list(policies)
+        now = self._store.now()
+        found = self._store.glances(list(policies))
+        return [one.name for one in found if _is_due(one, policies[one.name] or Policy(), now)]
 
     def _trim(self, dead_letter_queue: str, policy: Policy, *, dry_run: bool) -> list[Change]:
         causes: list[tuple[str, Callable[[], Iterator[Heading]]]] = [
@@ -199,8 +217,18 @@ class Retention:
         self._events.emit(change)
 
 
+def _is_due(glance: Glance, policy: Policy, now: datetime) -> bool:
+    most, ttl = policy.dead_letter_max_length, policy.dead_letter_ttl
+    if most is not None and glance.letters > most:
+        return True
+    if ttl is None:
+        return glance.first_end_at is not None and glance.first_end_at <= now
+    stored_at = glance.oldest_stored_at
+    return stored_at is not None and stored_at <= now - timedelta(seconds=ttl)
+
+
 class RetentionRound:
-    """Goes round the dead-letter queues of an app, a few every third tick.
+    """Goes round the dead-letter queues of an app: a glance at some of them every third tick.
 
     Args:
         retention: Trims.
@@ -215,6 +243,7 @@ class RetentionRound:
         self._store = store
         self._book = book
         self._names: list[str] = []
+        self._more: list[str] = []
         self._rest = 0
 
     def tick(self) -> None:
@@ -228,11 +257,16 @@ class RetentionRound:
             return
         if not self._names:
             self._names = self._store.names()
-        for _ in range(min(QUEUES_A_TICK, len(self._names))):
-            name = self._names.pop()
-            if self._retention.trim(name, self._book().of_dead_letter_queue(name)):
-                return
-        self._rest = REST_TICKS
+        book, looked = self._book(), [*self._names[-QUEUES_A_LOOK:], *self._more]
+        policies = {name: book.of_dead_letter_queue(name) for name in looked}
+        del self._names[-QUEUES_A_LOOK:]
+        due = self._retention.due(policies)
+        self._more = due[QUEUES_A_TICK:]
+        for number, name in enumerate(due[:QUEUES_A_TICK], 1):
+            if self._retention.trim(name, policies[name]):
+                self._more = [*due[number:], name]
+                break
+        self._rest = 0 if self._more else REST_TICKS
 
     def close(self) -> None:
         """Nothing to let go of."""

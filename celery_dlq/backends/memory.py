@@ -18,6 +18,7 @@ from celery_dlq.ports import (
     ClaimState,
     Count,
     Fate,
+    Glance,
     Group,
     Heading,
     MessageKey,
@@ -31,7 +32,7 @@ from celery_dlq.ports import (
     StoredLetter,
     WorkerCard,
 )
-from celery_dlq.record import DeadLetter, Delivery, ended
+from celery_dlq.record import DeadLetter, Delivery, end_of, ended
 from celery_dlq.reports import MOST_IDS, Report, Why
 
 _MOST_ASIDE = 20
@@ -215,10 +216,16 @@ class MemoryStore:
         """The beginning: nothing here says when a letter was stored."""
         return _position(0)
 
-    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """The first that has the letter."""
+        return next((name for name in dead_letter_queues if self.entry(name, letter_id)), None)
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
         """Ids that begin with a text."""
-        known = self._queues.get(dead_letter_queue, {})
-        return [letter_id for letter_id in known if letter_id.startswith(prefix)][:most]
+        known = ((name, i) for name in dead_letter_queues for i in self._queues.get(name, {}))
+        return list(islice((pair for pair in known if pair[1].startswith(prefix)), most))
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
         """All letters that are there now."""
@@ -286,6 +293,10 @@ class MemoryStore:
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues at a glance, by name."""
         return [self._summary(name) for name in self.names()]
+
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """What retention asks first."""
+        return [self._glance(name) for name in dead_letter_queues]
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, largest first."""
@@ -392,6 +403,11 @@ class MemoryStore:
             self._put(self._bin.pop((dead_letter_queue, letter_id))[1])
             return Restored.RESTORED
 
+    def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those whose bin has something."""
+        full = {name for name, _id in self._bin}
+        return [name for name in dead_letter_queues if name in full]
+
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """The bin, newest first."""
         with self._lock:
@@ -418,6 +434,16 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+    def _glance(self, name: str) -> Glance:
+        headings = list(self._headings(name))
+        ends = (end_of(letter) for _, letter in headings)
+        return Glance(
+            name=name,
+            letters=len(headings),
+            oldest_stored_at=headings[0][0].stored_at if headings else None,
+            first_end_at=min((end for end in ends if end is not None), default=None),
+        )
 
     def _summary(self, name: str) -> QueueSummary:
         letters = [letter for _, letter in self._queues[name].values()]
@@ -525,6 +551,10 @@ class MemoryOutbox:
         with self._lock:
             for notice in notices:
                 self._notices.get(dead_letter_queue, {}).pop(notice, None)
+
+    def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those that have notices."""
+        return [name for name in dead_letter_queues if self._notices.get(name)]
 
     def waiting(self, dead_letter_queue: str) -> int:
         """How many are kept."""

@@ -19,7 +19,13 @@ from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import ClaimState, DeadLetterStore
 from celery_dlq.record import DeadLetter
-from celery_dlq.retention import MOST_A_PASS, REST_TICKS, Retention, RetentionRound
+from celery_dlq.retention import (
+    MOST_A_PASS,
+    QUEUES_A_LOOK,
+    REST_TICKS,
+    Retention,
+    RetentionRound,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -244,3 +250,23 @@ def test_a_worker_looks_after_one_queue_after_the_other(place: Place) -> None:
         chore.tick()
     assert [place.store.length(name) for name in ("a-DLQ", "b-DLQ")] == [0, 1]
     chore.close()
+
+
+def test_a_worker_gets_round_many_queues(place: Place) -> None:
+    """One tick glances at some of them and looks into few; what is over goes in the end."""
+    if not place.store.capabilities.random_access:
+        pytest.skip("there is nothing to glance at")
+    names = [f"{number:03d}-DLQ" for number in range(2 * QUEUES_A_LOOK)]
+    for name in names:
+        place.put(dead_letter_queue=name)
+        place.put(dead_letter_queue=name)
+    book = PolicyBook({"*": Policy(dead_letter_max_length=1)})
+    chore = RetentionRound(place.retention, place.store, lambda: book)
+    for _ in names:  # one after the other, with no rest as long as there is more
+        chore.tick()
+    assert [place.store.length(name) for name in names] == [1] * len(names)
+    looked = []
+    place.store.oldest = lambda name, **_: looked.append(name)  # type: ignore[method-assign,assignment,func-returns-value]
+    for _ in range(9 * (REST_TICKS + 1)):
+        chore.tick()
+    assert looked == []

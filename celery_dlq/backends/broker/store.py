@@ -21,6 +21,7 @@ from celery_dlq.ports import (
     Capabilities,
     ClaimState,
     Fate,
+    Glance,
     Group,
     Heading,
     MessageKey,
@@ -104,10 +105,22 @@ class BrokerStore:
         """Positions begin with the time of storing in milliseconds."""
         return self._ledger.position_at(moment)
 
-    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
-        """Ids that begin with a text; reads the queue."""
-        entries = self._snapshot(dead_letter_queue).ordered()
-        return list(islice((e.key for e in entries if e.key.startswith(prefix)), most))
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """The first that has the letter; reads queue after queue."""
+        having = (name for name in dead_letter_queues if self._snapshot(name).find(letter_id))
+        return next(having, None)
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
+        """Ids that begin with a text; reads the queues."""
+        found = (
+            (name, entry.key)
+            for name in dead_letter_queues
+            for entry in self._snapshot(name).ordered()
+            if entry.key.startswith(prefix)
+        )
+        return list(islice(found, most))
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
         """All letters that are there now."""
@@ -190,11 +203,16 @@ class BrokerStore:
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues with their lengths; nothing is read for it."""
         return [
-            QueueSummary(
-                name=name, letters=self.length(name), last_hour=self._ledger.last_hour(name)
-            )
-            for name in self.names()
+            QueueSummary(name=name, letters=self.length(name), last_hour=last_hour)
+            for name, last_hour in self._ledger.last_hours(self.names())
         ]
+
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """Refuse: this would read every queue."""
+        message = (
+            f"expected a store that knows ages, got queues on the broker: {dead_letter_queues}"
+        )
+        raise NotSupported(message)
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, largest first; reads the queue."""
@@ -289,6 +307,11 @@ class BrokerStore:
         """Refuse: there is no bin."""
         del letter_id
         _no_bin(dead_letter_queue)
+
+    def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """None: there is no bin."""
+        del dead_letter_queues
+        return []
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """Refuse: there is no bin."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _DESCRIPTION_LIMIT = 300
 _BODY_LIMIT = 4_000
 _SHORT_ID = 8
+_CLOCKS_DIFFER = 2  # seconds, which are no news
 _LEFT: JustifyMethod = "left"
 HELD = "another operator has them, or one that died within the last minute; run it again then"
 
@@ -117,7 +118,7 @@ class Screen:
             table.add_row(
                 line(letter.id[:_SHORT_ID]),
                 _two_lines(line(letter.task_name, "bold"), reason_text(letter.reason.value)),
-                f"{age(letter.dead_lettered_at)}\n{_deliveries(letter)}",
+                "\n".join([age(letter.dead_lettered_at), *_counts(letter)]),
                 _description(letter),
             )
         self.console.print(table)
@@ -308,14 +309,15 @@ def group_json(group: Group) -> dict[str, Any]:
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago, in one unit: ``12 s ago``, ``3 h ago``."""
+    """How long ago, in one unit: ``12 s ago``, ``3 h ago``; or ``in 1 d``: a clock is wrong."""
     if moment is None:
         return "-"
-    seconds = ((now or datetime.now(timezone.utc)) - moment).total_seconds()
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{int(seconds // size)} {unit} ago"
-    return f"{max(0, int(seconds))} s ago"
+    seconds = int(((now or datetime.now(timezone.utc)) - moment).total_seconds())
+    pattern = "in {} {}" if seconds <= -_CLOCKS_DIFFER else "{} {} ago"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if abs(seconds) >= 2 * size:
+            return pattern.format(abs(seconds) // size, unit)
+    return f"{max(0, seconds)} s ago"
 
 
 def reason_text(reason: str) -> Text:
@@ -341,9 +343,12 @@ def _two_lines(first: Text, second: Text) -> Text:
     return Text.assemble(first, "\n", second)
 
 
-def _deliveries(letter: DeadLetter) -> str:
+def _counts(letter: DeadLetter) -> Iterator[str]:
+    """Deliveries of this message; and which retry of its task it is, if it is one."""
     count = _of(letter.deliveries, letter.max_deliveries)
-    return f"{count} deliver{'y' if count == '1' else 'ies'}"
+    yield f"{count} deliver{'y' if count == '1' else 'ies'}"
+    if letter.retries:
+        yield f"retry {_of(letter.retries, letter.max_retries)}"
 
 
 def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
@@ -355,8 +360,8 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
         ("first delivered", _moment(letter.first_delivered_at)),
         ("description", letter.description),
         ("exception", letter.exception_type),
-        ("deliveries", _of(letter.deliveries, letter.max_deliveries)),
-        ("retries", _of(letter.retries, letter.max_retries)),
+        ("deliveries", f"{_of(letter.deliveries, letter.max_deliveries)}, of this message"),
+        ("retries", f"{_of(letter.retries, letter.max_retries)}, of this task"),
         ("redrives", letter.redrives or None),
         ("fingerprint", letter.fingerprint),
         ("worker", _worker(letter)),

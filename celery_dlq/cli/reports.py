@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import jsontext
@@ -29,6 +30,17 @@ def readable(found: Found) -> DeadLetter | Unreadable:
         return found.letter()
     except CorruptLetter as exc:
         return Unreadable(position=found.position, error=str(exc))
+
+
+def row_of(found: Found) -> DeadLetter | Unreadable:
+    """As `readable`, without what no table shows: a page of letters may be large."""
+    letter = readable(found)
+    if isinstance(letter, Unreadable):
+        return letter
+    return replace(
+        letter, body=b"", headers="{}", properties="{}", args_json=None, kwargs_json=None,
+        argsrepr=None, kwargsrepr=None, traceback=None, history=(), native_death=None, extra={},
+    )  # fmt: skip
 
 
 def entry_json(found: Found) -> dict[str, Any]:

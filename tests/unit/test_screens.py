@@ -6,9 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders import DLQ, NOW, a_letter
+
+from celery_dlq.cli.render import Screen, age
+from celery_dlq.record import Reason
 
 _DRAW = """
 import sys
@@ -112,3 +118,31 @@ def test_cells_are_folded_at_spaces_and_numbers_stand_right() -> None:
         "                     xxxxxxxxxx",
         "                     xx",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0 s ago"), (-1, "0 s ago"), (-2, "in 2 s"), (-3600, "in 60 min"),
+        (-3 * 3600, "in 3 h"), (-5 * 86400, "in 5 d"), (119, "119 s ago"), (120, "2 min ago"),
+        (2 * 86400, "2 d ago"),
+    ],
+)  # fmt: skip
+def test_ages_say_when_a_date_is_in_the_future(seconds: int, said: str) -> None:
+    """A worker's clock is wrong then; only a second or so is no news."""
+    assert age(NOW - timedelta(seconds=seconds), NOW) == said
+    assert age(None) == "-"
+
+
+def test_deliveries_of_a_message_are_no_retries_of_its_task(capsys: Any) -> None:
+    """Each retry is a message of its own, so its letter has both numbers."""
+    letter = a_letter(
+        reason=Reason.MAX_RETRIES_EXCEEDED, deliveries=1, max_deliveries=3, retries=2, max_retries=2
+    )
+    Screen().letters(DLQ, [letter, a_letter()], 9)
+    table = capsys.readouterr().out
+    assert table.count("1 of 3 deliveries") == 1
+    assert table.count("retry 2 of 2") == table.count("retry") == 1
+    Screen().letter(letter)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "deliveries 1 of 3, of this message retries 2 of 2, of this task" in shown

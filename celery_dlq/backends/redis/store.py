@@ -59,7 +59,7 @@ PAGE = 200
 PAGE_BYTES = 8 * 1024 * 1024
 """A page that turned out larger is followed by pages of fewer letters."""
 
-_FIRST_PAGE = 8
+_FIRST_PAGE = 1  # nothing is known of their size yet
 _WEIGHED = 64
 _GROWTH = 5
 _REMOVED_AT_ONCE = 100  # a few milliseconds, in which Redis answers nobody else

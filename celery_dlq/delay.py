@@ -12,7 +12,6 @@ https://github.com/celery/celery/blob/main/celery/app/base.py
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,10 +24,11 @@ from celery_dlq import decorators
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
+from celery_dlq.logs import get_logger
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.queuenames import QueueNames
 
-logger = logging.getLogger("celery_dlq.delay")
+logger = get_logger("celery_dlq.delay")
 
 _MOST_REMEMBERED = 4096
 _PLACE = ("queue", "exchange", "routing_key")

@@ -10,7 +10,6 @@ Source: https://github.com/celery/celery/blob/main/celery/worker/request.py
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from celery.worker import state
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
+from celery_dlq.logs import get_logger
 from celery_dlq.record import Outcome, Reason
 from celery_dlq.verdict import Die, End
 from celery_dlq.worker.dispatched import drop_failed, is_closed
@@ -37,7 +37,7 @@ from celery_dlq.worker.failure import (
 )
 from celery_dlq.worker.guard import HANDLING, Begin, Ending, Guard, Tracked
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 
 class DeadLetterRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -17,13 +16,14 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
+from celery_dlq.logs import get_logger
 
 try:
     from hiredis import pack_command
 except ImportError:  # redis-py works without, so do we
     pack_command = None  # type: ignore[assignment]
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 Command = tuple[Any, ...]
 _NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows

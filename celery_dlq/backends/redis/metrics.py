@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from celery_dlq.backends.redis.connection import Wire, translated
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.scripts import source
+from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30
 """Gauges of a worker that did not report for so long are not shown."""
@@ -94,4 +94,4 @@ def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False))

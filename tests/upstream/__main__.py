@@ -44,14 +44,11 @@ def main() -> int:
 def compared(source: Path, name: str, suite: str) -> list[str]:
     """Run a suite both ways, side by side, and say what is wrong only with the plugin."""
     begun = time.monotonic()
-    logs = {plugin: source / f"{name}-{WAYS[plugin]}.log" for plugin in WAYS}
-    with ThreadPoolExecutor() as pool:
-        started = {p: pool.submit(run, source, suite, log, plugin=p) for p, log in logs.items()}
-    runs = {plugin: future.result() for plugin, future in started.items()}
+    runs = both(source, suite, name)
     for plugin, done in runs.items():
         print(f"{name} {WAYS[plugin]} the plugin: {done.counted()}; {done.apps} apps had it")
         if done.apps is None:
-            return [f"expected {name} to end, its last test was {done.last}; see {logs[plugin]}"]
+            return [f"expected {name} to end, its last test was {done.last}; see {source}"]
         if plugin is not bool(done.apps):
             return [f"expected the plugin on {'all' if plugin else 'no'} apps, got {done.apps}"]
     print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
@@ -71,6 +68,16 @@ def compared(source: Path, name: str, suite: str) -> list[str]:
     ]
 
 
+def both(source: Path, selected: str, name: str) -> dict[bool, Run]:
+    """Run the selected tests both ways, side by side; the name is that of the output's files."""
+    with ThreadPoolExecutor() as pool:
+        started = {
+            plugin: pool.submit(run, source, selected, source / f"{name}-{way}.log", plugin=plugin)
+            for plugin, way in WAYS.items()
+        }
+    return {plugin: future.result() for plugin, future in started.items()}
+
+
 def worse_of(without: Run, with_plugin: Run) -> list[str]:
     """The tests that pass without the plugin and not with it."""
     return [
@@ -83,10 +90,8 @@ def worse_of(without: Run, with_plugin: Run) -> list[str]:
 def fails_again(source: Path, test: str) -> bool:
     """Whether a test fails only with the plugin also when it is run alone, or with its file."""
     for selected in (test, test.partition("::")[0]):
-        with_plugin, without = (
-            run(source, selected, source / "again.log", plugin=plugin) for plugin in (True, False)
-        )
-        if test in worse_of(without, with_plugin):
+        runs = both(source, selected, "again")
+        if test in worse_of(runs[False], runs[True]):
             return True
     print(f"{test} failed once with the plugin, and passed when it was run again")
     return False

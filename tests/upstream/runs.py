@@ -106,12 +106,13 @@ def run(source: Path, selected: str, log: Path, *, plugin: bool) -> Run:
             "CELERY_DLQ_EVERYWHERE": letters if plugin else "",
             "TEST_BROKER": server.url,
             "TEST_BACKEND": server.url,  # its tests look for results where their tasks leave marks
+            "PYTEST_TIMEOUT": str(LONGEST_TEST_SECONDS),
             "REDIS_HOST": "127.0.0.1",
             "REDIS_PORT": str(server.port),
         }
         command = [
             sys.executable, "-m", "pytest", "-p", "recorder", "-p", "no:cacheprovider", "--quiet",
-            "--timeout", str(LONGEST_TEST_SECONDS), selected,
+            selected,
         ]  # fmt: skip
         with log.open("w") as output:
             process = subprocess.Popen(

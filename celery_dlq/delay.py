@@ -134,19 +134,18 @@ class DefaultDelays:
         self, name: str, given: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments behind the name with which the message is to be published."""
-        options = {**dict(zip(_PARAMETERS, given, strict=False)), **options}
-        if not options.get("retries"):  # Task.retry() knows its own delay
-            options = self._delayed(name, options)
         # Those that came by name go on by name: an override of send_task may know no others.
-        return tuple(options.pop(part) for part in _PARAMETERS[: min(len(given), 2)]), options
-
-    def _delayed(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        given, more = given[:2], given[2:]
+        if more:
+            options = {**dict(zip(_PARAMETERS[2:], more, strict=False)), **options}
+        if options.get("retries"):  # Task.retry() knows its own delay
+            return given, options
         own = options.get("countdown") is not None or options.get("eta") is not None
-        rule, options = self._rule(name, options.get("args"), options.get("kwargs"), options)
+        rule, options = self._rule(name, given, options)
         if own and rule.ignores and not rule.seconds:
             logger.debug("Task %s: its countdown or eta is dropped, as its queue's policy says "
                          "(ignore_message_delay)", name)  # fmt: skip
-            return {**options, "countdown": None, "eta": None}
+            return given, {**options, "countdown": None, "eta": None}
         if not own and rule.seconds:
             options["countdown"] = rule.seconds
             options["headers"] = {
@@ -155,7 +154,7 @@ class DefaultDelays:
                 DELAY_SOURCE_HEADER: rule.source,
             }
         self._warn_of_expiry(name, options)
-        return options
+        return given, options
 
     def queue_of(self, task: Any) -> str:
         """The queue to which a task is published when its publisher names none."""
@@ -163,7 +162,7 @@ class DefaultDelays:
         return RoutedOnce(self._app.amqp.router).queue(place, task.name, (), {}, task)
 
     def _rule(
-        self, name: str, args: Any, kwargs: Any, options: dict[str, Any]
+        self, name: str, given: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[Rule, dict[str, Any]]:
         key = _kind(name, options)
         known = self._remembered.get(key)
@@ -172,6 +171,8 @@ class DefaultDelays:
         task = options.get("task_type") or self._app.tasks.get(name)
         router = options.get("router") or self._app.amqp.router
         routed_as = options.get("route_name") or name
+        told = {**options, **dict(zip(_PARAMETERS, given, strict=False))}
+        args, kwargs = told.get("args"), told.get("kwargs")
         place = self._place(options, task)
         once = RoutedOnce(router)
         queue = once.queue(place, routed_as, args, kwargs, task)
@@ -207,7 +208,11 @@ class DefaultDelays:
         return rule
 
     def _warn_of_expiry(self, name: str, options: dict[str, Any]) -> None:
-        expires, countdown, eta = (options.get(part) for part in ("expires", "countdown", "eta"))
+        expires, countdown, eta = (
+            options.get("expires"),
+            options.get("countdown"),
+            options.get("eta"),
+        )
         if not isinstance(expires, (int, float, datetime, timedelta)) or not (countdown or eta):
             return
         now = datetime.now(self._app.timezone)

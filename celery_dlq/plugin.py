@@ -8,6 +8,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from celery.local import Proxy
+
 from celery_dlq import __version__, delay, signals
 from celery_dlq.actor import whoami
 from celery_dlq.adopting import Adoptions
@@ -64,7 +66,8 @@ class DeadLetters(Operator):
     """
 
     def __init__(self, app: Any, *, clock: Clock = utc_now) -> None:
-        self.app = app
+        # The app itself: which one `celery.current_app` is, may be another in another thread.
+        self.app = app = app._get_current_object() if isinstance(app, Proxy) else app  # noqa: SLF001
         self._clock = clock
         self._lock = threading.RLock()
         self._settings: Settings | None = None

@@ -114,12 +114,11 @@ class DeadLetterRequest:
         A rejection would copy the message to a dead-letter exchange of the broker's
         own, and on SQS it would not even remove it.
         """
-        if not requeue and not getattr(self.message, "dlq_is_dispatched", False):
-            # Celery drops it before its start: an eta that no clock can show, say.
-            if not self.dlq_refuse(InvalidTaskError("Celery cannot schedule it")):
-                super().reject(requeue)  # type: ignore[misc]
-            return None
         if self._dlq_failure is None and not self._dlq_waits:
+            # Celery drops it before its start: an eta that no clock can show, say.
+            unseen = self.time_start is None and not hasattr(self.message, "dlq_is_dispatched")
+            if unseen and not requeue and self.dlq_refuse(InvalidTaskError("cannot be scheduled")):
+                return None
             return super().reject(requeue)  # type: ignore[misc,no-any-return]
         ending = self._dlq_end(requeued=requeue)
         if ending is Ending.BURIED:

@@ -557,7 +557,11 @@ class Guard:
                 return Begin.RUN
             if ending is Ending.WAITS:
                 return Begin.SKIP
-        done()
+        try:
+            done()
+        except Exception:
+            # The broker or the result backend, say. The message comes back, and is not run now.
+            logger.exception("Task %s is not executed again, but could not be ended", request.id)
         return Begin.SKIP
 
     def _forget(self, tracked: Tracked) -> None:

@@ -36,14 +36,14 @@ def guard(dlq: DeadLetters) -> Guard:
     return made
 
 
-def a_begun(guard: Guard, **info: Any) -> Any:
+def a_begun(guard: Guard, settle: Callable[..., None] | None = None, **info: Any) -> Any:
     """A request that was begun, or refused."""
     request = SimpleNamespace(
         id="t-1", task=SimpleNamespace(name="shop.charge", max_retries=3, app=None),
         delivery_info={"exchange": "", "routing_key": "orders", **info},
         request_dict=a_request(id="t-1"), message=a_message(), dlq_tracked=None, worker_pid=1,
         acknowledged=False, settled=[],
-        dlq_settle=lambda *_: request.settled.append("settled"),
+        dlq_settle=settle or (lambda *_: request.settled.append("settled")),
     )  # fmt: skip
     request.begun = guard.begin(request)
     return request
@@ -148,3 +148,17 @@ def test_a_letter_that_waits_and_then_cannot_be_stored_holds_up_no_other(
     guard.tick()
     assert done == ["t-1", "t-2"]
     assert [letter.task_id for letter in dlq.letters("orders-DLQ")] == ["t-2"]
+
+
+def test_a_message_that_is_dead_is_not_run_because_it_could_not_be_settled(
+    dlq: DeadLetters, guard: Guard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker is gone when it is to be acknowledged: it comes back, and finds its letter."""
+
+    def settle(*_: object) -> None:
+        raise ConnectionError("the broker is gone")
+
+    assert a_begun(guard).begun is Begin.RUN
+    assert a_begun(guard, settle=settle, redelivered=True).begun is Begin.SKIP
+    assert len(list(dlq.letters("orders-DLQ"))) == 1
+    assert "could not be ended" in caplog.text

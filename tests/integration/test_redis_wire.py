@@ -24,6 +24,7 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.ports import ClaimState, MessageKey, Standing
+from celery_dlq.record import Outcome
 
 KEYS = Keys()
 TIMEOUT_SECONDS = 0.5
@@ -115,24 +116,76 @@ def rested(wire: Wire) -> None:
 
 
 def test_counting_goes_on_when_redis_comes_back_empty(own: Parts, server: RedisServer) -> None:
-    """A new connection loads the scripts again: nothing has to be restarted."""
+    """Nothing has to be restarted; a start that was told and not heard is told again."""
     wire = own.wire()
     counter, key = own.counter(wire), a_key()
     counter.count_first(key, a_delivery())
     counter.flush()
     server.kill()
-    counter.count_first(key, a_delivery())
+    told = counter.count_first(key, a_delivery())
     counter.flush()
     assert wire.errors > 0
     server.start()
     rested(wire)
-    assert counted(counter, key) == 1
+    assert counted(counter, key) == 1 + told
     errors = wire.errors
     counter.count_first(key, a_delivery())
     counter.ended(key, an_ended_delivery(number=2))
     counter.flush()
-    assert count_of(server, key) == 2
+    assert count_of(server, key) == 2 + told
     assert wire.errors == errors
+
+
+def cut(server: RedisServer) -> None:
+    """Close the connections of this plugin, as an operator or a proxy does; Redis runs on."""
+    client = server.client()
+    for connection in client.client_list():
+        if connection["name"] == "celery_dlq":
+            client.client_kill_filter(_id=connection["id"])
+
+
+def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisServer) -> None:
+    """Neither one that is told nor one that is waited for; none is taken twice."""
+    wire = own.wire()
+    counter, keys = own.counter(wire), [a_key() for _ in range(6)]
+    for key in keys:
+        assert counter.count_first(key, a_delivery())
+        cut(server)
+    counter.flush()
+    assert [count_of(server, key) for key in keys] == [1] * len(keys)
+    for key in keys:
+        cut(server)
+        counter.ended(key, an_ended_delivery())
+        cut(server)
+        assert counter.count(key, a_delivery(), 1).standing is Standing.LIMIT_REACHED
+    assert [counter.history(key)[0].outcome for key in keys] == [Outcome.FAILED] * len(keys)
+    assert [count_of(server, key) for key in keys] == [1] * len(keys)
+    assert wire.errors == 0
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, first: bool) -> None:
+    """Nobody knows whether the first was heard before its connection broke."""
+    counter, key = own.counter(), a_key()
+    if first:
+        counter.count_first(key, a_delivery())
+        told = list(counter._wire._unconfirmed)[-1:]
+        counter._wire._drop()
+        assert told == [counter._wire._unconfirmed[-1]]
+        counter.flush()
+    else:
+        answers, wire = counter._wire._answers, counter._wire
+        wire.call("PING")
+
+        def unheard(commands: Any) -> Any:
+            wire._answers = answers  # type: ignore[method-assign]
+            answers(commands)
+            raise redis.ConnectionError("closed before the reply")
+
+        wire._answers = unheard  # type: ignore[method-assign]
+        count = counter.count(key, a_delivery(), None)
+        assert (count.standing, count.number) == (Standing.COUNTED, 1)
+    assert count_of(server, key) == 1
 
 
 def test_an_awaited_count_says_that_redis_is_gone_and_works_again_later(
@@ -378,7 +431,7 @@ def test_unawaited_counts_are_confirmed_now_and_then_and_end_with_right_counts(
         counter.count_first(key, a_delivery())
         counter.ended(key, an_ended_delivery(number=number // 100 + 1))
         most = max(most, len(wire._unconfirmed))
-    assert most <= 64
+    assert most <= 1024
     counter.flush()
     counter.history(keys[0])
     assert [count_of(redis_server, key) for key in keys] == [100] * 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -27,7 +27,7 @@ logger = get_logger("celery_dlq.store")
 
 Command = tuple[Any, ...]
 _NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows
-Lost = Callable[[], object]
+_NO_REPLY_PACKED = b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n"
 
 
 def connect(url: str, timeout_seconds: float, *, retries: int = 1) -> Any:
@@ -162,7 +162,7 @@ class Wire:
         failing: What to say when Redis does not take what is written.
     """
 
-    _MOST_TOLD = 64  # that may have to be told again; the next one waits for a reply
+    _MOST_UNCONFIRMED = 1024  # then one waits for a reply; a second's worth, mostly
     _LOG_SECONDS = 10.0
 
     def __init__(
@@ -178,11 +178,13 @@ class Wire:
         self._breaker = breaker or Breaker()
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._unconfirmed: deque[Lost] = deque()
+        self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MOST_UNCONFIRMED)
         self._logged_at = -self._LOG_SECONDS
         self.errors = 0
 
-    def tell(self, commands: Sequence[Command], lost: Lost | None = None) -> bool:
+    def tell(
+        self, commands: Sequence[Command], again: Sequence[Command] = (), *, keep: bool = False
+    ) -> bool:
         """Write commands to which Redis does not reply; never raises.
 
         An error of the server is not seen: a script is sent as its text, and something else
@@ -190,8 +192,9 @@ class Wire:
 
         Args:
             commands: Each a command with its arguments.
-            lost: Called if they may not have reached Redis: they could not be written, or the
-                connection broke before a later command was answered.
+            again: What to tell on a new connection, in order, when this one breaks before a
+                later command was answered; must change nothing if the first was heard.
+            keep: Tell that also if nothing can be written now.
 
         Returns:
             Whether they were written.
@@ -200,12 +203,10 @@ class Wire:
         """
         with self._lock:
             try:
-                self._write([part for command in commands for part in (_NO_REPLY, command)], lost)
-                if lost is not None:
-                    self._unconfirmed.append(lost)
-                    if len(self._unconfirmed) >= self._MOST_TOLD:
-                        self.probe("PING")
+                self._write(_unanswered(commands))
             except StoreUnavailable as exc:
+                if keep:
+                    self._unconfirmed.extend(again)
                 self._log(exc)
                 return False
             except Exception:
@@ -213,6 +214,10 @@ class Wire:
             except BaseException:  # as in `_uninterrupted`, which costs each task more
                 self._drop()
                 raise
+            if again:
+                self._unconfirmed.extend(again)
+                if len(self._unconfirmed) >= self._MOST_UNCONFIRMED:
+                    self.probe("PING")
             return True
 
     def probe(self, *command: Any) -> bool:
@@ -229,30 +234,39 @@ class Wire:
         """Whether there is a connection, and no failure to rest from."""
         return self._connection is not None and not self._breaker.is_open
 
-    def call(self, *command: Any, before: Command | None = None) -> Any:
-        """Send one command and wait for its reply.
+    def call(
+        self, *command: Any, before: Command | None = None, again: Command | None = None
+    ) -> Any:
+        """Send one command and wait for its reply; once more if the connection was closed.
 
         Args:
             *command: The command.
             before: Another one that goes first, with the same write; if it is refused, so is
                 this one.
+            again: What to send the second time; must give the same if the first was heard.
+                ``None``: the command.
 
         Raises:
             StoreUnavailable: Redis does not answer or refuses.
             NoScriptError: The script is not there.
         """
+        commands = [command] if before is None else [before, command]
         with self._lock, self._uninterrupted(), translated(self._url):
-            self._write([command] if before is None else [before, command])
-            refused = None
-            if before is not None:
-                try:
-                    self._one()
-                except ResponseError as exc:
-                    refused = exc
-            reply = self._one()
-            if refused is not None:
-                raise refused
-            return reply
+            used = self._connection is not None
+            try:
+                replies = self._answers(commands)
+            except (redis.ConnectionError, OSError) as exc:
+                if not used:
+                    self._lost(exc)
+                    raise
+                self._drop()  # it was closed meanwhile; Redis need not be down
+                replies = self._answers_at_last([*commands[:-1], again or command])
+        for reply in replies:
+            if isinstance(reply, NoScriptError):
+                raise reply
+            if isinstance(reply, ResponseError):
+                raise unavailable(reply, self._url) from reply
+        return replies[-1]
 
     def call_script(
         self,
@@ -261,57 +275,85 @@ class Wire:
         keys: Sequence[str],
         *args: Any,
         before: Command | None = None,
+        again: Sequence[Any] | None = None,
     ) -> Any:
-        """`call` a script by its digest, and by its text when Redis does not know it."""
+        """`call` a script by its digest, and by its text when Redis does not know it.
+
+        Args:
+            digest: Of the script.
+            script: Its text.
+            keys: Its keys.
+            *args: Its arguments.
+            before: As in `call`.
+            again: Its arguments the second time.
+        """
+        call = (len(keys), *keys)
+        second = None if again is None else ("EVAL", script, *call, *again)
         try:
-            return self.call("EVALSHA", digest, len(keys), *keys, *args, before=before)
+            return self.call("EVALSHA", digest, *call, *args, before=before, again=second)
         except NoScriptError:
-            return self.call("EVAL", script, len(keys), *keys, *args, before=before)
+            return self.call("EVAL", script, *call, *args, before=before, again=second)
 
     def close(self) -> None:
         """Disconnect when what was told has arrived; never raises."""
         with self._lock:
             if self._unconfirmed:
                 self.probe("PING")
-            if self._connection is not None:
-                with suppress(Exception):
-                    self._connection.disconnect()
-                self._connection = None
+            self._drop()
 
-    def _write(self, commands: Sequence[Command], lost: Lost | None = None) -> None:
+    def _write(self, commands: Sequence[Command]) -> None:
         if self._breaker.is_open:
-            _tell(lost)
             raise unavailable(self._breaker.reason, self._url) from self._breaker.reason
         try:
-            if self._connection is None:
-                self._connection = self._client.connection_pool.make_connection()
-                self._connection.connect()
-            self._connection.send_packed_command(self._packed(commands), check_health=False)
+            if self._connection is not None:
+                try:
+                    return self._send(commands)
+                except (redis.ConnectionError, OSError):
+                    self._drop()  # it was closed meanwhile; Redis need not be down
+            self._connection = self._client.connection_pool.make_connection()
+            self._connection.connect()
+            self._send([*_unanswered(self._unconfirmed), *commands])
         except (RedisError, OSError) as exc:
-            _tell(lost)
             self._lost(exc)
             raise unavailable(exc, self._url) from exc
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        self._connection.send_packed_command(self._packed(commands), check_health=False)
 
     def _packed(self, commands: Sequence[Command]) -> list[bytes]:
         """As redis-py packs them, without its looks at each argument: these are all our own."""
         if pack_command is None:
             return list(self._connection.pack_commands(commands))
-        packed = [pack_command(command) for command in commands]
+        packed = [
+            _NO_REPLY_PACKED if command is _NO_REPLY else pack_command(command)
+            for command in commands
+        ]
         return packed if len(packed) == 1 else [b"".join(packed)]
 
-    def _one(self) -> Any:
-        """Read a reply: all that was written before its command has arrived."""
+    def _answers_at_last(self, commands: Sequence[Command]) -> list[Any]:
         try:
-            return self._connection.read_response()
-        except ResponseError:
-            raise
-        except (RedisError, OSError) as exc:
+            return self._answers(commands)
+        except (redis.ConnectionError, OSError) as exc:
             self._lost(exc)
             raise
-        finally:
-            if self._connection is not None:
-                self._unconfirmed.clear()
-                self._breaker.worked()
+
+    def _answers(self, commands: Sequence[Command]) -> list[Any]:
+        self._write(commands)
+        return [self._one() for _ in commands]
+
+    def _one(self) -> Any:
+        """Read a reply, or what Redis refuses: all that was told before it has arrived."""
+        try:
+            reply = self._connection.read_response()
+        except ResponseError as exc:
+            reply = exc
+        except RedisError as exc:
+            if not isinstance(exc, redis.ConnectionError):  # it hangs, or is no Redis
+                self._lost(exc)
+            raise
+        self._unconfirmed.clear()
+        self._breaker.worked()
+        return reply
 
     def _lost(self, exc: Exception) -> None:
         self._breaker.failed(exc)
@@ -330,9 +372,6 @@ class Wire:
 
     def _drop(self) -> None:
         """Begin anew: replies of a connection that is gone must not be taken for others."""
-        unconfirmed, self._unconfirmed = self._unconfirmed, deque()
-        for lost in unconfirmed:
-            _tell(lost)
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.disconnect()
@@ -347,6 +386,5 @@ class Wire:
             logger.error("%s: %s (error %d)", self._failing, exc, self.errors)
 
 
-def _tell(lost: Lost | None) -> None:
-    if lost is not None:
-        lost()
+def _unanswered(commands: Iterable[Command]) -> list[Command]:
+    return [part for command in commands for part in (_NO_REPLY, command)]

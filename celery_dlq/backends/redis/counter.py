@@ -53,7 +53,6 @@ class RedisCounter:
 
     _CLEAN_UPS_A_WRITE = 32
     _MOST_CLEAN_UPS = 4096  # beyond that, expiry does it
-    _MOST_UNWRITTEN = 4096
     _MOST_REDRIVES = 100  # that are counted between two writes
 
     def __init__(
@@ -73,9 +72,6 @@ class RedisCounter:
         self._worker = ""
         self._alive_at: dict[str, float] = {}
         self._done: deque[_Done] = deque(maxlen=self._MOST_CLEAN_UPS)
-        self._unwritten: deque[tuple[str, str, tuple[Any, ...]]] = deque(
-            maxlen=self._MOST_UNWRITTEN
-        )
         self._successes: Counter[str] = Counter()
         self._told_of = ""  # a queue for which something was written since the last reply
         self._lock = threading.Lock()
@@ -85,10 +81,11 @@ class RedisCounter:
         # Written out: this is what every task pays.
         args = (1, self._keys.run(key), key.retries, self._start(delivery), self._ttl,
                 HISTORY_LIMIT)  # fmt: skip
+        script = ("EVAL", self._count_first.short)
         if len(self._done) >= self._CLEAN_UPS_A_WRITE:
             self._clean_up()
         self._show_life(key.dead_letter_queue)
-        return self._wire.tell([("EVAL", self._count_first.short, *args)])
+        return self._wire.tell([(*script, *args, 0)], [(*script, *args, 1)])
 
     def count(
         self,
@@ -109,7 +106,7 @@ class RedisCounter:
             self._stale, waited, missed, int(alone), int(unless_dead),
         )  # fmt: skip
         state, number, suspect = self._wire.call_script(
-            self._count.digest, self._count.short, keys, *args
+            self._count.digest, self._count.short, keys, *args, 0, again=(*args, 1)
         )
         self._show_life(key.dead_letter_queue)
         return Count(_STANDINGS[CountReply(state)], number, bool(suspect))
@@ -120,7 +117,9 @@ class RedisCounter:
         if charged or delivery.outcome is not None:
             end = json.dumps(delivery.to_json(), separators=(",", ":"))
         args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
-        self._send_end(key.dead_letter_queue, self._keys.run(key), args)
+        self._told_of = key.dead_letter_queue
+        told = [self._ended.whole([self._keys.run(key)], *args)]
+        self._wire.tell(told, told, keep=True)
 
     def alive(self, dead_letter_queues: Iterable[str]) -> None:
         """Write a sign of life."""
@@ -162,24 +161,16 @@ class RedisCounter:
             """Until nothing is left, or Redis does not take it."""
         if counted := self._counted():
             self._wire.tell(counted)
-        for _ in range(len(self._unwritten)):
-            if not self._send_end(*self._unwritten.popleft()):
-                break
         name, self._told_of = self._told_of, ""
         if name:  # a sign of life: the least that is written as a count is
-            self._wire.probe(*self._alive.whole([self._keys.workers(name)], self._worker))
+            alive = self._alive.whole([self._keys.workers(name)], self._worker)
+            if not self._wire.probe(*alive):
+                self._told_of = name
 
     def close(self) -> None:
         """Flush and disconnect."""
         self.flush()
         self._wire.close()
-
-    def _send_end(self, dead_letter_queue: str, run: str, args: tuple[Any, ...]) -> bool:
-        self._told_of = dead_letter_queue
-        return self._wire.tell(
-            [self._ended.whole([run], *args)],
-            lost=lambda: self._unwritten.append((dead_letter_queue, run, args)),
-        )
 
     def _start(self, delivery: Delivery) -> str:
         """What the store keeps of a start: when, and where."""
@@ -199,7 +190,8 @@ class RedisCounter:
             done = [self._done.popleft() for _ in range(count)]
         keys = [one.run for one in done]
         args = [value for one in done for value in one[1:]]
-        return self._wire.tell([self._forget.whole(keys, *args)])
+        told = [self._forget.whole(keys, *args)]
+        return self._wire.tell(told, told)
 
 
 _COMMENT = re.compile(r"^--.*\n|^\s+|  --.*$", re.MULTILINE)

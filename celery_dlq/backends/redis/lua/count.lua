@@ -10,6 +10,7 @@
 --       8 missed (deliveries that could not be counted before, and are now)
 --       9 alone (1 = may be counted though its last delivery vanished; 0 = not now)
 --       10 unless_dead (1 = not if its letter was stored; 0 = it is a new message)
+--       11 again (1 = asked once more, because its connection broke)
 -- Returns: {state, number, suspect}: 1 = COUNTED, 0 = LIMIT_REACHED, 2 = RUNNING (on a live
 --          worker), 3 = UNCERTAIN (its worker may just have died), 4 = SUSPECT (vanished; not
 --          now), 5 = DEAD; only COUNTED counts; number of this or the last counted delivery
@@ -18,6 +19,8 @@ local retries, stale, waited = ARGV[1], tonumber(ARGV[6]), tonumber(ARGV[7])
 local count, limit, kept = 'count:' .. retries, tonumber(ARGV[2]), tonumber(ARGV[5])
 local last = tonumber(redis.call('HGET', KEYS[1], count) or '0')
 redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- first: a full Redis lets no script begin by adding
+local known = redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. last)
+if ARGV[11] == '1' and known == ARGV[3] then return {1, last, 0} end
 if redis.call('HEXISTS', KEYS[1], 'dead:' .. retries) == 1 then
   if ARGV[10] == '1' then return {5, last, 0} end
   redis.call('HDEL', KEYS[1], 'dead:' .. retries)

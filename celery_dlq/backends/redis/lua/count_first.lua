@@ -4,6 +4,7 @@
 --       2 start (microseconds since 1970, "|", "pid@hostname#token")
 --       3 ttl (milliseconds, sliding)
 --       4 kept (most starts kept per retries number, and retries numbers kept)
+--       5 again (1 = told once more, because its connection broke)
 -- Returns: the number of the delivery
 -- Complexity: O(1)
 local retries, kept = ARGV[1], tonumber(ARGV[4])
@@ -13,6 +14,9 @@ if redis.call('PEXPIRE', KEYS[1], ARGV[3]) == 0 then  -- the rule: nothing is kn
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return 1
 end
+local last = redis.call('HGET', KEYS[1], 'count:' .. retries) or '0'
+local known = redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. last)
+if ARGV[5] == '1' and known == ARGV[2] then return tonumber(last) end
 redis.call('HDEL', KEYS[1], 'dead:' .. retries)  -- its letter was redriven elsewhere, say
 local number = redis.call('HINCRBY', KEYS[1], 'count:' .. retries, 1)
 redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, ARGV[2])

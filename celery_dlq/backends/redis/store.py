@@ -334,17 +334,8 @@ class RedisStore:
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
         """One script a queue, a hundred of them in one write."""
         with translated(self._url):
-            return [
-                Glance(
-                    name=name,
-                    letters=letters,
-                    oldest_stored_at=stored_at(_text(oldest)),
-                    first_end_at=_moment(end),
-                )
-                for name, ((letters, oldest, _oldest_died, _newest_died, end),) in self._of_each(
-                    dead_letter_queues, self._ask_glance
-                )
-            ]
+            found = self._of_each(dead_letter_queues, self._ask_glance)
+            return [_glance(name, *reply) for name, (reply,) in found]
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, from the ranking and the tally: no letter is read."""
@@ -602,8 +593,19 @@ def is_position(text: str) -> bool:
     return dash == "-" and all(part.isascii() and part.isdigit() for part in (first, second))
 
 
+def _glance(name: str, letters: int, oldest: bytes, *times: bytes) -> Glance:
+    _oldest_died, _newest_died, end, now = times
+    return Glance(
+        name=name,
+        at=from_micros(int(now)),
+        letters=letters,
+        oldest_stored_at=stored_at(_text(oldest)),
+        first_end_at=_moment(end),
+    )
+
+
 def _summary(name: str, replies: Sequence[Any], minute: int) -> QueueSummary:
-    (letters, _oldest, oldest_died, newest_died, _end), counts, arrivals = replies
+    (letters, _oldest, oldest_died, newest_died, _end, _now), counts, arrivals = replies
     counted = zip((reason.value for reason in Reason), counts, strict=True)
     return QueueSummary(
         name=name,

@@ -323,18 +323,17 @@ class RedisStore:
         reasons = [f"reason:{reason.value}" for reason in Reason]
         minute = int(self.now().timestamp()) // 60
         with translated(self._url):
-            found = self._of_each(
+            found = self._looked_into(
                 names,
-                self._ask_glance,
                 lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
                 lambda pipe, name: pipe.hvals(keys.arrivals(name)),
             )
             return [_summary(name, replies, minute) for name, replies in found]
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """One script a queue, a hundred of them in one write."""
+        """One script a queue, many of them in one write."""
         with translated(self._url):
-            found = self._of_each(dead_letter_queues, self._ask_glance)
+            found = self._looked_into(dead_letter_queues)
             return [_glance(name, *reply) for name, (reply,) in found]
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
@@ -502,9 +501,18 @@ class RedisStore:
     ) -> Iterator[tuple[str, list[Any]]]:
         return of_each(self._client, names, *asks)
 
-    def _ask_glance(self, pipe: Any, name: str) -> None:
-        places = [self._keys.letters(name), self._keys.ends(name)]
-        self._scripts.glance(keys=places, args=[], client=pipe)
+    def _looked_into(
+        self, names: Sequence[str], *asks: Callable[[Any, str], object]
+    ) -> Iterator[tuple[str, list[Any]]]:
+        """A glance at each queue, and what else is asked of it."""
+        keys, glance = self._keys, self._scripts.glance
+        if names:  # loaded once: redis-py would ask with every pipeline whether it is
+            self._client.script_load(glance.script)
+        return self._of_each(
+            names,
+            lambda pipe, name: pipe.evalsha(glance.sha, 2, keys.letters(name), keys.ends(name)),
+            *asks,
+        )
 
     def _pages(
         self,

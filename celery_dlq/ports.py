@@ -189,12 +189,14 @@ class Glance:
 
     Attributes:
         name: The dead-letter queue.
+        at: The moment of looking, by the store's clock.
         letters: How many it has.
-        oldest_stored_at: When the first of them was stored, by the store's clock.
+        oldest_stored_at: When the first of them was stored, by the same clock.
         first_end_at: When the first message of them expires, or did.
     """
 
     name: str
+    at: datetime
     letters: int
     oldest_stored_at: datetime | None
     first_end_at: datetime | None

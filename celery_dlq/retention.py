@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 from uuid import uuid4
@@ -92,9 +92,8 @@ class Retention:
         """
         if not self._store.capabilities.random_access:
             return list(policies)
-        now = self._store.now()
         found = self._store.glances(list(policies))
-        return [one.name for one in found if _is_due(one, policies[one.name] or Policy(), now)]
+        return [glance.name for glance in found if _is_due(glance, policies[glance.name])]
 
     def _trim(self, dead_letter_queue: str, policy: Policy, *, dry_run: bool) -> list[Change]:
         causes: list[tuple[str, Callable[[], Iterator[Heading]]]] = [
@@ -217,14 +216,15 @@ class Retention:
         self._events.emit(change)
 
 
-def _is_due(glance: Glance, policy: Policy, now: datetime) -> bool:
+def _is_due(glance: Glance, policy: Policy | None) -> bool:
+    policy = policy or Policy()
     most, ttl = policy.dead_letter_max_length, policy.dead_letter_ttl
     if most is not None and glance.letters > most:
         return True
     if ttl is None:
-        return glance.first_end_at is not None and glance.first_end_at <= now
+        return glance.first_end_at is not None and glance.first_end_at <= glance.at
     stored_at = glance.oldest_stored_at
-    return stored_at is not None and stored_at <= now - timedelta(seconds=ttl)
+    return stored_at is not None and stored_at <= glance.at - timedelta(seconds=ttl)
 
 
 class RetentionRound:

@@ -476,6 +476,7 @@ class MemoryStore:
         ends = (end_of(letter) for _, letter in headings)
         return Glance(
             name=name,
+            at=self.now(),
             letters=len(headings),
             oldest_stored_at=headings[0][0].stored_at if headings else None,
             first_end_at=min((end for end in ends if end is not None), default=None),

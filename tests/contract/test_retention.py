@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -38,6 +39,10 @@ class Place:
         self.real_now = store.now
         self.ahead = timedelta(0)
         monkeypatch.setattr(store, "now", lambda: self.real_now() + self.ahead)
+        glances = store.glances
+        monkeypatch.setattr(
+            store, "glances", lambda names: [replace(g, at=store.now()) for g in glances(names)]
+        )
         self.board = MemoryBoard()
         self.told: list[Event] = []
         events = Events()

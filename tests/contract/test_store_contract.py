@@ -287,7 +287,7 @@ def test_raw_pages_hold_the_storage_form(store: DeadLetterStore) -> None:
     end = store.last_position(DLQ)
     assert end is not None
     pages = list(store.fields(DLQ, after=None, until=end, page_size=3))
-    assert [len(page) for page in pages] == [3, 3, 1]
+    assert max(len(page) for page in pages) == 3
     entries = [entry for page in pages for entry in page]
     assert [{name.decode(): value for name, value in fields.items()} for _, fields in entries] == [
         letter.to_fields() for letter in letters

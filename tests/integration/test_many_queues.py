@@ -16,7 +16,7 @@ from celery_dlq.errors import NotFound
 from celery_dlq.parts import make_metrics, make_outbox
 
 QUEUES = 350
-MOST_WRITES = 25
+MOST_WRITES = QUEUES // 10
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-_AT_ONCE = 100
-"""So many queues are asked in one write; Redis answers others in between."""
+_AT_ONCE = 25
+"""So many queues are asked in one write: Redis answers others in between, and the letters at the
+ends of queues, which it looks into, may be large."""
 
 
 def of_each(
     client: Any, names: Sequence[str], *asks: Callable[[Any, str], object]
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Ask the same of many queues, with one wait for a hundred of them.
+    """Ask the same of many queues, with one wait for some of them.
 
     Args:
         client: A redis-py client.

@@ -59,11 +59,11 @@ _COUNTS = """
           UNION ALL
           SELECT sides, concat('kwargs.', key), coalesce(value, 'null')
           FROM (SELECT sides, explode(from_json(kwargs_json, 'map<string,string>')) AS (key, value)
-                FROM {letters})
+                FROM {letters} WHERE kwargs_json != '{{}}')
           UNION ALL
           SELECT sides, concat('args[', place, ']'), coalesce(value, 'null')
           FROM (SELECT sides, posexplode(from_json(args_json, 'array<string>')) AS (place, value)
-                FROM {letters}))
+                FROM {letters} WHERE args_json != '[]'))
     WHERE value IS NOT NULL
     GROUP BY feature, value
 """
@@ -198,10 +198,7 @@ def why(
         DLQError: No letter, or more than one cause, has such a fingerprint; or ``alpha`` or
             ``least`` is out of range.
     """
-    found = why_each(df, [cluster], successes, alpha=alpha, least=least)
-    # The difference of the shares: what most of the group has and hardly any other.
-    order = (found["support"] - found["share_of_others"]).desc()
-    return found.orderBy(order, "feature", "value").drop("fingerprint")
+    return why_each(df, [cluster], successes, alpha=alpha, least=least).drop("fingerprint")
 
 
 def why_each(
@@ -215,7 +212,7 @@ def why_each(
     """`why` for several causes in one pass over the letters, 15 at most.
 
     Returns:
-        The columns of `why` behind ``fingerprint``, in no order.
+        The columns of `why` behind ``fingerprint``, ordered as there.
 
     Raises:
         DLQError: As `why`.
@@ -235,9 +232,17 @@ def why_each(
     for name, words in (("OBJECT", _OBJECT), ("LIST", _LIST)):
         query = query.replace(name, _replaced(_PARTS, words))
     suspects = spark.sql(query, counts=counts, longest=_LONGEST_VALUE)
-    values = {"given": GIVEN, "terms": _MOST_TERMS, "alpha": float(alpha), "least": least}
+    values: dict[str, Any] = {
+        "given": GIVEN,
+        "terms": _MOST_TERMS,
+        "alpha": float(alpha),
+        "least": least,
+    }
     suspects = _by_comparison(suspects, comparisons)
-    return spark.sql(_expanded(_TESTS), suspects=suspects, **values)
+    found = spark.sql(_expanded(_TESTS), suspects=suspects, **values)
+    # The difference of the shares: what most of the group has and hardly any other.
+    order = (found["support"] - found["share_of_others"]).desc()
+    return found.orderBy(order, "feature", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +279,9 @@ def _comparisons(
     named = reduce(or_, [fingerprint.startswith(one) & sql().lit(bool(one)) for one in clusters])
     label = sql().when(named, fingerprint)
     counted = df.groupBy(label.alias("fingerprint"), "task_name").count().collect()
-    good = {} if successes is None else dict(successes.groupBy("task_name").count().collect())
+    good: dict[str, int] = (
+        {} if successes is None else dict(successes.groupBy("task_name").count().collect())
+    )
     prints = {row[0] for row in counted if row[0] is not None}
     found = []
     for cluster in clusters:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_LITTLE = 32 * 1024 * 1024  # bytes of files, some hundred thousand letters
+_LITTLE = 128 * 1024 * 1024  # bytes of files; a million small letters are half of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

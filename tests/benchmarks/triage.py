@@ -24,8 +24,10 @@ from benchmarks.processes import Tree, peak_mib
 
 from celery_dlq.spark.findings import findings
 from celery_dlq.spark.page import write_page
+from celery_dlq.spark.report import session_for
 from celery_dlq.spark.session import local_session
 from celery_dlq.spark.triage import (
+    check_folder,
     groups,
     letters,
     new_since,
@@ -156,8 +158,7 @@ def _report_row(report: Report, rounds: int) -> dict[str, Any]:
 def make_report(place: str, page: str) -> dict[str, float]:
     """Make the report in this process; what it took, from the start of Java on."""
     begun = time.perf_counter()
-    spark = local_session("triage benchmark")
-    try:
+    with session_for(None, check_folder(place)) as spark:
         found = findings(place, spark)
         write_page(found, page, datetime.now(timezone.utc))
         largest = next(iter(found.causes.values()))
@@ -169,8 +170,6 @@ def make_report(place: str, page: str) -> dict[str, float]:
             "python_peak_mb": round(peak_mib()),
             "load": os.getloadavg()[0],
         }
-    finally:
-        spark.stop()
 
 
 def _row(spark: SparkSession, place: Path, count: int, rounds: int) -> dict[str, Any]:

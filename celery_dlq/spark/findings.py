@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celery_dlq.spark import causes
+from celery_dlq.spark.lookalikes import COMPARED, MOST_COMPARED, alike
 from celery_dlq.spark.report import Triage, ask, rows_of, session_for
 from celery_dlq.spark.triage import (
     COLUMNS,
@@ -16,9 +17,7 @@ from celery_dlq.spark.triage import (
     new_since,
     readable_errors,
     scan,
-    similar,
     spikes,
-    why,
 )
 from celery_dlq.spark.triage import successes as successful
 
@@ -160,32 +159,41 @@ def findings(
         columns = dict.fromkeys(
             (*COLUMNS, *causes.COLUMNS, *(["history"] if good is not None else []))
         )
-        df = scan(session, path).select(*columns).persist()
-        try:
-            found = ask(session, path, df)
-            since = _news_from(found)
-            return Findings(
-                triage=found,
-                news_from=since,
-                new=tuple(NewRow(**row) for row in rows_of(new_since(df, since).limit(MOST_ROWS)))
-                if since is not None
-                else (),
-                spikes=tuple(
-                    SpikeRow(**row) for row in rows_of(spikes(df, found.bucket).limit(MOST_ROWS))
-                ),
-                similar=tuple(SimilarRow(**row) for row in rows_of(similar(df).limit(MOST_ROWS))),
-                causes={
-                    group.fingerprint: tuple(
-                        CauseRow(**row)
-                        for row in rows_of(why(df, group.fingerprint, good).limit(MOST_ROWS))
-                    )
-                    for group in found.groups[:MOST_GROUPS]
-                    if group.letters >= LEAST_LETTERS and group.fingerprint != "unknown"
-                },
-                limits=() if good is None else _limits(df, good),
-            )
-        finally:
-            df.unpersist()
+        df = scan(session, path).select(*columns)
+        found = ask(session, path, df)
+        since = _news_from(found)
+        fresh = iter(()) if since is None else rows_of(new_since(df, since).limit(MOST_ROWS))
+        floods = rows_of(spikes(df, found.bucket).limit(MOST_ROWS))
+        return Findings(
+            triage=found,
+            news_from=since,
+            new=tuple(NewRow(**row) for row in fresh),
+            spikes=tuple(SpikeRow(**row) for row in floods),
+            similar=_similar(found),
+            causes=_causes(df, found, good),
+            limits=() if good is None else _limits(df, good),
+        )
+
+
+def _similar(found: Triage) -> tuple[SimilarRow, ...]:
+    largest = found.groups[:MOST_COMPARED]
+    rows = [{name: getattr(group, name) for name in COMPARED} for group in largest]
+    return tuple(SimilarRow(**row) for row in alike(rows)[:MOST_ROWS])
+
+
+def _causes(
+    df: DataFrame, found: Triage, good: DataFrame | None
+) -> dict[str, tuple[CauseRow, ...]]:
+    """Why the largest groups died, asked of all letters at once."""
+    largest = [
+        group.fingerprint
+        for group in found.groups[:MOST_GROUPS]
+        if group.letters >= LEAST_LETTERS and group.fingerprint != "unknown"
+    ]
+    named: dict[str, list[CauseRow]] = {fingerprint: [] for fingerprint in largest}
+    for row in rows_of(causes.why_each(df, largest, good)) if largest else ():
+        named[row.pop("fingerprint")].append(CauseRow(**row))
+    return {fingerprint: tuple(rows[:MOST_ROWS]) for fingerprint, rows in named.items()}
 
 
 def _limits(df: DataFrame, good: DataFrame) -> tuple[LimitRow, ...]:

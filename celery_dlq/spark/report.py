@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_LITTLE = 32 * 1024 * 1024  # bytes of files, some hundred thousand letters
+_LITTLE = 128 * 1024 * 1024  # bytes of files; a million small letters are half of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +138,7 @@ def triage(
     """
     size = check_folder(path)
     with session_for(spark, size) as session, readable_errors(path):
-        # The columns are kept, so that the files are read and unpacked once, not five times.
-        df = scan(session, path).select(*COLUMNS).persist()
-        try:
-            found = ask(session, path, df)
-        finally:
-            df.unpersist()
+        found = ask(session, path, scan(session, path).select(*COLUMNS))
     if picture is None:
         return found
     # Drawn without Spark: by now its memory is free again.
@@ -179,7 +174,7 @@ def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
     Raises:
         ExportError: There are no letters, or other rows than letters.
     """
-    total = rows_of(overview(df))[0]
+    total = next(rows_of(overview(df)))
     strangers = total.pop("strangers")
     if strangers == total["letters"]:
         raise not_letters(spark, path)
@@ -204,14 +199,16 @@ def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
     )
 
 
-def rows_of(df: DataFrame) -> list[dict[str, Any]]:
+def rows_of(df: DataFrame) -> Iterator[dict[str, Any]]:
     """Collect rows; times travel as microseconds, for PySpark would make them naive local ones."""
+    names = df.columns
     times = {name for name, kind in df.dtypes if kind == "timestamp"}
-    columns = [f"unix_micros({name}) AS {name}" if name in times else name for name in df.columns]
-    return [
-        {name: _plain(row[name], is_time=name in times) for name in df.columns}
-        for row in df.selectExpr(*columns).collect()
-    ]
+    columns = [f"unix_micros({name}) AS {name}" if name in times else name for name in names]
+    rows = df.selectExpr(*columns).collect()
+    rows.reverse()
+    while rows:  # there may be a hundred thousand: each goes as soon as it is read
+        row = rows.pop()
+        yield {name: _plain(row[name], is_time=name in times) for name in names}
 
 
 def _plain(value: Any, *, is_time: bool) -> Any:

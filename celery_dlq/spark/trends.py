@@ -61,60 +61,28 @@ _SPIKES = """
         FROM {letters}
         WHERE dead_lettered_at IS NOT NULL
         GROUP BY 1, 2, 3),
+    -- All in one window, so that the counts are sorted once; a cause of two tasks has two rows.
     buckets AS (
-        SELECT fingerprint, min(task_name) AS task_name, bucket, sum(letters) AS letters
-        FROM counted GROUP BY fingerprint, bucket)
-    SELECT fingerprint, task_name,
+        SELECT fingerprint, bucket, min(task_name) OVER this AS task_name,
+               sum(letters) OVER this AS letters,
+               least({window}, bucket - first_bucket) AS before,
+               coalesce(sum(letters) OVER earlier, 0)
+               / least({window}, greatest(1, bucket - first_bucket)) AS expected
+        FROM counted CROSS JOIN (
+            SELECT floor(unix_micros(min(dead_lettered_at)) / {width}) AS first_bucket
+            FROM {letters})
+        WINDOW this AS (PARTITION BY fingerprint ORDER BY bucket
+                        RANGE BETWEEN CURRENT ROW AND CURRENT ROW),
+               earlier AS (PARTITION BY fingerprint ORDER BY bucket
+                           RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING))
+    SELECT DISTINCT fingerprint, task_name,
            timestamp_micros(bucket * {width}) AS bucket_start,
            letters, expected,
            (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) AS score
-    FROM (SELECT fingerprint, task_name, bucket, letters,
-                 least({window}, bucket - first_bucket) AS before,
-                 coalesce(sum(letters) OVER (PARTITION BY fingerprint ORDER BY bucket
-                     RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING), 0)
-                 / least({window}, greatest(1, bucket - first_bucket)) AS expected
-          FROM buckets CROSS JOIN (SELECT min(bucket) AS first_bucket FROM buckets))
+    FROM buckets
     WHERE before >= {history} AND letters >= greatest({least}, {factor} * expected)
       AND (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) >= {score}
     ORDER BY score DESC, bucket_start, fingerprint
-"""
-_DISTINCT = """
-    WITH largest AS (
-        SELECT coalesce(fingerprint, 'unknown') AS fingerprint, count(*) AS letters,
-               max(dead_lettered_at) AS last_seen_at
-        FROM {letters}
-        GROUP BY coalesce(fingerprint, 'unknown')
-        ORDER BY letters DESC, fingerprint
-        LIMIT {most})
-    SELECT fingerprint, letters, newest.task_name AS task_name, newest.message AS message,
-           array_distinct(filter(split(regexp_replace(lower(newest.message),
-               '0x[0-9a-f]+|[0-9a-f]{{8,}}(-[0-9a-f]{{4,}})*|[0-9]+', '#'),
-               '[^\\\\p{{L}}#_]+'), word -> word != '')) AS words
-    FROM (SELECT /*+ BROADCAST(largest) */ largest.fingerprint,
-                 any_value(largest.letters) AS letters,
-                 max_by(struct(coalesce(task_name, 'unknown') AS task_name,
-                               left(concat_ws(' ', exception_type, coalesce(
-                                   nullif(description, ''), exception_message, reason)), 2000)
-                                   AS message), coalesce(id, '')) AS newest
-          FROM {letters} AS letters JOIN largest
-            ON coalesce(letters.fingerprint, 'unknown') = largest.fingerprint
-           AND letters.dead_lettered_at <=> largest.last_seen_at
-          GROUP BY largest.fingerprint)
-"""
-_SIMILAR = """
-    WITH words AS (SELECT fingerprint, size(words) AS size, explode(words) AS word
-                   FROM {distinct}),
-         pairs AS (SELECT a.fingerprint AS one, b.fingerprint AS other,
-                          count(*) / (any_value(a.size) + any_value(b.size) - count(*))
-                              AS similarity
-                   FROM words a JOIN words b ON a.word = b.word AND a.fingerprint < b.fingerprint
-                   GROUP BY a.fingerprint, b.fingerprint)
-    SELECT one AS fingerprint, other AS other_fingerprint, similarity,
-           a.letters, b.letters AS other_letters, a.task_name, b.task_name AS other_task_name,
-           a.message, b.message AS other_message
-    FROM pairs JOIN {distinct} a ON a.fingerprint = one JOIN {distinct} b ON b.fingerprint = other
-    WHERE similarity >= {threshold}
-    ORDER BY similarity DESC, one, other
 """
 
 
@@ -185,35 +153,6 @@ def spikes(
         "factor": float(least_factor),
     }
     return _sql(_SPIKES, df, width=width, window=window, **limits)
-
-
-def similar(df: DataFrame, threshold: float = 0.6, *, most: int = 2_000) -> DataFrame:
-    """Pairs of causes whose messages are nearly the same: perhaps one bug in two places.
-
-    Of every fingerprint one message is looked at, its newest; letters are never compared
-    with each other. Numbers, ids and addresses in messages count as equal.
-
-    Args:
-        df: Letters, with the columns `celery_dlq.spark.triage.COLUMNS` at least.
-        threshold: Least similarity, 0 to 1: words in common among all words of both.
-        most: Only so many fingerprints are compared, those with the most letters.
-
-    Returns:
-        ``fingerprint``, ``other_fingerprint`` string (the smaller one first), ``similarity``
-        double, ``letters``, ``other_letters`` bigint, ``task_name``, ``other_task_name``,
-        ``message``, ``other_message`` string; the most similar first.
-
-    Raises:
-        DLQError: ``threshold`` or ``most`` is out of range.
-    """
-    if not 0 < threshold <= 1 or most < 1:
-        message = (
-            f"expected threshold between 0 and 1 and most of 1 or more, got {threshold} and {most}"
-        )
-        raise DLQError(message)
-    distinct = _sql(_DISTINCT, df, most=most)
-    session = df.sparkSession
-    return session.sql(_SIMILAR, distinct=distinct, threshold=float(threshold))
 
 
 def _sql(query: str, df: DataFrame, **values: Any) -> DataFrame:

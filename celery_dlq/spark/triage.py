@@ -20,12 +20,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import ExportError
+from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.record import Kind, field_kinds
 from celery_dlq.spark.buckets import BUCKETS, MOST_BUCKETS, bucket_for, bucket_width
 from celery_dlq.spark.causes import why
 from celery_dlq.spark.limits import limits
-from celery_dlq.spark.trends import new_since, similar, spikes
+from celery_dlq.spark.lookalikes import COMPARED, DDL, MOST_COMPARED, alike
+from celery_dlq.spark.trends import new_since, spikes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -301,6 +302,37 @@ def groups(df: DataFrame) -> DataFrame:
         then ``fingerprint``.
     """
     return _sql(_GROUPS, df)
+
+
+def similar(df: DataFrame, threshold: float = 0.6, *, most: int = MOST_COMPARED) -> DataFrame:
+    """Pairs of causes whose messages are nearly the same: perhaps one bug in two places.
+
+    Of every fingerprint one message is looked at, its newest; letters are never compared
+    with each other. Numbers, ids and addresses in messages count as equal. Of many causes with
+    the same words, each is paired with the largest of them. The letters are grouped at once,
+    and the messages compared on the driver.
+
+    Args:
+        df: Letters, with the columns `COLUMNS` at least.
+        threshold: Least similarity, 0 to 1: words in common among all words of both.
+        most: Only so many fingerprints are compared, those with the most letters.
+
+    Returns:
+        ``fingerprint``, ``other_fingerprint`` string (the smaller one first), ``similarity``
+        double, ``letters``, ``other_letters`` bigint, ``task_name``, ``other_task_name``,
+        ``message``, ``other_message`` string; the most similar first.
+
+    Raises:
+        DLQError: ``threshold`` or ``most`` is out of range.
+    """
+    if not 0 < threshold <= 1 or most < 1:
+        message = (
+            f"expected threshold between 0 and 1 and most of 1 or more, got {threshold} and {most}"
+        )
+        raise DLQError(message)
+    rows = groups(df).select(*COMPARED).limit(most).collect()
+    found = [tuple(pair.values()) for pair in alike([row.asDict() for row in rows], threshold)]
+    return df.sparkSession.createDataFrame(found, DDL).coalesce(1)
 
 
 def reasons(df: DataFrame) -> DataFrame:

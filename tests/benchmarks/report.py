@@ -94,7 +94,7 @@ def table(name: str, results: Iterable[Result]) -> str:
     results = list(results)
     if name == "worker":
         return _worker_tables(results)
-    return "\n".join(_of_cell(result, _TABLES[name]) for result in results)
+    return "\n".join(_of_cell(result, _TABLES[result.get("table", name)]) for result in results)
 
 
 def _of_cell(result: Result, columns: Mapping[str, Column]) -> str:
@@ -208,6 +208,13 @@ _TABLES: dict[str, dict[str, Column]] = {
         "Redis ms": _number("redis_ms", "{:,.2f}"),
         "Redis bytes a letter": _number("redis_bytes_each"),
         "message bytes": _number("message_bytes_each"),
+    },
+    "report": {
+        "seconds": _number("seconds", "{:.1f}"),
+        "CPU s": _number("cpu_seconds", "{:.1f}"),
+        "Java, peak MB": _number("java_peak_mb"),
+        "Python, peak MB": _number("python_peak_mb"),
+        "load": _number("load", "{:.1f}"),
     },
     "triage": {
         "files MB": _number("file_mb"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from datetime import datetime, timedelta, timezone
+from itertools import combinations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ import pytest
 from celery_dlq.errors import DLQError
 from celery_dlq.record import from_micros
 from celery_dlq.spark import triage as questions
+from celery_dlq.spark.causes import why_each
+from celery_dlq.spark.lookalikes import MOST_IN_BLOCK, pairs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -127,6 +130,33 @@ def test_noise_has_no_causes(spark: SparkSession) -> None:
     assert [causes(frame(spark, orders(seed, 1_000))) for seed in range(3)] == [set()] * 3
 
 
+def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
+    """Several causes read the letters as often as one does, and each gets its own answer."""
+    letters = orders(3, 400, kwargs={"currency": "XXX", "tags": ["z"]}, args=[[7, 7], {"a": "b"}])
+    for number, letter in enumerate(letters):
+        if letter["fingerprint"] == "b" * 16 and number % 4:
+            letter |= {"release": "v9", "task_name": "shop.ship"}
+    df = frame(spark, letters)
+    good = frame(spark, orders(4, 200)).drop("fingerprint")
+    clusters = ["a", "b" * 16, "c"]
+    together = why_each(df, clusters, good, alpha=0.5)
+    assert scans(together) == scans(why_each(df, clusters[:1], good, alpha=0.5))
+    rest: dict[str, list[dict[str, Any]]] = {name: [] for name in "abc"}
+    for row in rows(together):
+        rest[row.pop("fingerprint")[0]].append(row)
+    for cluster in clusters:
+        alone = rows(questions.why(df, cluster, good, alpha=0.5))
+        assert alone
+        assert rest[cluster[0]] == alone
+    assert {"kwargs.tags[]", "args[0][]", "args[1].a"} <= {row["feature"] for row in rest["a"]}
+
+
+def scans(df: DataFrame) -> int:
+    """How often a plan reads the letters."""
+    plan = df._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
+    return str(plan).count("Scan ")
+
+
 def fisher(a: int, c: int, n: int, m: int) -> float:
     """The exact one-sided p value, by counting."""
     draws = math.comb(n + m, a + c)
@@ -239,6 +269,18 @@ def test_spikes_stand_out_of_a_steady_rate(spark: SparkSession) -> None:
         questions.spikes(df, window=0)
 
 
+def test_spike_of_a_cause_with_two_tasks_is_one(spark: SparkSession) -> None:
+    """Letters of one cause count together, whatever task they are of."""
+    minutes = [0, 60, *[200] * 12]
+    df = frame(
+        spark,
+        [{"dead_lettered_at": NOON + timedelta(minutes=m), "task_name": f"t{n % 2}"}
+         for n, m in enumerate(minutes)],
+    )  # fmt: skip
+    found = rows(questions.spikes(df))
+    assert [(row["task_name"], row["letters"]) for row in found] == [("t0", 12)]
+
+
 def test_similar_messages_are_paired(spark: SparkSession) -> None:
     """Two causes that differ in numbers and little else are one pair; others are none."""
     texts = {
@@ -256,6 +298,42 @@ def test_similar_messages_are_paired(spark: SparkSession) -> None:
     assert rows(questions.similar(df, 0.9)) == []
     with pytest.raises(DLQError, match="expected threshold between 0 and 1"):
         questions.similar(df, 0)
+
+
+def test_many_causes_with_one_text_are_few_pairs(spark: SparkSession) -> None:
+    """Each is paired with the largest of them, not with every other one."""
+    letters = [{"fingerprint": f"{n:04}", "description": f"no order {n}"} for n in range(60)]
+    df = frame(spark, [*letters, letters[30]])
+    found = rows(questions.similar(df))
+    assert len(found) == 59
+    assert all("0030" in {row["fingerprint"], row["other_fingerprint"]} for row in found)
+
+
+def test_blocks_find_what_all_pairs_would() -> None:
+    """Looking only at causes that share a rare word misses none, while blocks are small."""
+    dice = Random(8)  # noqa: S311 - the same every time
+    texts = [" ".join(dice.sample("abcdefghijkl", dice.randrange(1, 9))) for _ in range(60)]
+    texts = list({frozenset(text.split()): text for text in texts}.values())
+    for threshold in (0.2, 0.5, 0.6, 0.75, 1.0):
+        every = set()
+        for one, other in combinations(range(len(texts)), 2):
+            a, b = set(texts[one].split()), set(texts[other].split())
+            if len(a & b) / len(a | b) >= threshold:
+                every.add((one, other))
+        assert {pair[:2] for pair in pairs(texts, threshold)} == every
+
+
+def test_causes_that_all_look_alike_stay_bounded() -> None:
+    """Thousands of texts that differ in one word each do not make millions of pairs."""
+    texts = [f"order cannot be charged by provider {spelled(n)}" for n in range(2_000)]
+    found = list(pairs(texts, 0.6))
+    assert len({place for pair in found for place in pair[:2]}) == len(texts)
+    assert len(found) <= len(texts) * 3 * MOST_IN_BLOCK
+
+
+def spelled(number: int) -> str:
+    """A number in letters: digits count as equal in messages."""
+    return str(number).translate(str.maketrans("0123456789", "ghijklmnop"))
 
 
 # -- limits -----------------------------------------------------------------------

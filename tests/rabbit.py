@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class RabbitServer:
         self.port = _free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="rabbit-", dir=_quick_folder()))
         self._process: subprocess.Popen[bytes] | None = None
+        self._closing: threading.Thread | None = None
         name = f"test-{self.port}@localhost"
         self._env = {
             **os.environ,
@@ -109,9 +111,18 @@ class RabbitServer:
         self._control("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
         return f"amqp://guest:guest@127.0.0.1:{self.port}/{name}"
 
-    def close_connections(self) -> None:
-        """Close all connections of all clients, as a proxy or a failing node does."""
-        self._control("close_all_connections", "--global", "closed by the test")
+    def close_connections(self, *, wait: bool = True) -> None:
+        """Close all connections of all clients, as a failing node does.
+
+        Args:
+            wait: Until they are closed; Erlang's tools take seconds to start.
+        """
+        self._closing = threading.Thread(
+            target=self._control, args=("close_all_connections", "--global", "closed by the test")
+        )
+        self._closing.start()
+        if wait:
+            self._closing.join()
 
     def start(self) -> None:
         """Start the node and wait until it answers.
@@ -146,6 +157,8 @@ class RabbitServer:
 
     def close(self) -> None:
         """End the node, its port mapper, and remove its folder."""
+        if self._closing is not None:
+            self._closing.join()
         if self._process is not None:
             try:
                 os.killpg(self._process.pid, signal.SIGTERM)

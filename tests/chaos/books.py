@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from signal import SIGKILL
 from typing import Any
 
 from celery_dlq import DeadLetter, Outcome, Reason
@@ -16,9 +17,12 @@ Key = tuple[str, int]
 """Task id and retries."""
 
 NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
+KILLED_SECONDS = 1.0  # one that takes longer to end was asked to, and had time to give back
 REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
 
-EXPECTED: dict[str, Reason | None] = {
+Ends = Reason | frozenset[Reason] | None
+
+EXPECTED: dict[str, Ends] = {
     "quick": None,
     "slow": None,
     "retries": None,
@@ -33,8 +37,12 @@ EXPECTED: dict[str, Reason | None] = {
     "too_long": Reason.TIME_LIMIT_EXCEEDED,
     "unknown": Reason.UNKNOWN_TASK,
     "undecodable": Reason.UNDECODABLE_MESSAGE,
-}
-"""How each kind ends when nobody disturbs it: its reason, or success."""
+    "odd": None,
+    "poison": frozenset({
+        Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE, Reason.MAX_DELIVERIES_EXCEEDED,
+    }),
+}  # fmt: skip
+"""How each kind ends when nobody disturbs it: its reason, one of some, or success."""
 
 RETRYING = frozenset({"retries", "autoretries"})
 
@@ -278,7 +286,7 @@ class Balance:
         if published is None:
             return
         expected = EXPECTED[published.kind]
-        if letter.reason is expected:
+        if letter.reason in (expected if isinstance(expected, frozenset) else (expected,)):
             return
         told = f"{letter.task_id} {published.kind}: {_told(letter)}; {self._story(letter.task_id)}"
         if letter.reason is Reason.MAX_DELIVERIES_EXCEEDED:
@@ -286,6 +294,8 @@ class Balance:
             fair = full and all(self._disturbed(d) for d in letter.history)
             starts = self.starts.get((letter.task_id, letter.retries), [])
             seldom = expected is None and len(starts) < letter.deliveries
+            if letter.deliveries == 1:  # that once, the process died between count and start
+                seldom = seldom and not all(self._killed(d) for d in letter.history)
             where = self.books.explained if fair and not seldom else self.books.faults
             name = "its workers ended under it"
             if not fair:
@@ -378,6 +388,16 @@ class Balance:
             for ended in self.facts.ended
             if delivery.worker_pid in (None, ended.worker) or delivery.outcome is Outcome.VANISHED
         )
+
+    def _killed(self, delivery: Any) -> bool:
+        """Its worker was killed soon after the delivery was counted, and not asked to end first."""
+        began = delivery.started_at.timestamp()
+        return any(
+            ended.how == -SIGKILL and ended.at - ended.asked_at < KILLED_SECONDS
+            and began - 0.5 <= ended.at <= began + NEAR_SECONDS
+            for ended in self.facts.ended
+            if ended.worker == delivery.worker_pid
+        )  # fmt: skip
 
     def _disturbed(self, delivery: Any) -> bool:
         """Something happened to the delivery that is not the task's doing."""

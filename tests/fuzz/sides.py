@@ -144,7 +144,8 @@ class Side:
         if lives and not self.place.sees_unacknowledged:
             self._kill()
         left = set(self._left())
-        came = [token for token in self._marks.received if token in tokens]
+        # In the order of their first receipt: what is received again and again ends with a killer.
+        came = list(dict.fromkeys(t for t in self._marks.received if t in tokens))
         # One that the worker never came to says nothing: another one ended or stopped the worker.
         whole = lives and left.isdisjoint(tokens.keys() - {*came})
         settled = {token: case for token, case in tokens.items() if whole or token not in left}

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 from uuid import UUID
 
+import amqp
 import redis
 from chaos.aof import traffic
 from chaos.books import Balance, Books, Facts, Published, read_marks
@@ -104,7 +105,7 @@ class Publisher(threading.Thread):
             try:
                 self._send(task_id, kind, seconds)
                 note.confirmed = True
-            except (redis.RedisError, OSError, OperationalError):
+            except (redis.RedisError, amqp.AMQPError, OSError, OperationalError):
                 if self.stopped.wait(0.2) and note.attempts > MOST_OUTSTANDING:
                     return
 

@@ -47,6 +47,9 @@ SOURCE_QUEUE_HEADER = "dlq_source_queue"
 DEAD_LETTER_QUEUE_HEADER = "dlq_dead_letter_queue"
 """Where its letter is."""
 
+REPLACED_TASK_NESTING = "replaced_task_nesting"
+"""Celery's own: how often ``Task.replace`` put another task in the place of one with this id."""
+
 DELIVERIES_HEADER = "dlq_deliveries"
 """How often it was delivered; a whole number."""
 
@@ -61,3 +64,12 @@ POSITION_HEADER = "dlq_position"
 
 EDITED_HEADER = "dlq_edited"
 """The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""
+
+_MOST = 2**31 - 1
+
+
+def whole_number(value: object) -> int:
+    """A number in a header as Celery takes it: ``True`` is 1; what is no count is 0."""
+    if not isinstance(value, (int, float)) or not value >= 0:
+        return 0
+    return int(min(value, _MOST))

@@ -76,6 +76,9 @@ REDRIVEN = _counter(
 STORE_ERRORS = _counter(
     "store_errors", "operation", "Times the store did not answer or refused to write."
 )
+INTERNAL_ERRORS = _counter(
+    "internal_errors", "operation", "Errors of the plugin itself; each is in the log."
+)
 
 UP = _gauge("up", "", "Whether the store answered this scrape: 1, or 0.")
 WORKERS = _gauge("workers", "", "Workers that reported in the last half minute.")
@@ -91,7 +94,8 @@ WAITING = _gauge(
     "Letters in the worker's memory; their messages are unacknowledged.",
 )
 
-COUNTERS = (DELIVERIES, DUPLICATES, UNCOUNTED, DEAD_LETTERS, DIED_AGAIN, REDRIVEN, STORE_ERRORS)
+COUNTERS = (DELIVERIES, DUPLICATES, UNCOUNTED, DEAD_LETTERS, DIED_AGAIN, REDRIVEN, STORE_ERRORS,
+            INTERNAL_ERRORS)  # fmt: skip
 GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, SPOOL, WAITING)
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
 

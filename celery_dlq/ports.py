@@ -29,12 +29,14 @@ class MessageKey:
         task_id: The task's id.
         retries: The message's ``retries`` header.
         redrives: How often the message was redriven.
+        nesting: How often ``Task.replace`` gave the id to another task before.
     """
 
     dead_letter_queue: str
     task_id: str
     retries: int = 0
     redrives: int = 0
+    nesting: int = 0
 
 
 class Standing(Enum):
@@ -103,11 +105,20 @@ class DeliveryCounter(Protocol):
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
         """Record how a delivery ended; with ``charged=False`` it no longer counts.
 
-        Never raises.
+        A delivery without an outcome that is not charged never started: nothing is kept of it.
+        Changes nothing if the start of this delivery is not on record. Never raises.
         """
 
-    def succeeded(self, key: MessageKey) -> None:
-        """Forget a message that is done; may be put off to the next write."""
+    def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
+        """Forget a message that is done; may be put off to the next write.
+
+        Another message that runs under the same task id keeps its count.
+
+        Args:
+            key: The message.
+            delivery: Its last one.
+            first: It was never delivered before, so earlier starts are another message's.
+        """
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count that a message of a redrive succeeded; may be put off to the next write."""

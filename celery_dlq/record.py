@@ -347,13 +347,17 @@ def _writers() -> tuple[tuple[str, Any], ...]:
     return tuple((name, _TO_BYTES[kind]) for name, kind in field_kinds().items())
 
 
-def letter_id(dead_letter_queue: str, task_id: str, retries: int, redrives: int) -> str:
+def letter_id(
+    dead_letter_queue: str, task_id: str, retries: int, redrives: int, nesting: int = 0
+) -> str:
     """The id of the letter of one message: the same message always gets the same id.
 
     A worker that dies between storing a letter and acknowledging the message
     stores it a second time; the equal id makes that one letter.
     """
-    key = json.dumps([dead_letter_queue, task_id, retries, redrives])
+    key = json.dumps(
+        [dead_letter_queue, task_id, retries, redrives, *([nesting] if nesting else [])]
+    )
     return str(uuid5(_LETTER_NAMESPACE, key))
 
 

@@ -72,7 +72,7 @@ def make_guard(
     parts = memory or make_worker_parts(settings, broker_url, app.connection_for_write)
     wait_for(parts.store, settings.start_timeout)
     book = book_of(app, settings)
-    plans = Plans(book, app.amqp.queues)
+    plans = Plans(book, app.amqp.queues, app.conf.task_default_queue)
     _warn_of_unknown_queues(app, book)
     place = shown_place(settings, broker_url)  # without the password: that may change
     observers = WorkerObservers(settings, broker_url, events, measuring)

@@ -34,6 +34,7 @@ from celery_dlq.ports import (
 from celery_dlq.record import DeadLetter, Delivery, end_of
 from celery_dlq.reports import MOST_IDS, Report, Why
 
+_Run = tuple[str, str, int, int]
 _MOST_ASIDE = 20
 _MOST_DEAD = 10_000
 _MOST_CHANGES = 10_000
@@ -46,12 +47,12 @@ class MemoryCounter:
     """The `DeliveryCounter` in memory."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[str, str, int], dict[tuple[int, int], Delivery]] = {}
+        self._runs: dict[_Run, dict[tuple[int, int], Delivery]] = {}
         self._counts: Counter[MessageKey] = Counter()
         self._dead: dict[MessageKey, None] = {}
         self.watched: set[MessageKey] = set()
         self.successes: Counter[str] = Counter()
-        self._aside: dict[tuple[str, str, int], deque[Delivery]] = {}
+        self._aside: dict[_Run, deque[Delivery]] = {}
         self._lock = threading.Lock()
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
@@ -86,17 +87,52 @@ class MemoryCounter:
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
         """Record an end, unless the message is forgotten."""
         with self._lock:
-            place, run = (key.retries, delivery.number), self._runs.get(_run(key), {})
-            if charged and run:
-                run[place] = delivery
-            elif place in run:  # the number is given out again; this delivery moves aside
-                del run[place]
-                self._counts[key] -= 1
+            place, run = self._place(key, delivery), self._runs.get(_run(key), {})
+            if place is None:
+                return
+            if charged:
+                run[place] = replace(delivery, number=place[1])
+                return
+            self._take_back(key, place)
+            if delivery.outcome is not None:  # its number is given out again; it moves aside
                 self._aside.setdefault(_run(key), deque(maxlen=_MOST_ASIDE)).append(delivery)
 
-    def succeeded(self, key: MessageKey) -> None:
-        """Forget the task."""
-        self.forget(key)
+    def _place(self, key: MessageKey, delivery: Delivery) -> tuple[int, int] | None:
+        """Where the start of a delivery is on record: a copy may have got its number."""
+        run = self._runs.get(_run(key), {})
+        places = [
+            place
+            for place, known in run.items()
+            if place[0] == key.retries and known.started_at == delivery.started_at
+        ]
+        own = (key.retries, delivery.number)
+        return own if own in places else places[0] if places else None
+
+    def _take_back(self, key: MessageKey, place: tuple[int, int]) -> None:
+        run, last = self._runs[_run(key)], (key.retries, self._counts[key])
+        del run[place]
+        self._counts[key] -= 1
+        if last in run:
+            run[place] = replace(run.pop(last), number=place[1])
+
+    def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
+        """Forget the message; another one under the same task id stays."""
+        with self._lock:
+            own, run = self._place(key, delivery), self._runs.get(_run(key), {})
+            others = any(
+                known.outcome is None
+                and place != own
+                and (
+                    own is None
+                    or place[0] > own[0]
+                    or (place[0] == own[0] and (first or place[1] > own[1]))
+                )
+                for place, known in run.items()
+            )
+            if others and own is not None:
+                self._take_back(key, own)
+        if not others:
+            self.forget(key)
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count it."""
@@ -667,8 +703,8 @@ def _raw(letter: DeadLetter) -> dict[bytes, bytes]:
     return {name.encode(): value for name, value in letter.to_fields().items()}
 
 
-def _run(key: MessageKey) -> tuple[str, str, int]:
-    return (key.dead_letter_queue, key.task_id, key.redrives)
+def _run(key: MessageKey) -> _Run:
+    return (key.dead_letter_queue, key.task_id, key.redrives, key.nesting)
 
 
 def _heading(stored: StoredLetter) -> Heading:

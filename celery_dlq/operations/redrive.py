@@ -11,6 +11,7 @@ from typing import Any
 
 from celery_dlq.errors import CorruptLetter, RedriveError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.headers import REPLACED_TASK_NESTING, whole_number
 from celery_dlq.operations.canary import Canary, CanaryResult, chosen
 from celery_dlq.operations.jobs import CANCELLED, DONE, FAILED, STOPPED, CancelledError, JobRun
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
@@ -268,7 +269,10 @@ class Redriver:
         if target is not None and self._dead_letter_queue_of is not None:
             name = self._dead_letter_queue_of(target)
         return MessageKey(
-            dead_letter_queue=name, task_id=message.task_id, redrives=message.redrives
+            dead_letter_queue=name,
+            task_id=message.task_id,
+            redrives=message.redrives,
+            nesting=whole_number(message.headers.get(REPLACED_TASK_NESTING)),
         )
 
     def _canary(

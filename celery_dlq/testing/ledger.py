@@ -85,8 +85,8 @@ class Ledger:
             if delivery.outcome is Outcome.RETRIED:  # else it comes back
                 self._closed(_message(key))
 
-        def forgetting(key: MessageKey) -> None:
-            succeeded(key)
+        def forgetting(key: MessageKey, delivery: Delivery, **options: Any) -> None:
+            succeeded(key, delivery, **options)
             self._closed(_message(key))
 
         override(stack, counter, "count", counting)

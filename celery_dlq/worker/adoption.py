@@ -131,6 +131,7 @@ class Adoption:
             task_id=kept.task_id,
             retries=kept.retries,
             redrives=kept.redrives,
+            nesting=kept.nesting,
         )
         death = Death(
             plan=plan,

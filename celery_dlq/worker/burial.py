@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
-from celery_dlq.metrics import DEAD_LETTERS, DIED_AGAIN, STORE_ERRORS, Counts
+from celery_dlq.metrics import DEAD_LETTERS, DIED_AGAIN, INTERNAL_ERRORS, STORE_ERRORS, Counts
 from celery_dlq.ports import Keeper, MessageKey, Stored
 from celery_dlq.record import DeadLetter
+from celery_dlq.worker.letter import plain
 from celery_dlq.worker.spool import Spool
 
 logger = logging.getLogger("celery_dlq.worker")
@@ -75,9 +76,12 @@ class Burial:
         Returns:
             Whether the message may be let go: the letter is in the store or, if the broker
             has the message no more, in the spool.
+
+        Raises:
+            Exception: An error of our own; no letter of this message can be stored.
         """
         try:
-            self._save(grave.letter, grave.key)
+            self._save_or_plain(grave.letter, grave.key)
         except StoreUnavailable as exc:
             if grave.acknowledged and self._spooled(grave, exc):
                 return True
@@ -90,12 +94,16 @@ class Burial:
         for _ in range(len(self._waiting)):
             grave = self._waiting[0]
             try:
-                self._save(grave.letter, grave.key)
+                self._save_or_plain(grave.letter, grave.key)
             except StoreUnavailable:
                 return
+            except Exception:
+                self._counts.count(INTERNAL_ERRORS, "letter")
+                logger.critical("Task %s died and is left to Celery, without a letter",
+                                grave.letter.task_id, exc_info=True)  # fmt: skip
             self._waiting.popleft()
             _finish(grave)
-        self._spool.flush(self._save)
+        self._spool.flush(self._save_or_plain)
 
     def __len__(self) -> int:
         """How many letters wait in memory."""
@@ -105,6 +113,18 @@ class Burial:
     def spooled(self) -> int:
         """How many letters wait on disk."""
         return len(self._spool)
+
+    def _save_or_plain(self, letter: DeadLetter, key: MessageKey) -> None:
+        """Store a letter; one that an error of our own stops, as plainly as it can be made."""
+        try:
+            self._save(letter, key)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            self._counts.count(INTERNAL_ERRORS, "letter")
+            logger.exception("The letter of task %s is stored without what is told of its death",
+                             letter.task_id)  # fmt: skip
+            self._save(plain(letter), key)
 
     def _save(self, letter: DeadLetter, key: MessageKey) -> None:
         letter = _marked(letter, self._marked)

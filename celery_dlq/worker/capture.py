@@ -13,7 +13,7 @@ from kombu.compression import compress
 from kombu.exceptions import KombuError
 
 from celery_dlq import jsontext
-from celery_dlq.headers import REDRIVES_HEADER
+from celery_dlq.headers import REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
 
 _JSON_TYPES = ("application/json",)
 _MOST_JSON = 1024 * 1024  # beyond that, args and kwargs are not kept a second time
@@ -27,6 +27,7 @@ class Message:
     task_name: str
     retries: int
     redrives: int
+    nesting: int
     exchange: str
     routing_key: str
     content_type: str
@@ -63,10 +64,11 @@ def captured(message: Any, request: Mapping[str, Any]) -> Message:
     if not headers.get("compression"):
         args_json, kwargs_json = json_parts(body, content_type)
     return Message(
-        task_id=_id(message, request),
+        task_id=message_id(message, request),
         task_name=_text(request.get("task")) or "",
-        retries=_count(request.get("retries")),
-        redrives=_count(headers.get(REDRIVES_HEADER)),
+        retries=whole_number(request.get("retries")),
+        redrives=whole_number(headers.get(REDRIVES_HEADER)),
+        nesting=whole_number(request.get(REPLACED_TASK_NESTING)),
         exchange=_text(delivery.get("exchange")) or "",
         routing_key=_text(delivery.get("routing_key")) or "",
         content_type=content_type,
@@ -87,7 +89,7 @@ def captured(message: Any, request: Mapping[str, Any]) -> Message:
     )
 
 
-def _id(message: Any, request: Mapping[str, Any]) -> str:
+def message_id(message: Any, request: Mapping[str, Any]) -> str:
     """The task's id, else what else tells this message from others, also when it comes back."""
     properties = message.properties or {}
     known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
@@ -155,10 +157,6 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else jsontext.safe_repr(value)
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
-
-
 def _time(value: object) -> datetime | None:
     """An ISO time of a message as aware UTC; anything else is no reason to fail."""
     if not isinstance(value, str):
@@ -167,4 +165,8 @@ def _time(value: object) -> datetime | None:
         parsed = jsontext.moment(value)
     except ValueError:
         return None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+    aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+    try:
+        return aware.astimezone(timezone.utc)
+    except OverflowError:  # before the year 1 or after 9999, in UTC
+        return None

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from celery.utils.log import get_logger
-from celery.worker import state
 from kombu.exceptions import ContentDisallowed
 
 from celery_dlq.record import Reason
@@ -25,7 +25,7 @@ from celery_dlq.worker.guard import HANDLING, Ending, Guard
 logger = logging.getLogger("celery_dlq.worker")
 
 
-def watch(consumer: Any, guard: Guard) -> None:
+def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
     """Take part in what a consumer does with messages it drops.
 
     Must happen before the consumer builds its message handler; again for the same
@@ -34,6 +34,7 @@ def watch(consumer: Any, guard: Guard) -> None:
     Args:
         consumer: Celery's consumer.
         guard: The worker's guard.
+        on_close: Called when the connection is lost or closed.
     """
     if getattr(consumer, "dlq_watched", False):
         return
@@ -56,31 +57,70 @@ def watch(consumer: Any, guard: Guard) -> None:
     def on_decode_error(message: Any, exc: Exception) -> None:
         drop(message, None, Reason.UNDECODABLE_MESSAGE, exc, lambda: decode_error(message, exc))
 
-    on_close = consumer.on_close
-
-    def on_connection_closed() -> None:
-        give_up_unaccepted(guard)
-        on_close()
-
-    consumer.on_close = on_connection_closed
     consumer.on_unknown_message = on_unknown_message
     consumer.on_unknown_task = on_unknown_task
     consumer.on_invalid_task = on_invalid_task
     consumer.on_decode_error = on_decode_error
+    _watch_receiving(consumer, drop, invalid_task)
+    _watch_closing(consumer, guard, on_close)
 
 
-def give_up_unaccepted(guard: Guard) -> None:
-    """The broker's connection is lost, and Celery empties the pool's queue.
+def _watch_receiving(consumer: Any, drop: _Drop, invalid_task: Callable[..., None]) -> None:
+    """Let a message that Celery cannot take apart be a letter, not the worker's end."""
+    create_task_handler = consumer.create_task_handler
 
-    What was counted and not begun will be delivered anew: it is not charged.
-    """
-    for request in list(state.reserved_requests):
-        if getattr(request, "dlq_tracked", None) is None or request.time_start is not None:
-            continue
+    def create_watched_handler(*args: Any, **kwargs: Any) -> Callable[[Any], None]:
+        handle = create_task_handler(*args, **kwargs)
+
+        def on_task_received(message: Any) -> None:
+            try:
+                handle(message)
+            except Exception as exc:
+                if _is_not_the_messages(exc, consumer):
+                    raise
+                # Once it was dispatched, this is no error of the message's form.
+                celerys = getattr(message, "dlq_is_dispatched", False)
+                on_invalid = partial(invalid_task, None, message, exc)
+                if celerys or not drop.instead(message, exc, on_invalid):
+                    raise
+
+        return on_task_received
+
+    consumer.create_task_handler = create_watched_handler
+
+
+def _watch_closing(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
+    """See which starts Celery drops when the connection is lost, or the worker stops."""
+    celerys_on_close = consumer.on_close
+
+    def on_connection_closed() -> None:
+        on_close()
         try:
-            guard.interrupted(request)
+            guard.pool_is_flushed(consumer.pool)
         except Exception:
-            logger.exception("Task %s may be charged for a lost connection", request.id)
+            guard.failed("flush")
+            logger.exception("Tasks that never started may be charged for it")
+        celerys_on_close()
+
+    consumer.on_close = consumer.blueprint.on_close = on_connection_closed
+
+
+def _is_not_the_messages(exc: Exception, consumer: Any) -> bool:
+    """Whether an error is the broker's or the machine's.
+
+    kombu's Redis transport counts a plain `KeyError` among the errors of a connection; here it
+    is a header that is missing.
+    """
+    theirs = (*consumer.connection_errors, *consumer.channel_errors)
+    return isinstance(exc, (MemoryError, *theirs)) and type(exc) is not KeyError
+
+
+def _reason_of_unreadable(message: Any) -> Reason:
+    try:
+        message.decode()
+    except Exception:  # noqa: BLE001 - whatever a decoder raises
+        return Reason.UNDECODABLE_MESSAGE
+    return Reason.INVALID_MESSAGE
 
 
 class _Drop:
@@ -98,19 +138,45 @@ class _Drop:
         exc: Exception | None,
         go_on: Callable[[], None],
     ) -> None:
-        try:
-            ending = self._store(message, body, reason, exc, go_on)
-        except Exception:
-            # A bug of ours: the message stays unacknowledged rather than lost.
-            logger.exception("A dropped message could not be dead-lettered")
-            return
-        if ending is Ending.WAITS:
-            return
+        """Celery drops a message; without a letter it goes on as ever."""
+        ending = self._ending(message, body, reason, exc, go_on)
+        if ending is Ending.LEFT:
+            go_on()
+        elif ending is Ending.BURIED:
+            self._settle(message, go_on)
+
+    def instead(self, message: Any, exc: Exception, go_on: Callable[[], None]) -> bool:
+        """Celery would end the worker; whether the message is a letter instead, or will be."""
+        ending = self._ending(message, None, _reason_of_unreadable(message), exc, go_on)
         if ending is Ending.BURIED:
-            self._acknowledge_instead(message)
-        handling = HANDLING.set(ending is Ending.BURIED)
+            self._settle(message, go_on)
+        return ending is not Ending.LEFT
+
+    def _ending(
+        self,
+        message: Any,
+        body: Any,
+        reason: Reason,
+        exc: Exception | None,
+        go_on: Callable[[], None],
+    ) -> Ending:
+        try:
+            return self._store(message, body, reason, exc, lambda: self._settle(message, go_on))
+        except Exception:
+            self._guard.failed("drop")
+            logger.critical("A dropped message is left to Celery, without a letter", exc_info=True)
+            return Ending.LEFT
+
+    def _settle(self, message: Any, go_on: Callable[[], None]) -> None:
+        """Let Celery drop a message whose letter is stored."""
+        self._acknowledge_instead(message)
+        handling = HANDLING.set(True)
         try:
             go_on()
+        except Exception:
+            # Of a message with odd headers Celery cannot even say that it drops it.
+            logger.exception("A message was dead-lettered, but Celery cannot report it")
+            message.reject_log_error()
         finally:
             HANDLING.reset(handling)
 
@@ -120,12 +186,8 @@ class _Drop:
         body: Any,
         reason: Reason,
         exc: Exception | None,
-        go_on: Callable[[], None],
+        done: Callable[[], None],
     ) -> Ending:
-        def done() -> None:
-            self._acknowledge_instead(message)
-            go_on()
-
         if reason is Reason.UNKNOWN_TASK:
             text = f"no worker here knows the task {_headers(message, body).get('task')!r}"
             failure = dropped_failure(None, text)
@@ -138,7 +200,8 @@ class _Drop:
         errors = self._consumer.connection_errors
 
         def acknowledge(*_: Any, **__: Any) -> None:
-            message.ack_log_error(get_logger("celery.worker"), errors)
+            if not message.acknowledged:
+                message.ack_log_error(get_logger("celery.worker"), errors)
 
         message.reject_log_error = acknowledge
 

@@ -8,25 +8,38 @@ here is logged and neither fails a task nor acknowledges one.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
+from threading import Lock
 from typing import Any, Protocol
 from weakref import ref
 
+from celery.worker import state
+
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.headers import REDRIVE_HEADER, REDRIVES_HEADER
-from celery_dlq.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, SUCCEEDED, UNCOUNTED, Counts
+from celery_dlq.headers import REDRIVE_HEADER, REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
+from celery_dlq.metrics import (
+    DELIVERIES,
+    DUPLICATES,
+    INTERNAL_ERRORS,
+    STORE_ERRORS,
+    SUCCEEDED,
+    UNCOUNTED,
+    Counts,
+)
 from celery_dlq.policy import Policy
 from celery_dlq.ports import Clock, DeliveryCounter, MessageKey, Standing
-from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
+from celery_dlq.record import Delivery, Outcome, Reason
 from celery_dlq.verdict import Die, Leave, Run, Start, decide_drop, decide_end, decide_start
 from celery_dlq.worker.burial import Burial, Grave
-from celery_dlq.worker.capture import Message, captured
+from celery_dlq.worker.capture import Message, captured, message_id
+from celery_dlq.worker.dispatched import Dispatched
 from celery_dlq.worker.failure import Failure
-from celery_dlq.worker.letter import Death, letter_of
+from celery_dlq.worker.letter import Death, bare, letter_of
 from celery_dlq.worker.plan import Plan, Plans
 
 logger = logging.getLogger("celery_dlq.worker")
@@ -54,8 +67,10 @@ class Tracked:
         key: Which message it is.
         delivery: Its present delivery.
         first: It was never delivered before.
-        charged: The delivery was counted. Not so if the message already runs elsewhere.
-        seen_at: When it was first put off, aware UTC.
+        charged: The delivery is counted now. Not so before its start, or if the message
+            already runs elsewhere.
+        missed: It could not be counted: the store did not answer.
+        seen_at: When it was first put off, in monotonic seconds.
         suspect: Its last delivery vanished: it may have killed its worker.
     """
 
@@ -63,8 +78,9 @@ class Tracked:
     key: MessageKey
     delivery: Delivery
     first: bool
-    charged: bool = True
-    seen_at: Any = None
+    charged: bool = False
+    missed: bool = False
+    seen_at: float | None = None
     suspect: bool = False
 
 
@@ -101,6 +117,13 @@ class Missed:
     def of(self, key: MessageKey) -> int:
         """How many of this message."""
         return self._counts.get(key, 0) if self._counts else 0
+
+    def take_back(self, key: MessageKey) -> None:
+        """One less: it never started."""
+        if self._counts.get(key, 0) > 1:
+            self._counts[key] -= 1
+        else:
+            self.forget(key)
 
     def forget(self, key: MessageKey) -> None:
         """They are counted now, or the message is done."""
@@ -160,7 +183,9 @@ class Guard:
         self._counts = Counts() if counts is None else counts
         self._sampler = sampler
         self._missed = Missed()
+        self._dispatched = Dispatched()
         self._lane: ref[Any] | None = None
+        self._one_at_a_time = Lock()
         self.chores: list[Chore] = []
         self._rest_ticks, self._next_rest = 0, 1
         self.guards_all = plans.may_guard(None)
@@ -181,19 +206,60 @@ class Guard:
         tracked = request.dlq_tracked
         if tracked is None:
             tracked = request.dlq_tracked = self._track(request, plan)
-        verdict = self._start(plan.policy, tracked)
+        verdict = self._start(plan.policy, tracked, request)
         if verdict is None:
             return Begin.LATER
-        if isinstance(verdict, Run):
-            if tracked.suspect:
-                self._lane = ref(request)
-            return Begin.RUN
-        try:
-            self._end_at_start(request, tracked, verdict)
-        except Exception:
-            # The broker or the result backend, say. The message comes back, and is not run now.
-            logger.exception("Task %s is not executed again, but could not be ended", request.id)
-        return Begin.SKIP
+        return (
+            Begin.RUN if isinstance(verdict, Run) else self._end_at_start(request, tracked, verdict)
+        )
+
+    def dispatched(self, request: Any, job: Any, *, dropped: bool) -> None:
+        """A pool was given a request that was counted; maybe no process has accepted it yet.
+
+        Args:
+            request: Celery's request.
+            job: What the pool returned.
+            dropped: The pool closed meanwhile, and dropped it.
+        """
+        if dropped:
+            self._take_back([request])
+        elif hasattr(job, "_accepted"):
+            self._dispatched.add(request, job)
+            if request.time_start is not None:  # a pool with threads was quicker
+                self._dispatched.accepted(request)
+
+    def accepted(self, request: Any) -> None:
+        """A process begins with it."""
+        self._dispatched.accepted(request)
+
+    def pool_is_flushed(self, pool: Any) -> None:
+        """Celery is about to drop what the pool has not begun: it closes, or the broker is lost."""
+        self._take_back(self._dispatched.before_flush(pool))
+
+    def pool_is_gone(self) -> None:
+        """Nothing starts any more."""
+        self._take_back(self._dispatched.all_lost())
+
+    def look_for_lost(self, pool: Any) -> None:
+        """Once a second: jobs whose process died before it took them."""
+        self._take_back(self._dispatched.lost(pool))
+
+    def _take_back(self, requests: list[Any]) -> None:
+        """Uncount starts that never happened; their messages are delivered anew."""
+        for request in requests:
+            tracked = request.dlq_tracked
+            if tracked.charged:
+                self._counter.ended(tracked.key, tracked.delivery, charged=False)
+            elif tracked.missed:
+                self._missed.take_back(tracked.key)
+            tracked.charged = tracked.missed = False
+            if self._lane is not None and self._lane() is request:
+                self._lane = None
+            logger.debug("Task %s never started here: it is not charged", request.id)
+
+    def failed(self, operation: str) -> None:
+        """Count an error of our own; who calls logs it."""
+        self._counts.count(INTERNAL_ERRORS, operation)
 
     def returned(self, request: Any) -> None:
         """A guarded message's task returned: it succeeded, and may be sampled."""
@@ -205,7 +271,8 @@ class Guard:
         """Forget a message whose task succeeded, was ignored or was revoked."""
         tracked = request.dlq_tracked
         if tracked is not None:
-            self._counter.succeeded(tracked.key)
+            self._dispatched.accepted(request)
+            self._forget(tracked)
             self._missed.forget(tracked.key)
             self._counts.count(DELIVERIES, tracked.plan.queue, SUCCEEDED)
             if tracked.key.redrives:
@@ -225,6 +292,7 @@ class Guard:
         if failure.end is None:
             self.succeeded(request)
             return Ending.LEFT
+        self._dispatched.accepted(request)
         plan = self._plans.of(request.delivery_info, request.task)
         end = replace(failure.end, final=failure.end.final and not requeued)
         verdict = decide_end(plan.policy, end)
@@ -275,13 +343,15 @@ class Guard:
             task_id=kept.task_id,
             retries=kept.retries,
             redrives=kept.redrives,
+            nesting=kept.nesting,
         )
         death = self._death(plan, key, kept, verdict, failure, (), 0)
-        return self._bury(Grave(death, key, acknowledged=False, done=done))
+        return self._bury(death, acknowledged=False, done=done)
 
     def interrupted(self, request: Any) -> None:
         """The worker gives a running message up because it shuts down: recorded, not charged."""
         tracked = request.dlq_tracked
+        self._dispatched.accepted(request)
         if tracked is None or tracked.plan.policy is None or request.acknowledged:
             return
         tracked.delivery = replace(
@@ -293,6 +363,7 @@ class Guard:
         self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.SHUTDOWN.value)
         if tracked.charged:
             self._counter.ended(tracked.key, tracked.delivery, charged=False)
+            tracked.charged = False
 
     def share_overrides(self) -> None:
         """Let pool processes know of overrides, for `keeps`; before the pool starts."""
@@ -315,7 +386,7 @@ class Guard:
 
     def tick(self) -> None:
         """Once a second: a sign of life, what was put off, and what waits for the store."""
-        self._counter.alive(self._plans.dead_letter_queues())
+        self._counter.alive(self._running_queues())
         self._counter.flush()
         self._burial.tick()
         self._do_chores()
@@ -327,6 +398,12 @@ class Guard:
             chore.close()
         self.chores.clear()
         self._counter.close()
+
+    def _running_queues(self) -> set[str]:
+        """The dead-letter queues of the messages that run here, or are about to."""
+        requests = [*self._dispatched.requests(), *state.active_requests]
+        tracked = (getattr(request, "dlq_tracked", None) for request in requests)
+        return {one.key.dead_letter_queue for one in tracked if one is not None}
 
     def _do_chores(self) -> None:
         """In order, until the store does not answer; then none of them for a while.
@@ -353,12 +430,15 @@ class Guard:
             self._counter.redrive_succeeded(redrive_id)
 
     def _track(self, request: Any, plan: Plan) -> Tracked:
-        retries = _count(request.request_dict.get("retries"))
+        headers = request.request_dict
+        retries = whole_number(headers.get("retries"))
         key = MessageKey(
             dead_letter_queue=plan.dead_letter_queue,
-            task_id=request.id,
+            # Quick for what every message has: this is what each task pays.
+            task_id=request.id if type(request.id) is str else message_id(request.message, headers),
             retries=retries,
-            redrives=_count(request.request_dict.get(REDRIVES_HEADER)),
+            redrives=whole_number(headers.get(REDRIVES_HEADER)),
+            nesting=whole_number(headers.get(REPLACED_TASK_NESTING)),
         )
         delivery = Delivery(
             number=1,
@@ -370,22 +450,27 @@ class Guard:
         first = self._flags_redelivery and not request.delivery_info.get("redelivered")
         return Tracked(plan, key, delivery, first)
 
-    def _start(self, policy: Policy, tracked: Tracked) -> Run | Die | Leave | None:
+    def _start(self, policy: Policy, tracked: Tracked, request: Any) -> Run | Die | Leave | None:
         """The verdict on a start; ``None`` if it is too early for one."""
         verdict: Run | Die = _RUN
+        tracked.charged = tracked.missed = False
         if policy.max_retries is not None:
             verdict = decide_start(policy, Start(retries=tracked.key.retries))
         if isinstance(verdict, Die):
             return verdict
         if tracked.first:
-            if not self._counter.count_first(tracked.key, tracked.delivery):
-                self._missed.add(tracked.key)
+            tracked.charged = self._counter.count_first(tracked.key, tracked.delivery)
+            if not tracked.charged:
                 self._uncounted(tracked)
             return verdict
         try:
-            return self._start_again(policy, tracked)
+            with self._one_at_a_time:  # in pools of threads, too, two suspects do not start at once
+                verdict_again = self._start_again(policy, tracked)
+                if tracked.suspect and isinstance(verdict_again, Run):
+                    self._lane = ref(request)
         except StoreUnavailable as exc:
             return self._start_uncounted(policy, tracked, exc)
+        return verdict_again
 
     def _start_uncounted(
         self, policy: Policy, tracked: Tracked, exc: StoreUnavailable
@@ -395,12 +480,13 @@ class Guard:
         verdict = decide_start(policy, Start(retries=tracked.key.retries, deliveries=missed))
         tracked.delivery = replace(tracked.delivery, number=missed + 1)
         if isinstance(verdict, Run):
-            self._missed.add(tracked.key)
             self._uncounted(tracked)
             logger.error("Delivery of %s is not counted, it runs: %s", tracked.key.task_id, exc)
         return verdict
 
     def _uncounted(self, tracked: Tracked) -> None:
+        tracked.missed = True
+        self._missed.add(tracked.key)
         self._counts.count(UNCOUNTED, tracked.plan.queue)
         self._counts.count(STORE_ERRORS, "count")
 
@@ -415,9 +501,9 @@ class Guard:
 
     def _start_again(self, policy: Policy, tracked: Tracked) -> Run | Die | Leave | None:
         """Count a message that was, or may have been, delivered before."""
-        now = self._clock()
-        tracked.delivery = replace(tracked.delivery, started_at=now)
-        waited = None if tracked.seen_at is None else (now - tracked.seen_at).total_seconds()
+        now = time.monotonic()
+        tracked.delivery = replace(tracked.delivery, started_at=self._clock())
+        waited = None if tracked.seen_at is None else now - tracked.seen_at
         count = self._counter.count(
             tracked.key,
             tracked.delivery,
@@ -430,10 +516,11 @@ class Guard:
         if count.standing in (Standing.COUNTED, Standing.LIMIT_REACHED):
             self._missed.forget(tracked.key)
         if count.standing in (Standing.UNCERTAIN, Standing.SUSPECT):
-            tracked.seen_at = tracked.seen_at or now
+            tracked.seen_at = now if tracked.seen_at is None else tracked.seen_at
             return None
         tracked.delivery = replace(tracked.delivery, number=count.number)
         tracked.suspect = count.suspect
+        tracked.charged = count.standing is Standing.COUNTED
         if count.suspect and count.standing is Standing.COUNTED:
             self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.VANISHED.value)
         if count.standing in (Standing.DEAD, Standing.RUNNING):
@@ -441,7 +528,6 @@ class Guard:
         if count.standing is Standing.DEAD:
             return Leave()
         if count.standing is Standing.RUNNING:
-            tracked.charged = False
             logger.warning(
                 "Task %s is delivered again while delivery %d of it still runs on another worker. "
                 "It is not charged. With the Redis broker, set visibility_timeout above your "
@@ -455,17 +541,28 @@ class Guard:
         start = Start(retries=tracked.key.retries, deliveries=count.number)
         return decide_start(policy, start)
 
-    def _end_at_start(self, request: Any, tracked: Tracked, verdict: Die | Leave) -> None:
-        if isinstance(verdict, Leave):
-            logger.info("A late copy of task %s is dropped: its letter is stored", request.id)
-            request.dlq_settle_copy(tracked.key.dead_letter_queue)
-            return
-
+    def _end_at_start(self, request: Any, tracked: Tracked, verdict: Die | Leave) -> Begin:
         def done() -> None:
-            request.dlq_settle(verdict, tracked.key.dead_letter_queue)
+            if isinstance(verdict, Leave):
+                logger.info("A late copy of task %s is dropped: its letter is stored", request.id)
+                request.dlq_settle_copy(tracked.key.dead_letter_queue)
+            else:
+                request.dlq_settle(verdict, tracked.key.dead_letter_queue)
 
-        if self._die(request, tracked, verdict, None, done) is not Ending.WAITS:
-            done()
+        if isinstance(verdict, Die):
+            ending = self._die(request, tracked, verdict, None, done)
+            if ending is Ending.LEFT:
+                logger.critical("Task %s is executed once more: %s, but no letter can be made",
+                                request.id, verdict.description)  # fmt: skip
+                return Begin.RUN
+            if ending is Ending.WAITS:
+                return Begin.SKIP
+        done()
+        return Begin.SKIP
+
+    def _forget(self, tracked: Tracked) -> None:
+        """The message is done; what else runs under its task id keeps its count."""
+        self._counter.succeeded(tracked.key, tracked.delivery, first=tracked.first)
 
     def _die(
         self,
@@ -478,7 +575,7 @@ class Guard:
         if not verdict.kept:
             logger.warning("Task %s died and is not kept: %s (%s)", request.id, verdict.reason,
                            verdict.description)  # fmt: skip
-            self._counter.succeeded(tracked.key)
+            self._forget(tracked)
             return Ending.BURIED
         history = self._history(tracked, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
@@ -489,7 +586,7 @@ class Guard:
             tracked.plan, tracked.key, message, verdict, failure, history,
             number if failure else number - 1, pid=tracked.delivery.worker_pid,
         )  # fmt: skip
-        return self._bury(Grave(death, tracked.key, bool(request.acknowledged), done))
+        return self._bury(death, acknowledged=bool(request.acknowledged), done=done)
 
     def _death(
         self,
@@ -501,25 +598,37 @@ class Guard:
         history: tuple[Delivery, ...],
         deliveries: int,
         pid: int | None = None,
-    ) -> DeadLetter:
-        return letter_of(
-            Death(
-                plan=plan,
-                key=key,
-                message=message,
-                verdict=verdict,
-                failure=failure,
-                history=history,
-                deliveries=deliveries,
-                now=self._clock(),
-                hostname=self._hostname,
-                pid=pid or self._pid,
-                release=self._release,
-            )
+    ) -> Death:
+        return Death(
+            plan=plan,
+            key=key,
+            message=message,
+            verdict=verdict,
+            failure=failure,
+            history=history,
+            deliveries=deliveries,
+            now=self._clock(),
+            hostname=self._hostname,
+            pid=pid or self._pid,
+            release=self._release,
         )
 
-    def _bury(self, grave: Grave) -> Ending:
-        return Ending.BURIED if self._burial.bury(grave) else Ending.WAITS
+    def _bury(self, death: Death, *, acknowledged: bool, done: Callable[[], None]) -> Ending:
+        """Store the letter; after an error of our own a plainer one; at last leave it to Celery."""
+        try:
+            try:
+                letter = letter_of(death)
+            except Exception:
+                self._counts.count(INTERNAL_ERRORS, "letter")
+                logger.exception("Task %s died; its letter says less now", death.key.task_id)
+                letter = letter_of(bare(death))
+            grave = Grave(letter, death.key, acknowledged, done)
+            return Ending.BURIED if self._burial.bury(grave) else Ending.WAITS
+        except Exception:
+            self._counts.count(INTERNAL_ERRORS, "letter")
+            logger.critical("Task %s died and is left to Celery, without a letter",
+                            death.key.task_id, exc_info=True)  # fmt: skip
+            return Ending.LEFT
 
     def _close_delivery(self, request: Any, tracked: Tracked, failure: Failure) -> None:
         assert failure.end is not None  # noqa: S101 - the callers looked
@@ -537,7 +646,7 @@ class Guard:
     def _note(self, tracked: Tracked, *, final: bool) -> None:
         """Record the end of a delivery whose message did not become a letter."""
         if final:  # expected, or a death that the policy does not keep
-            self._counter.succeeded(tracked.key)
+            self._forget(tracked)
         elif tracked.charged:
             self._counter.ended(tracked.key, tracked.delivery)
 
@@ -572,7 +681,3 @@ def _closed(delivery: Delivery, key: MessageKey) -> Delivery:
         return delivery
     retried = delivery.retries < key.retries
     return replace(delivery, outcome=Outcome.RETRIED if retried else Outcome.VANISHED)
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0

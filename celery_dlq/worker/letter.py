@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from datetime import datetime
+from typing import Any
 
 from celery_dlq.fingerprint import fingerprint
 from celery_dlq.ports import MessageKey
-from celery_dlq.record import DeadLetter, Delivery, letter_id
+from celery_dlq.record import DeadLetter, Delivery, Reason, letter_id
 from celery_dlq.verdict import Die
 from celery_dlq.worker.capture import Message
 from celery_dlq.worker.failure import MESSAGE_LIMIT, Failure
@@ -75,7 +76,7 @@ def letter_of(death: Death) -> DeadLetter:
     reason = death.verdict.reason
     return DeadLetter(
         **{name: getattr(death.message, name) for name in _FROM_MESSAGE},
-        id=letter_id(key.dead_letter_queue, key.task_id, key.retries, key.redrives),
+        id=letter_id(*astuple(key)),
         source_queue=death.plan.queue,
         dead_letter_queue=key.dead_letter_queue,
         reason=reason,
@@ -102,6 +103,26 @@ def letter_of(death: Death) -> DeadLetter:
         release=death.release,
         sentry_event_id=failure.sentry_event_id if failure else None,
     )
+
+
+def bare(death: Death) -> Death:
+    """A death without what is only told of it: the message and the reason are left."""
+    told = ("args_json", "kwargs_json", "argsrepr", "kwargsrepr", "eta", "expires")
+    nothing: dict[str, Any] = dict.fromkeys(told)
+    message = replace(death.message, properties="{}", **nothing)
+    return replace(death, message=message, failure=None, history=())
+
+
+def plain(letter: DeadLetter) -> DeadLetter:
+    """A letter with nothing but the message, why it died and when; in text that any store takes."""
+    changes: dict[str, Any] = {
+        field.name: value.encode("ascii", "backslashreplace").decode()
+        for field in fields(letter)
+        if isinstance(value := getattr(letter, field.name), str) and not isinstance(value, Reason)
+    }
+    told = ("traceback", "exception_message", "args_json", "kwargs_json", "argsrepr", "kwargsrepr",
+            "eta", "expires", "first_delivered_at", "sentry_event_id")  # fmt: skip
+    return replace(letter, **{**changes, **dict.fromkeys(told), "history": (), "properties": "{}"})
 
 
 def _description(death: Death) -> str:

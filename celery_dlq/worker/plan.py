@@ -42,10 +42,14 @@ class Plans:
     Args:
         policies: The app's queue policies.
         queues: ``app.amqp.queues``.
+        default_queue: The setting ``task_default_queue``.
     """
 
-    def __init__(self, policies: PolicyBook, queues: Any) -> None:
+    def __init__(self, policies: PolicyBook, queues: Any, default_queue: str = "celery") -> None:
         self.policies = policies
+        self._queues = queues
+        self._default_queue = default_queue
+        self._told = False
         self._queue_names = QueueNames(queues)
         self._plans: dict[tuple[str, str, str], Plan] = {}
         self._leaflet: Leaflet | None = None
@@ -88,10 +92,11 @@ class Plans:
             delivery_info: Its exchange and routing key.
             task: Its task; ``None`` if there is no such task here.
         """
+        exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key")
         place = (
             "" if task is None else task.name,
-            delivery_info.get("exchange") or "",
-            delivery_info.get("routing_key") or "",
+            exchange if type(exchange) is str else str(exchange or ""),
+            routing_key if type(routing_key) is str else str(routing_key or ""),
         )
         plan = self._plans.get(place)
         if plan is None:
@@ -100,15 +105,34 @@ class Plans:
             plan = self._plans[place] = self._make(place[1], place[2], task)
         return plan
 
-    def dead_letter_queues(self) -> set[str]:
-        """The dead-letter queues of all guarded messages seen so far."""
-        return {plan.dead_letter_queue for plan in list(self._plans.values()) if plan.policy}
-
     def _make(self, exchange: str, routing_key: str, task: Any) -> Plan:
-        queue = self._queue_names.of(exchange, routing_key)
+        queue = self._known_queue(self._queue_names.of(exchange, routing_key), routing_key)
         policy = self.policies.resolve(queue, None if task is None else policy_of(task))
         target = (policy or Policy()).dead_letter_queue_of(queue)
         return Plan(queue, target, policy, _max_retries(policy, task))
+
+    def _known_queue(self, queue: str, routing_key: str) -> str:
+        """A queue that the app knows: anybody can make up routing keys, and each would be one.
+
+        Counts go by the queue's name, so every worker of the app must come to the same one.
+        """
+        known, policies = self._queues, self.policies
+        if any(
+            queue in names for names in (known, known.aliases, policies.queues, policies.overrides)
+        ):
+            return queue
+        consumed = sorted(known.consume_from)
+        if not consumed:
+            return queue
+        instead = consumed[0] if self._default_queue not in consumed else self._default_queue
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "Messages with the routing key %r come from no queue that this app knows; they "
+                "and others like them are guarded as those of %r. Name their queue in task_queues",
+                routing_key, instead,
+            )  # fmt: skip
+        return str(instead)
 
 
 def _max_retries(policy: Policy | None, task: Any) -> int | None:

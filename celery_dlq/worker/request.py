@@ -11,13 +11,15 @@ Source: https://github.com/celery/celery/blob/main/celery/worker/request.py
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
-from functools import wraps
+from dataclasses import replace
+from functools import cache, partial, wraps
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
-from celery.exceptions import MaxRetriesExceededError, TaskRevokedError
+from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, TaskRevokedError
 from celery.states import READY_STATES
 from celery.utils.imports import symbol_by_name
 from celery.worker import state
@@ -25,8 +27,14 @@ from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
 from celery_dlq.record import Outcome, Reason
-from celery_dlq.verdict import Die
-from celery_dlq.worker.failure import Failure, failure_of, time_limit_failure
+from celery_dlq.verdict import Die, End
+from celery_dlq.worker.dispatched import drop_failed, is_closed
+from celery_dlq.worker.failure import (
+    Failure,
+    dropped_failure,
+    failure_of,
+    time_limit_failure,
+)
 from celery_dlq.worker.guard import HANDLING, Begin, Ending, Guard, Tracked
 
 logger = logging.getLogger("celery_dlq.worker")
@@ -40,12 +48,14 @@ class DeadLetterRequest:
         dlq_later: Gives a request to the pool again in a moment.
         dlq_counted: Whether starts are counted: some policy could guard the task.
         dlq_tracked: The guarded message, from its start on.
+        dlq_starts_here: The pool says right before the task, where it runs, that it starts.
     """
 
     dlq_guard: Guard
     dlq_later: Callable[[Any], None]
     dlq_counted = False
     dlq_tracked: Tracked | None = None
+    dlq_starts_here = False
 
     _dlq_failure: Failure | None = None  # set while Celery handles an end
     _dlq_ended = False  # this delivery's end was dealt with
@@ -60,6 +70,8 @@ class DeadLetterRequest:
     request_dict: Any
     acknowledged: bool
     worker_pid: int | None
+    time_start: float | None
+    time_limits: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -70,6 +82,13 @@ class DeadLetterRequest:
             cls.execute_using_pool = _counted(own["execute_using_pool"])  # type: ignore[attr-defined]
         if "on_success" in own:
             cls.on_success = _forgetting(own["on_success"])  # type: ignore[attr-defined]
+
+    def on_accepted(self, pid: Any, time_accepted: Any) -> Any:
+        """A pool process begins with it; in a pool of this process the task is next."""
+        if self.dlq_starts_here and self.dlq_counted and self.time_start is None:
+            self._dlq_begin_here()
+        self.dlq_guard.accepted(self)
+        return super().on_accepted(pid, time_accepted)  # type: ignore[misc]
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """The pool reported an exception, a lost child or a hard time limit."""
@@ -95,6 +114,11 @@ class DeadLetterRequest:
         A rejection would copy the message to a dead-letter exchange of the broker's
         own, and on SQS it would not even remove it.
         """
+        if not requeue and not getattr(self.message, "dlq_is_dispatched", False):
+            # Celery drops it before its start: an eta that no clock can show, say.
+            if not self.dlq_refuse(InvalidTaskError("Celery cannot schedule it")):
+                super().reject(requeue)  # type: ignore[misc]
+            return None
         if self._dlq_failure is None and not self._dlq_waits:
             return super().reject(requeue)  # type: ignore[misc,no-any-return]
         ending = self._dlq_end(requeued=requeue)
@@ -145,6 +169,109 @@ class DeadLetterRequest:
             return self.task.backend.get_state(self.id) in READY_STATES
         except Exception:  # noqa: BLE001 - no backend, or none that answers
             return True
+
+    def dlq_execute(self, execute: Callable[[], Any], pool: Any) -> Any:
+        """Count the start, and give the task to the pool; else skip it and release its slot."""
+        self.message.dlq_is_dispatched = True
+        if self._dlq_is_revoked():
+            raise TaskRevokedError(self.id)
+        if is_closed(pool):
+            return execute()  # it is dropped there, and not counted
+        if not self.dlq_starts_here and self.dlq_begin() is not Begin.RUN:
+            raise TaskRevokedError(self.id)
+        try:
+            job = execute()
+        except NotStartedError as exc:
+            raise TaskRevokedError(self.id) from exc
+        except TaskRevokedError:
+            raise
+        except Exception as exc:
+            if self.time_start is not None or not self.dlq_not_started(pool, exc):
+                raise
+            raise TaskRevokedError(self.id) from exc
+        if not self.dlq_starts_here and self.dlq_tracked is not None:
+            self.dlq_guard.dispatched(self, job, dropped=job is None and is_closed(pool))
+        return job
+
+    def _dlq_is_revoked(self) -> bool:
+        """As Celery will ask once more; and whether its headers can be looked at, at all."""
+        try:
+            limits = self.time_limits
+            if not self.dlq_starts_here:  # the pool would fail at one that is no number
+                [float(limit) for limit in limits if limit]
+            _hard, _soft = limits
+            return bool(super().revoked())  # type: ignore[misc]
+        except Exception as exc:
+            if not self.dlq_refuse(exc):
+                raise
+            return True
+
+    def dlq_begin(self) -> Begin:
+        """Count the start, and whether it may happen."""
+        try:
+            begin = self.dlq_guard.begin(self)
+        except Exception:
+            self.dlq_guard.failed("start")
+            logger.exception("Task %s is not guarded this time, it runs", self.id)
+            return Begin.RUN
+        if begin is Begin.LATER:
+            self.dlq_later(self)
+        return begin
+
+    def _dlq_begin_here(self) -> None:
+        """Count the start; not to start is to leave the pool's thread by an exception."""
+        if self.dlq_begin() is not Begin.RUN:
+            raise _left_without_a_word()(self.id)
+
+    def dlq_refuse(self, exc: Exception) -> bool:
+        """Dead-letter a message that Celery cannot even look at; it would end the worker.
+
+        Returns:
+            Whether that was done; else the error is Celery's.
+        """
+        failure = dropped_failure(exc, "not a Celery task message")
+
+        def done() -> None:
+            task_ready(self)
+            super(DeadLetterRequest, self).acknowledge()  # type: ignore[misc]
+
+        ending = self._dlq_wait_for(
+            lambda: self.dlq_guard.dropped(
+                self.message, self.request_dict, Reason.INVALID_MESSAGE, failure, done
+            )
+        )
+        if ending is Ending.BURIED:
+            done()
+        return ending is not Ending.LEFT
+
+    def dlq_not_started(self, pool: Any, exc: Exception) -> bool:
+        """The pool could not take it: a delivery that ended badly, and may be tried again.
+
+        Returns:
+            Whether it was dealt with; else the error is Celery's.
+        """
+        drop_failed(pool, self.id)
+        tracked = self.dlq_tracked
+        if tracked is None or tracked.plan.policy is None:
+            return False
+        logger.error("Task %s cannot be given to the pool: %r", self.id, exc)
+        text = f"could not be given to the pool: {exc}"
+        end = End(outcome=Outcome.FAILED, exception_names=(type(exc).__name__,), text=text)
+        failure = replace(dropped_failure(exc, text), end=end)
+        again = tracked.plan.policy.max_deliveries is not None
+        ending = self._dlq_wait_for(
+            lambda: self.dlq_guard.end(self, failure, self._dlq_stored_late, requeued=again)
+        )
+        self._dlq_ended = True
+        if ending is Ending.WAITS:
+            return True
+        task_ready(self)
+        if ending is Ending.BURIED:
+            _guarded(self._dlq_fail, exc)
+            super().acknowledge()  # type: ignore[misc]
+        else:
+            super().reject(requeue=again)  # type: ignore[misc]
+        return True
 
     def _dlq_fail(self, exc: Exception) -> None:
         request: Any = self
@@ -215,9 +342,10 @@ class DeadLetterRequest:
         try:
             ending = act()
         except Exception:
-            # A bug of ours must not lose the message: it stays unacknowledged.
-            logger.exception("Task %s ended, but its letter could not be made", self.id)
-            ending = Ending.WAITS
+            # An error of our own would come again: the message must not wait for us for ever.
+            self.dlq_guard.failed("end")
+            logger.critical("The end of task %s is left to Celery", self.id, exc_info=True)
+            ending = Ending.LEFT
         self._dlq_waits = ending is Ending.WAITS
         return ending
 
@@ -267,13 +395,16 @@ class DeadLetterRequest:
         return meta
 
 
-def guarded_request_class(task: Any, guard: Guard, later: Callable[[Any], None]) -> type:
+def guarded_request_class(
+    task: Any, guard: Guard, later: Callable[[Any], None], *, starts_here: bool = False
+) -> type:
     """The Request class for a task: its own, with the mix-in in front.
 
     Args:
         task: A Celery task; its ``Request`` may be a class or a dotted name.
         guard: The worker's guard.
         later: Gives a request to the pool again in a moment.
+        starts_here: Tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
     """
     base = symbol_by_name(task.Request)
     if issubclass(base, DeadLetterRequest):
@@ -282,6 +413,7 @@ def guarded_request_class(task: Any, guard: Guard, later: Callable[[Any], None])
         "dlq_guard": guard,
         "dlq_later": staticmethod(later),
         "dlq_counted": guard.may_guard(task),
+        "dlq_starts_here": starts_here,
     }
     return type(base.__name__, (DeadLetterRequest, base), names)
 
@@ -304,21 +436,26 @@ def _counted(execute: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(execute)
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
-        if self.revoked():
-            raise TaskRevokedError(self.id)
-        try:
-            begin = self.dlq_guard.begin(self)
-        except Exception:
-            logger.exception("Task %s is not guarded this time, it runs", self.id)
-            begin = Begin.RUN
-        if begin is Begin.RUN:
-            return execute(self, pool, **kwargs)
-        if begin is Begin.LATER:
-            self.dlq_later(self)
-        # Celery's word for "skip it and release its slot".
-        raise TaskRevokedError(self.id)
+        return self.dlq_execute(partial(execute, self, pool, **kwargs), pool)
 
     return execute_using_pool
+
+
+class NotStartedError(BaseException):
+    """Leaves a pool's thread before the task; nobody but us catches it."""
+
+
+def _left_without_a_word() -> type[BaseException]:
+    """The exception that ends a thread or a greenlet without a traceback."""
+    greenlet = sys.modules.get("greenlet")
+    if greenlet is None:
+        return NotStartedError
+    return _silent(greenlet.GreenletExit)
+
+
+@cache
+def _silent(greenlet_exit: type[BaseException]) -> type[BaseException]:
+    return type("NotStartedError", (NotStartedError, greenlet_exit), {})
 
 
 def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:

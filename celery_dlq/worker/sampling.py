@@ -11,6 +11,7 @@ import json
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.headers import SAMPLE_HEADER
@@ -106,7 +107,7 @@ class Sampler:
         key, plan = tracked.key, tracked.plan
         message = captured(request.message, request.request_dict)
         noted = DeadLetter(
-            id=letter_id(key.dead_letter_queue, key.task_id, key.retries, key.redrives),
+            id=letter_id(*astuple(key)),
             task_id=key.task_id,
             task_name=message.task_name,
             source_queue=plan.queue,

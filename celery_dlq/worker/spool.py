@@ -116,7 +116,15 @@ class Spool:
             logger.error("%s is no letter, set aside: %r", path, exc)  # noqa: TRY400
             path.replace(path.with_suffix(".broken"))
             return 0
-        save(letter, key)
+        try:
+            save(letter, key)
+        except (StoreUnavailable, OSError):
+            raise
+        except Exception:
+            # An error of our own, which would come again with every look at the spool.
+            logger.exception("%s cannot be stored, set aside", path)
+            path.replace(path.with_suffix(".broken"))
+            return 0
         with suppress(FileNotFoundError):
             path.unlink()
         return 1

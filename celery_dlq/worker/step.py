@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from celery_dlq.errors import DLQError
+from celery_dlq.worker.dispatched import starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
@@ -48,15 +50,16 @@ class GuardStep(bootsteps.StartStopStep):
             _refuse(exc)
         worker.dead_letter_guard = self.guard
         worker.dead_letter_waiting_room = WaitingRoom()
-        guard_tasks(worker.app, self.guard, worker.dead_letter_waiting_room)
+        here = starts_here(worker.pool_cls)
+        worker.dead_letter_tasks = TaskGuard(self.guard, worker.dead_letter_waiting_room, here)
+        worker.dead_letter_tasks(worker.app)
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
 
     def terminate(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """A cold shutdown: what still runs is given up, not charged."""
+        """A cold shutdown: what still runs is given up, not charged; the pool goes next."""
         for request in list(state.active_requests):
             if hasattr(request, "dlq_tracked"):
                 _quietly(self.guard.interrupted, request)
-        self._close()
 
     def _close(self, **_: Any) -> None:
         """Sent when the pool is gone, so that the last outcomes are written too."""
@@ -71,7 +74,9 @@ class TickStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._entry: Any = None
-        watch(consumer, consumer.controller.dead_letter_guard)
+        worker = consumer.controller
+        watch(consumer, worker.dead_letter_guard, worker.dead_letter_waiting_room.empty)
+        worker.dead_letter_tasks.watch(consumer)
 
     def start(self, consumer: Any) -> None:
         """Tick with the consumer's timer; also after a lost connection."""
@@ -80,8 +85,9 @@ class TickStep(bootsteps.StartStopStep):
         room.opened(consumer)
 
         def tick() -> None:
+            _quietly(guard.look_for_lost, consumer.pool)
             _quietly(guard.tick)
-            _quietly(guard_more_tasks, consumer, guard, room)
+            _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)
 
         _quietly(read_before_put_back, consumer.pool)
@@ -96,6 +102,16 @@ class TickStep(bootsteps.StartStopStep):
             self._entry = None
             _quietly(consumer.controller.dead_letter_guard.tick)
 
+    def shutdown(self, consumer: Any) -> None:
+        """The worker stops, warm or cold, and its pool is gone.
+
+        Source: ``WorkController.on_stopped`` in
+        https://github.com/celery/celery/blob/main/celery/worker/worker.py
+        """
+        guard = consumer.controller.dead_letter_guard
+        _quietly(guard.pool_is_gone)
+        _quietly(guard.close)
+
 
 class WaitingRoom:
     """Requests that are given to the pool again at the next tick.
@@ -107,11 +123,15 @@ class WaitingRoom:
 
     def __init__(self) -> None:
         self._consumer: Any = None
-        self._requests: list[Any] = []
+        self._requests: deque[Any] = deque()  # pools of threads add while the timer takes
 
     def opened(self, consumer: Any) -> None:
-        """A connection is there; messages of an earlier one are delivered anew."""
+        """A connection is there."""
         self._consumer = consumer
+        self.empty()
+
+    def empty(self) -> None:
+        """The connection is gone: its messages are delivered anew."""
         self._requests.clear()
 
     def add(self, request: Any) -> None:
@@ -119,28 +139,63 @@ class WaitingRoom:
         self._requests.append(request)
 
     def tick(self) -> None:
-        """Give all to the pool again."""
-        requests, self._requests = self._requests, []
-        for request in requests:
-            self._consumer.on_task_request(request)
+        """Give all to the pool again; one that fails keeps no other back."""
+        for _ in range(len(self._requests)):
+            try:
+                request = self._requests.popleft()
+            except IndexError:
+                return  # the connection was lost meanwhile
+            _quietly(self._consumer.on_task_request, request)
 
 
-def guard_tasks(app: Any, guard: Guard, room: WaitingRoom) -> None:
-    """Mix the guard into the Request class of every task, and of tasks to come."""
-    classes: dict[tuple[Any, bool], type] = {}
-    for task in [app.Task, *app.tasks.values()]:
-        kind = (task.Request, guard.may_guard(task))
-        if kind not in classes:
-            classes[kind] = guarded_request_class(task, guard, room.add)
-        task.Request = classes[kind]
+class TaskGuard:
+    """Mixes the guard into the Request class of every task, also of tasks to come.
 
+    Args:
+        guard: The worker's guard.
+        room: Where requests wait.
+        here: Tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
+    """
 
-def guard_more_tasks(consumer: Any, guard: Guard, room: WaitingRoom) -> None:
-    """Guard tasks that nothing guarded when the worker started: an override does now."""
-    if not guard.guards_all and guard.may_guard(None):
-        guard.guards_all = True
-        guard_tasks(consumer.app, guard, room)
-        consumer.update_strategies()
+    def __init__(self, guard: Guard, room: WaitingRoom, here: bool) -> None:  # noqa: FBT001 - one of three
+        self._guard = guard
+        self._room = room
+        self._here = here
+        self._classes: dict[tuple[Any, bool], type] = {}
+
+    def __call__(self, app: Any) -> None:
+        """Guard all tasks that are registered now."""
+        for task in [app.Task, *list(app.tasks.values())]:
+            kind = (task.Request, self._guard.may_guard(task))
+            made = self._classes.get(kind)
+            if made is None:
+                made = guarded_request_class(
+                    task, self._guard, self._room.add, starts_here=self._here
+                )
+                self._classes[kind] = self._classes[made, kind[1]] = made
+            task.Request = made
+
+    def watch(self, consumer: Any) -> None:
+        """Guard tasks that were registered since, whenever the consumer looks at its tasks.
+
+        A task class of the user's own has Celery's Request, not the app's. The consumer looks
+        at every (re)connection and when its pool is restarted.
+        """
+        if "update_strategies" in vars(consumer):
+            return
+        update = consumer.update_strategies
+
+        def update_strategies() -> None:
+            _quietly(self, consumer.app)
+            update()
+
+        consumer.update_strategies = update_strategies
+
+    def more(self, consumer: Any) -> None:
+        """Guard tasks that nothing guarded when the worker started: an override does now."""
+        if not self._guard.guards_all and self._guard.may_guard(None):
+            self._guard.guards_all = True
+            consumer.update_strategies()
 
 
 def read_before_put_back(pool: Any) -> None:

@@ -108,6 +108,12 @@ def killed(key: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task(bind=True)
+def replaced_by_killed(self: Any, key: str) -> None:
+    trace("ran", f"{key} before")
+    raise self.replace(killed.si(key))
+
+
 @app.task
 def segfault(key: str) -> None:
     trace("ran", key)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection
+from raw import BODY, JSON, headers, publish
 from waiting import poll
 from workers import Place, Worker
 
@@ -31,21 +31,6 @@ class Bomb:
 
     def __reduce__(self) -> Any:
         return (Path.touch, (self.path,))
-
-
-def publish(broker: str, body: Any, **more: Any) -> None:
-    """Put any bytes with any headers on the queue."""
-    with Connection(broker) as connection:
-        producer = connection.Producer()
-        producer.publish(body, exchange="", routing_key="orders", **more)
-
-
-def headers(task: str, task_id: str, **more: Any) -> dict[str, Any]:
-    return {"task": task, "id": task_id, "lang": "py", "retries": 0, **more}
-
-
-JSON = {"content_type": "application/json", "content_encoding": "utf-8"}
-BODY = b'[["x"], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])

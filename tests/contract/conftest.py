@@ -91,5 +91,6 @@ def redis_backend(url: str) -> Backend:
     wire = Wire(connect(url, 2.0, retries=0), url, SCRIPTS)
     return Backend(
         store=RedisStore(connect(url, 2.0), url, Keys()),
-        counter=RedisCounter(wire, Keys(), TTL_SECONDS),
+        # What nobody ended is over here; how long a worker may be silent is tested elsewhere.
+        counter=RedisCounter(wire, Keys(), TTL_SECONDS, stale_seconds=0),
     )

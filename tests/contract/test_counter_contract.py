@@ -171,7 +171,7 @@ def test_any_task_id_is_counted(counter: DeliveryCounter, task_id: str) -> None:
     counter.count_first(key, start)
     counter.ended(key, an_end(start, 1))
     assert delivered(counter, key).number == 2
-    counter.succeeded(key)
+    counter.succeeded(key, start)
     counter.flush()
     assert counter.history(key) == ()
 
@@ -234,7 +234,7 @@ def test_an_interruption_after_forgetting_changes_nothing(counter: DeliveryCount
     """A late note does not make a count of less than nothing."""
     key, start = a_key(), a_start()
     counter.count(key, start, None)
-    counter.succeeded(key)
+    counter.succeeded(key, start)
     counter.flush()
     counter.ended(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
     assert counter.history(key) == ()
@@ -315,8 +315,9 @@ def test_a_message_that_succeeded_is_forgotten_after_a_flush(counter: DeliveryCo
     """The clean-up may be put off, but not for ever; it covers all retries of the task."""
     first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
     delivered(counter, first)
-    counter.count(second, a_start(retries=1), None)
-    counter.succeeded(second)
+    start = a_start(retries=1)
+    counter.count(second, start, None)
+    counter.succeeded(second, start)
     counter.flush()
     assert counter.history(first) == counter.history(second) == ()
 
@@ -327,8 +328,8 @@ def test_many_messages_that_succeeded_are_forgotten_after_one_flush(
     """One flush sends everything that was put off."""
     keys = [a_key() for _ in range(500)]
     for key in keys:
-        counter.count_first(key, a_start())
-        counter.succeeded(key)
+        counter.count_first(key, start := a_start())
+        counter.succeeded(key, start, first=True)
     counter.flush()
     assert all(counter.history(key) == () for key in keys)
 
@@ -338,7 +339,7 @@ def test_success_forgets_no_other_message(counter: DeliveryCounter) -> None:
     key, redriven = a_key(task_id="t"), a_key(task_id="t", redrives=1)
     delivered(counter, key)
     delivered(counter, redriven)
-    counter.succeeded(key)
+    counter.succeeded(key, a_start())
     counter.flush()
     assert number(counter, redriven) == 1
 
@@ -347,7 +348,7 @@ def test_an_end_after_forgetting_does_not_bring_a_message_back(counter: Delivery
     """A late report must not leave a history that nobody cleans up."""
     key, start = a_key(), a_start()
     counter.count(key, start, None)
-    counter.succeeded(key)
+    counter.succeeded(key, start)
     counter.flush()
     counter.ended(key, an_end(start, 1))
     counter.flush()
@@ -358,7 +359,7 @@ def test_a_forgotten_message_is_counted_anew(counter: DeliveryCounter) -> None:
     """A task id may be used again."""
     key = a_key()
     delivered(counter, key, 1)
-    counter.succeeded(key)
+    counter.succeeded(key, a_start())
     counter.flush()
     assert delivered(counter, key, 1) == Count(Standing.COUNTED, 1)
 
@@ -388,7 +389,7 @@ def test_flushing_and_closing_may_be_repeated(counter: DeliveryCounter) -> None:
 def redis_counter(redis_url: str) -> Iterator[DeliveryCounter]:
     """Give the counter of Redis alone, for what only Redis does."""
     wire = Wire(connect(redis_url, 2.0, retries=0), redis_url, SCRIPTS)
-    counter = RedisCounter(wire, Keys(), TTL_SECONDS)
+    counter = RedisCounter(wire, Keys(), TTL_SECONDS, stale_seconds=0)
     yield counter
     counter.close()
 
@@ -460,8 +461,8 @@ def test_redis_keeps_nothing_of_messages_that_succeeded(
     """Healthy work leaves no trace but the sign of life of its worker."""
     for _ in range(100):
         key = a_key()
-        redis_counter.count_first(key, a_start())
-        redis_counter.succeeded(key)
+        redis_counter.count_first(key, start := a_start())
+        redis_counter.succeeded(key, start, first=True)
     redis_counter.flush()
     redis_counter.history(a_key())
     assert redis_server.client().keys() == [Keys().workers(DLQ).encode()]
@@ -472,7 +473,7 @@ def test_redis_sends_what_was_put_off_when_it_is_closed(
 ) -> None:
     """A worker's last clean-ups are not lost at its end."""
     key = a_key()
-    redis_counter.count_first(key, a_start())
-    redis_counter.succeeded(key)
+    redis_counter.count_first(key, start := a_start())
+    redis_counter.succeeded(key, start, first=True)
     redis_counter.close()
     assert runs(redis_server) == []

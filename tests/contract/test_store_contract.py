@@ -724,7 +724,7 @@ def test_the_fate_of_a_watched_message_is_known(backend: Backend) -> None:
     assert store.fates(keys) == [Fate.OPEN] * 3
     for key in keys:
         backend.counter.count(key, a_delivery(), None)
-    backend.counter.succeeded(keys[0])
+    backend.counter.succeeded(keys[0], a_delivery())
     backend.counter.flush()
     letter = a_letter(task_id=keys[1].task_id, redrives=1)
     store.dead_letter(letter, key_of(letter))

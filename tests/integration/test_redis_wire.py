@@ -168,7 +168,7 @@ def test_unawaited_calls_without_any_redis_never_raise(own: Parts, server: Redis
     counter, key = own.counter(wire), a_key()
     assert counter.count_first(key, a_delivery()) is False
     counter.ended(key, an_ended_delivery())
-    counter.succeeded(key)
+    counter.succeeded(key, a_delivery())
     counter.flush()
     counter.close()
     assert wire.errors >= 2
@@ -390,7 +390,7 @@ def test_clean_ups_ride_along_with_starts(parts: Parts, redis_server: RedisServe
     for _ in range(1000):
         key = a_key()
         counter.count_first(key, a_delivery())
-        counter.succeeded(key)
+        counter.succeeded(key, a_delivery(), first=True)
     counter.history(a_key())
     assert redis_server.client().dbsize() <= 64
     counter.flush()

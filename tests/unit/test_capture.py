@@ -236,12 +236,18 @@ def test_messages_with_nothing_to_tell_them_apart_are_two() -> None:
     assert one.task_id != other.task_id
 
 
-@pytest.mark.parametrize("value", [None, "two", -1, 1.5, [], {}])
+@pytest.mark.parametrize("value", [None, "two", -1, float("nan"), [], {}])
 def test_nonsense_counts_are_zero(value: object) -> None:
     """A header that is no count must not stop a death."""
     message = a_message(headers={**a_request(), "dlq_redrives": value})
     letter = captured(message, a_request(retries=value))
     assert (letter.retries, letter.redrives) == (0, 0)
+
+
+@pytest.mark.parametrize(("value", "count"), [(True, 1), (1.5, 1), (2**63, 2**31 - 1)])
+def test_odd_counts_are_taken_as_celery_takes_them(value: object, count: int) -> None:
+    """It compares them with limits; a number that no column holds is as many as fit."""
+    assert captured(a_message(), a_request(retries=value)).retries == count
 
 
 def test_counts_of_retries_and_redrives_are_taken() -> None:

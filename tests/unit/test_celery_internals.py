@@ -6,9 +6,13 @@ import inspect
 from typing import Any
 
 import pytest
+from billiard.pool import ApplyResult
+from billiard.pool import Pool as BilliardPool
 from celery import VERSION, Celery
 from celery.app.task import Context, Task
-from celery.worker import state
+from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.base import apply_target
+from celery.worker import loops, state
 from celery.worker.consumer.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
@@ -59,6 +63,7 @@ def test_celery_makes_a_subclass_that_defines_what_we_wrap() -> None:
         ("acknowledge", ["self"]),
         ("reject", ["self", "requeue"]),
         ("revoked", ["self"]),
+        ("on_accepted", ["self", "pid", "time_accepted"]),
         ("_announce_revoked", ["self", "reason", "terminated", "signum", "expired"]),
     ],
 )
@@ -102,6 +107,47 @@ def test_the_consumer_drops_messages_through_these_methods() -> None:
     for name in ("on_unknown_message", "on_unknown_task", "on_invalid_task", "on_decode_error"):
         assert f"self.{name}" in source
     assert "on_decode_error=c.on_decode_error" in inspect.getsource(Tasks.start)
+
+
+def test_a_pool_drops_what_no_process_accepted() -> None:
+    """`Dispatched.before_flush` says first what will start all the same."""
+    flush = inspect.getsource(AsynPool.flush)
+    assert "if not job._accepted:" in flush
+    assert "job.discard()" in flush
+    assert "self.outbound_buffer.clear()" in flush
+    assert "self.pool.flush()" in inspect.getsource(Consumer.on_close)
+    write = inspect.getsource(AsynPool._create_write_handlers)
+    assert "job._write_to = proc" in write
+    assert "job._writer = ref(cor)" in write
+    assert "job._payload = " in write
+    assert not ApplyResult._write_to
+    assert callable(AsynPool.process_flush_queues)
+
+
+def test_a_pool_that_closes_drops_what_it_is_given() -> None:
+    """So such a start is not counted."""
+    assert "if self._state != RUN:\n            return" in inspect.getsource(
+        BilliardPool.apply_async
+    )
+
+
+def test_pools_of_this_process_say_that_a_task_starts_right_before_it_does() -> None:
+    """And an exception in there keeps the task from starting."""
+    source = inspect.getsource(apply_target)
+    assert source.index("accept_callback(") < source.index("try:") < source.index("target(*args")
+
+
+def test_the_consumer_is_told_when_it_closes() -> None:
+    """`on_close` is bound when the consumer is made; both places are replaced."""
+    assert "on_close=self.on_close" in inspect.getsource(Consumer.__init__)
+    assert "self.on_close()" in inspect.getsource(Consumer.start)
+    assert "self.consumer.shutdown()" in inspect.getsource(WorkController.on_stopped)
+
+
+def test_the_handler_of_messages_is_made_anew_for_each_connection() -> None:
+    """By this name, on the consumer."""
+    assert "obj.create_task_handler()" in inspect.getsource(loops.asynloop)
+    assert "obj.create_task_handler()" in inspect.getsource(loops.synloop)
 
 
 def test_a_retry_keeps_our_headers() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha1
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from celery_dlq.backends.redis.connection import Command, Wire
@@ -23,7 +24,10 @@ HISTORY_LIMIT = 50
 STALE_SECONDS = 5.0
 """A worker that gave no sign of life for so long is dead; it gives one every second."""
 
-SCRIPTS = (source("count"), source("count_first"), source("ended"), source("alive"))
+ALIVE_SECONDS = 1.0
+"""A sign of life beside a queue's counters is so old at most while its messages run here."""
+
+SCRIPTS = tuple(source(name) for name in ("count", "count_first", "ended", "forget", "alive"))
 """What the counter's wire must load."""
 
 _STANDINGS = {
@@ -61,12 +65,13 @@ class RedisCounter:
         self._count = _Digested("count")
         self._count_first = _Digested("count_first")
         self._ended = _Digested("ended")
+        self._forget = _Digested("forget")
         self._alive = _Digested("alive")
         # A restarted container has the same pid and name as the one that died.
         self._token = uuid4().hex[:8]
         self._worker = ""
-        self._announced: set[str] = set()
-        self._done: deque[MessageKey] = deque(maxlen=self._MOST_CLEAN_UPS)
+        self._alive_at: dict[str, float] = {}
+        self._done: deque[_Done] = deque(maxlen=self._MOST_CLEAN_UPS)
         self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=self._MOST_UNWRITTEN)
         self._successes: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -76,13 +81,13 @@ class RedisCounter:
         # Written out: this is what every task pays.
         args = (1, self._keys.run(key), key.retries, self._start(delivery), self._ttl,
                 HISTORY_LIMIT)  # fmt: skip
-        commands: list[Command] = [("EVALSHA", self._count_first.digest, *args)]
         if len(self._done) >= self._CLEAN_UPS_A_WRITE:
-            commands = [*self._clean_ups(self._CLEAN_UPS_A_WRITE), *commands]
-        sent = self._wire.send(commands, lambda: [("EVAL", self._count_first.text, *args)])
-        if key.dead_letter_queue not in self._announced:
-            self._announced.add(key.dead_letter_queue)
-            self.alive([key.dead_letter_queue])
+            self._clean_up()
+        sent = self._wire.send(
+            [("EVALSHA", self._count_first.digest, *args)],
+            lambda: [("EVAL", self._count_first.text, *args)],
+        )
+        self._show_life(key.dead_letter_queue)
         return sent
 
     def count(
@@ -106,29 +111,42 @@ class RedisCounter:
         state, number, suspect = self._wire.call_script(
             self._count.digest, self._count.text, keys, *args
         )
+        self._show_life(key.dead_letter_queue)
         return Count(_STANDINGS[CountReply(state)], number, bool(suspect))
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
         """Write the end of a delivery; kept and written later if Redis does not answer."""
-        end = json.dumps(delivery.to_json(), separators=(",", ":"))
+        end = ""
+        if charged or delivery.outcome is not None:
+            end = json.dumps(delivery.to_json(), separators=(",", ":"))
         args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
         self._send_end(self._keys.run(key), args)
 
     def alive(self, dead_letter_queues: Iterable[str]) -> None:
         """Write a sign of life."""
-        keys = [[self._keys.workers(name)] for name in dead_letter_queues]
-        if not self._worker:
-            return
-        # One by one: what Redis refuses for want of the script is sent again by itself.
-        for one in keys:
-            self._wire.send(
-                [self._alive.command(one, self._worker)],
-                lambda one=one: [self._alive.whole(one, self._worker)],  # type: ignore[misc]
-            )
+        if self._worker:
+            self._alive_at.clear()  # of queues whose messages no longer run here, too
+            for name in set(dead_letter_queues):
+                self._write_alive(name)
 
-    def succeeded(self, key: MessageKey) -> None:
+    def _show_life(self, dead_letter_queue: str) -> None:
+        """A start without a fresh sign of life would look like one of a worker that died."""
+        at = self._alive_at.get(dead_letter_queue)
+        if at is None or time.monotonic() - at >= ALIVE_SECONDS:
+            self._write_alive(dead_letter_queue)
+
+    def _write_alive(self, dead_letter_queue: str) -> None:
+        self._alive_at[dead_letter_queue] = time.monotonic()
+        keys = [self._keys.workers(dead_letter_queue)]
+        self._wire.send(
+            [self._alive.command(keys, self._worker)],
+            lambda: [self._alive.whole(keys, self._worker)],
+        )
+
+    def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Remember to forget the message, with one of the next writes."""
-        self._done.append(key)
+        done = _Done(self._keys.run(key), key.retries, self._start(delivery), int(first))
+        self._done.append(done)
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Remember to count it, with one of the next writes; bounded."""
@@ -142,9 +160,10 @@ class RedisCounter:
 
     def flush(self) -> None:
         """Send the clean-ups and read outstanding replies."""
-        while commands := [*self._clean_ups(1), *self._counted()]:
-            if not self._wire.send(commands):
-                break
+        while self._done and self._clean_up():
+            """Until nothing is left, or Redis does not take it."""
+        if counted := self._counted():
+            self._wire.send(counted)
         for _ in range(len(self._unwritten)):
             if not self._send_end(*self._unwritten.popleft()):
                 break
@@ -173,13 +192,25 @@ class RedisCounter:
         counts, self._successes = self._successes, Counter()
         return [("HINCRBY", self._keys.successes(), i, n) for i, n in counts.items()]
 
-    def _clean_ups(self, at_least: int) -> list[Command]:
-        """One UNLINK for the messages that are done, once enough have gathered."""
+    def _clean_up(self) -> bool:
+        """Forget messages that are done, many with one command."""
         with self._lock:
-            if len(self._done) < at_least:
-                return []
             count = min(len(self._done), 4 * self._CLEAN_UPS_A_WRITE)
-            return [("UNLINK", *(self._keys.run(self._done.popleft()) for _ in range(count)))]
+            done = [self._done.popleft() for _ in range(count)]
+        keys = [one.run for one in done]
+        args = [value for one in done for value in one[1:]]
+        return self._wire.send(
+            [self._forget.command(keys, *args)], lambda: [self._forget.whole(keys, *args)]
+        )
+
+
+class _Done(NamedTuple):
+    """A message that is done, as ``forget.lua`` takes it."""
+
+    run: str
+    retries: int
+    start: str
+    first: int
 
 
 class _Digested:

@@ -142,7 +142,8 @@ class Keys:
         """HASH: counts, starts and ends of the deliveries of one task (and redrive); expires."""
         # Task ids come over the wire; what UTF-8 does not know is spelled out.
         task_id = key.task_id if key.task_id.isascii() else spelled(key.task_id)
-        return f"{_beginning(self.prefix, key.dead_letter_queue)}:run:{key.redrives}:{task_id}"
+        which = f"{key.redrives}.{key.nesting}" if key.nesting else key.redrives
+        return f"{_beginning(self.prefix, key.dead_letter_queue)}:run:{which}:{task_id}"
 
     def _of(self, dead_letter_queue: str) -> str:
         """What all keys of a queue begin with, its name as the hash tag."""

@@ -1,38 +1,42 @@
--- Purpose: record how a delivery ended, unless the message is already forgotten.
+-- Purpose: record how a delivery ended, or take back that it was counted.
 -- KEYS: 1 run (hash)
 -- ARGV: 1 retries (header of the message)
 --       2 number (of the delivery, as far as its worker knows)
---       3 end (JSON text)
+--       3 end (JSON text; empty = it never started, nothing is kept of it)
 --       4 ttl (milliseconds, sliding)
 --       5 charged (1 = it counts, 0 = it no longer counts)
---       6 start (as count.lua noted it; tells the true number)
--- Returns: 1 = RECORDED, 0 = FORGOTTEN
--- Complexity: O(1)
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  return 0
+--       6 start (as it was noted when it was counted; tells the true number)
+-- Returns: 1 = RECORDED, 0 = FORGOTTEN (there is no such start: nothing is changed)
+-- Complexity: O(number of deliveries kept)
+local retries, start = ARGV[1], ARGV[6]
+local last = tonumber(redis.call('HGET', KEYS[1], 'count:' .. retries) or '0')
+-- First: a full Redis lets no script begin by adding.
+if redis.call('PEXPIRE', KEYS[1], ARGV[4]) == 0 then return 0 end
+local function is_ours(n)
+  return redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. n) == start
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- first: a full Redis lets no script begin by adding
-local number = ARGV[2]
-if redis.call('HGET', KEYS[1], 'start:' .. ARGV[1] .. ':' .. number) ~= ARGV[6] then
-  -- A copy of the message was counted meanwhile, so this delivery got another number.
-  local last = tonumber(redis.call('HGET', KEYS[1], 'count:' .. ARGV[1]) or '0')
-  for n = last, math.max(1, last - 50), -1 do
-    if redis.call('HGET', KEYS[1], 'start:' .. ARGV[1] .. ':' .. n) == ARGV[6] then
-      number = n
-      break
-    end
-  end
+local number = is_ours(ARGV[2]) and tonumber(ARGV[2])
+-- A copy of the message was counted meanwhile, so this delivery may have got another number.
+for n = last, math.max(1, last - 50), -1 do
+  if number then break end
+  if is_ours(n) then number = n end
 end
-local place = ARGV[1] .. ':' .. number
-if redis.call('HEXISTS', KEYS[1], 'start:' .. place) == 0 then
-  return 0
-end
+if not number then return 0 end
+local place = retries .. ':' .. number
 if ARGV[5] == '1' then
   redis.call('HSET', KEYS[1], 'end:' .. place, ARGV[3])
-else
-  redis.call('HDEL', KEYS[1], 'start:' .. place)
-  -- The number is given out again, so what is kept of this delivery moves aside.
-  redis.call('HINCRBY', KEYS[1], 'count:' .. ARGV[1], -1)
+  return 1
+end
+redis.call('HDEL', KEYS[1], 'start:' .. place, 'end:' .. place)
+redis.call('HINCRBY', KEYS[1], 'count:' .. retries, -1)
+if number < last then  -- the last delivery takes the number that is free now
+  for _, what in ipairs({'start:', 'end:'}) do
+    local moved = redis.call('HGET', KEYS[1], what .. retries .. ':' .. last)
+    if moved then redis.call('HSET', KEYS[1], what .. place, moved) end
+    redis.call('HDEL', KEYS[1], what .. retries .. ':' .. last)
+  end
+end
+if ARGV[3] ~= '' then  -- its number is given out again, so what is kept of it moves aside
   local aside = redis.call('HINCRBY', KEYS[1], 'interrupted', 1)
   redis.call('HSET', KEYS[1], 'aside:' .. (aside % 20), ARGV[3])
 end

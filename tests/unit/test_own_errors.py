@@ -1,0 +1,150 @@
+"""Errors of the plugin itself: said, counted, and never a message that waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from builders import a_message, a_request, an_app
+
+from celery_dlq import DeadLetters
+from celery_dlq.backends.memory import MemoryMetrics
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.metrics import INTERNAL_ERRORS
+from celery_dlq.record import Outcome
+from celery_dlq.verdict import End
+from celery_dlq.worker import guard as guard_module
+from celery_dlq.worker.failure import Failure
+from celery_dlq.worker.guard import Begin, Ending, Guard
+
+FAILED = Failure(End(outcome=Outcome.FAILED, text="no price"), "LookupError", "no price", "File …")
+
+
+@pytest.fixture
+def dlq(tmp_path: Any) -> DeadLetters:
+    """The plugin, with letters in memory."""
+    conf = {"dlq_store": "memory", "dlq_queues": {"orders": {"max_deliveries": 1}}}
+    return DeadLetters(an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders"))
+
+
+@pytest.fixture
+def guard(dlq: DeadLetters) -> Guard:
+    """The guard of its worker."""
+    made: Guard = dlq._make_guard(hostname="celery@web-1", pid=1, flags_redelivery=True)
+    return made
+
+
+def a_begun(guard: Guard, **info: Any) -> Any:
+    """A request that was begun, or refused."""
+    request = SimpleNamespace(
+        id="t-1", task=SimpleNamespace(name="shop.charge", max_retries=3),
+        delivery_info={"exchange": "", "routing_key": "orders", **info},
+        request_dict=a_request(id="t-1"), message=a_message(), dlq_tracked=None, worker_pid=1,
+        acknowledged=False, settled=[],
+        dlq_settle=lambda *_: request.settled.append("settled"),
+    )  # fmt: skip
+    request.begun = guard.begin(request)
+    return request
+
+
+def errors(dlq: DeadLetters, operation: str) -> int:
+    """How many errors of its own the plugin counted."""
+    store = MemoryMetrics()
+    dlq._measuring.counts.flush(store)
+    return store.read().counts.get((INTERNAL_ERRORS.name, operation), 0)
+
+
+def failing(times: int, act: Callable[..., Any]) -> Callable[..., Any]:
+    """Let something fail as only our own code does, so often."""
+    left = [times]
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise TypeError("a tuple item must be str, int, float or bytes")
+        return act(*args, **kwargs)
+
+    return wrapped
+
+
+def test_a_letter_that_cannot_be_stored_is_stored_as_plainly_as_it_can_be_made(
+    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message and the reason are worth more than what is told of the death."""
+    monkeypatch.setattr(dlq.store, "dead_letter", failing(1, dlq.store.dead_letter))
+    request = a_begun(guard)
+    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.BURIED
+    (letter,) = dlq.letters("orders-DLQ")
+    assert (letter.task_id, letter.body, letter.traceback) == ("t-1", a_message().body, None)
+    assert letter.headers
+    assert letter.description == "no price"
+    assert errors(dlq, "letter") == 1
+
+
+def test_a_death_that_cannot_be_described_is_a_letter_all_the_same(
+    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its history and traceback."""
+    monkeypatch.setattr(guard_module, "letter_of", failing(1, guard_module.letter_of))
+    request = a_begun(guard)
+    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.BURIED
+    (letter,) = dlq.letters("orders-DLQ")
+    assert (letter.task_id, letter.history, letter.exception_type) == ("t-1", (), None)
+
+
+def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(
+    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """It does not stay unacknowledged for the life of its worker."""
+    monkeypatch.setattr(dlq.store, "dead_letter", failing(99, dlq.store.dead_letter))
+    request = a_begun(guard)
+    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.LEFT
+    assert "is left to Celery, without a letter" in caplog.text
+    assert errors(dlq, "letter") == 2
+
+
+def test_a_message_past_its_limit_is_run_by_celery_if_no_letter_can_be_made(
+    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Neither lost nor kept back for ever; it is said."""
+    assert a_begun(guard).begun is Begin.RUN
+    assert a_begun(guard, redelivered=True).begun is Begin.SKIP
+    assert len(list(dlq.letters("orders-DLQ"))) == 1
+    monkeypatch.setattr(dlq.store, "dead_letter", failing(99, dlq.store.dead_letter))
+    guard._counter.forget(a_begun(guard).dlq_tracked.key)  # type: ignore[attr-defined]
+    assert a_begun(guard).begun is Begin.RUN
+    assert a_begun(guard, redelivered=True).begun is Begin.RUN
+    assert "is executed once more" in caplog.text
+
+
+def test_a_letter_that_waits_and_then_cannot_be_stored_holds_up_no_other(
+    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is let go after two tries, and the next one is stored."""
+    store, down = dlq.store.dead_letter, [True]
+
+    def dead_letter(letter: Any, key: Any) -> Any:
+        if down[0]:
+            raise StoreUnavailable("away")
+        if letter.task_id == "t-1":
+            raise TypeError("odd")
+        return store(letter, key)
+
+    monkeypatch.setattr(dlq.store, "dead_letter", dead_letter)
+    done: list[str] = []
+    for task_id in ("t-1", "t-2"):
+        request = a_begun(guard)
+        request.dlq_tracked.key = type(request.dlq_tracked.key)(
+            dead_letter_queue="orders-DLQ", task_id=task_id
+        )
+        request.request_dict["id"] = task_id
+        ending = guard.end(request, FAILED, lambda t=task_id: done.append(t), requeued=False)  # type: ignore[misc]
+        assert ending is Ending.WAITS
+    down[0] = False
+    guard.tick()
+    assert done == ["t-1", "t-2"]
+    assert [letter.task_id for letter in dlq.letters("orders-DLQ")] == ["t-2"]

@@ -118,6 +118,7 @@ class Facts:
     outages: list[tuple[float, float]] = field(default_factory=list)
     copies: Counter[Key] = field(default_factory=Counter)
     vanished: Counter[Key] = field(default_factory=Counter)
+    stored: dict[str, list[float]] = field(default_factory=dict)  # when its letters were, by task
     visibility_seconds: float | None = None
 
 
@@ -250,8 +251,7 @@ class Balance:
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
         }
         told = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._story(key[0])}"
-        after = self._after_letter(key, starts)
-        if after:
+        if self._after_letter(key, starts) > causes["several messages with one key"]:
             self.books.faults["executed again after its letter was stored"].append(told)
             return
         if extra > sum(causes.values()):
@@ -267,8 +267,9 @@ class Balance:
         """No letter tells of more deliveries than there were starts."""
         starts = self.starts.get((letter.task_id, letter.retries), [])
         missing = letter.deliveries - len(starts)
-        if missing <= 0:
-            return
+        published = self.facts.published.get(letter.task_id)
+        if missing <= 0 or (published and published.kind == "poison"):
+            return  # one that cannot be given to a process is counted, or it would come for ever
         told = f"{letter.task_id}: {_told(letter)}, {len(starts)} starts; {_history(letter)}"
         early = [d for d in self._unmatched(letter, starts) if self._died_near(d)]
         # The store was silent at their start, so they were added to the count afterwards.
@@ -321,9 +322,13 @@ class Balance:
 
     def _after_letter(self, key: Key, starts: Sequence[Mark]) -> int:
         """How many starts came after the message's letter was stored."""
-        times = [x.dead_lettered_at.timestamp() for x in self.letters.get(key[0], [])
-                 if x.retries == key[1]]  # fmt: skip
-        return sum(mark.at > times[0] for mark in starts) if times else 0
+        died = [x.dead_lettered_at.timestamp() for x in self.letters.get(key[0], [])
+                if x.retries == key[1]]  # fmt: skip
+        if not died:
+            return 0
+        # One that died while the store was silent is stored later, as the worker's log says.
+        stored = [at for at in self.facts.stored.get(key[0], []) if at >= died[0] - 0.01]
+        return sum(mark.at > min(stored, default=died[0]) for mark in starts)
 
     def _copies(self, key: Key) -> int:
         """How many messages carried one key: publishing is at least once, retries too."""

@@ -403,6 +403,7 @@ class Run:
             received=logs.received,
             doubles=logs.doubles,
             uncounted=logs.uncounted,
+            stored=logs.stored,
             ended=[ended for slot in self._slots for ended in slot.ended],
             outages=chaos.outages,
         )

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +25,10 @@ MOST_FALSE_STARTS = 10  # in a row
 
 _RECEIVED = re.compile(
     r"^\[([\d-]+ [\d:]+,\d+): INFO/\w+\] Task \S+\[([0-9a-f-]{36})\] received$", re.MULTILINE
+)
+_STORED = re.compile(
+    r"^\[([\d-]+ [\d:]+,\d+): WARNING/\w+\] Task \S+\[([0-9a-f-]{36})\] dead-lettered to",
+    re.MULTILINE,
 )
 _DOUBLE = re.compile(r"Task ([0-9a-f-]{36}) is delivered again while delivery \d+ of it still runs")
 _UNCOUNTED = re.compile(r"Delivery of ([0-9a-f-]{36}) is not counted, it runs")
@@ -159,6 +163,7 @@ class Said:
     """What the logs of all workers say."""
 
     received: list[Received] = field(default_factory=list)
+    stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     doubles: Counter[str] = field(default_factory=Counter)
     uncounted: Counter[str] = field(default_factory=Counter)
     complaints: Counter[str] = field(default_factory=Counter)
@@ -177,12 +182,17 @@ def said(slots: Sequence[Slot]) -> Said:
     for slot, worker, path in [(s, w, path) for s in slots for w, path in s.logs.items()]:
         text = path.read_text("utf-8", "replace")
         for at, task_id in _RECEIVED.findall(text):
-            told = datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007 - local time, as Celery logs it
-            result.received.append(Received(task_id, worker, told - slot.skew_seconds))
+            result.received.append(Received(task_id, worker, _logged(at) - slot.skew_seconds))
+        for at, task_id in _STORED.findall(text):
+            result.stored[task_id].append(_logged(at) - slot.skew_seconds)
         result.doubles.update(_DOUBLE.findall(text))
         result.uncounted.update(_UNCOUNTED.findall(text))
         result.complaints.update({what: n for what in _COMPLAINTS if (n := text.count(what))})
     return result
+
+
+def _logged(at: str) -> float:
+    return datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007 - local time, as Celery logs it
 
 
 def until(question: Callable[[], bool], seconds: float, *, tend: Callable[[], None]) -> bool:

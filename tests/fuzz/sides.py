@@ -27,6 +27,9 @@ START_SECONDS = 30.0
 MOST_SECONDS = 60.0  # of one batch
 MOST_RECEIPTS = 6  # of one message, in a worker that does not die
 
+_AT_RECEIPT = f'{Path(__file__).with_name("app.py")}", line '
+"""In the traceback of what ended the main process: it was about the message received last."""
+
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Disallowed|Reject)\b.*", re.MULTILINE)
 
 
@@ -149,15 +152,21 @@ class Side:
         # One that the worker never came to says nothing: another one ended or stopped the worker.
         whole = lives and left.isdisjoint(tokens.keys() - {*came})
         settled = {token: case for token, case in tokens.items() if whole or token not in left}
-        suspects = []
+        suspects, killer = [], ""
         if not whole:
             last = came[-1] if came else None
-            settled.pop(last or "", None)
+            # Plain Celery would die of it again; the guarded worker may not.
+            if last and self.name == "plain" and _AT_RECEIPT in self._log_from(self._begun):
+                killer, settled = last, {**settled, last: tokens[last]}
+            else:
+                settled.pop(last or "", None)
             unsettled = [case for token, case in tokens.items() if token not in settled]
-            suspects = [tokens[last]] if last else unsettled
+            suspects = [] if killer else [tokens[last]] if last else unsettled
         for token, case in settled.items():
             outcome = self._outcome(case, token, left)
             outcome.healthy = not whole or all(self._marks.of("start", one) for one in behind)
+            if token == killer:
+                outcome.deaths = 1
         if left or not lives:
             self._fresh()
         return {case.number for case in settled.values()}, suspects

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError
+from celery_dlq.logs import get_logger
 from celery_dlq.parts import make_outbox
 from celery_dlq.ports import DeadLetterStore, Keeper
 
 if TYPE_CHECKING:
     from celery_dlq.courier import Courier
 
-logger = logging.getLogger("celery_dlq.courier")
+logger = get_logger("celery_dlq.courier")
 
 
 class PostOffice:

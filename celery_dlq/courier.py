@@ -8,7 +8,6 @@ same message id.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +23,13 @@ from celery_dlq.deaths import death_headers
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.exchange import DeadLetterExchange
+from celery_dlq.logs import get_logger
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import DeadLetterStore, Keeper, MessageKey, Notice, Outbox, Stored
 from celery_dlq.record import DeadLetter
 
-logger = logging.getLogger("celery_dlq.courier")
+logger = get_logger("celery_dlq.courier")
 
 LEASE_SECONDS = 10.0
 """How long a notice that was tried is left to who tried it."""
@@ -224,8 +224,8 @@ class Courier:
             BrokerUnavailable: The broker does not take one; it and the rest stay.
             StoreUnavailable: The store does not answer.
         """
-        names = self._store.names() if dead_letter_queues is None else dead_letter_queues
-        for name in names:
+        names = self._store.names() if dead_letter_queues is None else [*dead_letter_queues]
+        for name in self._outbox.holding(names):
             self._deliver(name)
 
     def close(self) -> None:

@@ -11,63 +11,76 @@ https://github.com/celery/celery/blob/main/celery/app/base.py
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any
 
+from celery.app import base
 from celery.app.routes import MapRoute
 
 from celery_dlq import decorators
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
+from celery_dlq.logs import get_logger
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.queuenames import QueueNames
 
-logger = logging.getLogger("celery_dlq.delay")
+logger = get_logger("celery_dlq.delay")
 
 _MOST_REMEMBERED = 4096
 _PLACE = ("queue", "exchange", "routing_key")
+_PARAMETERS = (
+    "args", "kwargs", "countdown", "eta", "task_id", "producer", "connection", "router",
+    "result_cls", "expires", "publisher", "link", "link_error", "add_to_parent", "group_id",
+    "group_index", "retries", "chord", "reply_to", "time_limit", "soft_time_limit", "root_id",
+    "parent_id", "route_name", "shadow", "chain", "task_type", "replaced_task_nesting",
+)  # fmt: skip
+"""Of ``Celery.send_task``, behind the name; not inspected, because a subclass may name none."""
+_UP_TO_ETA = 4
+# By name: Celery 5.7 gives the message its task's own options.
+_MERGES_OPTIONS = hasattr(base, "_OMITTED")
 
 
 def install(app: Any, owner: Any) -> None:
     """Give ``app.send_task`` the default delays.
 
+    What it goes on to is looked up at each call, so that whatever replaces
+    ``Celery.send_task`` later, an SDK or a test, is asked too.
+
     Args:
         app: The Celery app.
         owner: Its `DeadLetters`; gives the checked settings, at the first publish.
     """
-    send_task = app.send_task
-    delays = DefaultDelays(app, lambda: owner.settings, send_task)
+    replaced = vars(app).get("send_task")  # on this app alone, before us
+    delays = DefaultDelays(app, lambda: owner.settings)
     said = decorators.SAYS_DELAY
 
-    @wraps(send_task)
-    def delaying(
-        name: str,
-        args: Any = None,
-        kwargs: Any = None,
-        countdown: Any = None,
-        eta: Any = None,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
+    @wraps(app.send_task, updated=())
+    def delaying(name: str, *given: Any, **options: Any) -> Any:
         if (
-            # No call on the way of an app without delays: a publisher pays for nothing else.
+            # No look at an app without delays: a publisher pays for the lookup below only.
             (said or delays.queues_have or owner._settings is not delays.seen)  # noqa: SLF001
             and delays.exist
-            and (rest or delays.concern(name, options))
+            and (len(given) > _UP_TO_ETA or delays.concern(name, options))
         ):
-            countdown, eta, options = delays.apply(
-                name, args, kwargs, countdown, eta, delays.named(rest, options)
-            )
-            rest = ()
-        return send_task(name, args, kwargs, countdown, eta, *rest, **options)
+            given, options = delays.apply(name, given, options)
+        send_task = replaced or _method(app, "send_task")
+        return send_task(name, *given, **options)
 
     app.send_task = delaying
+
+
+def _method(target: Any, name: str) -> Any:
+    """What ``target.name`` is without an attribute of this one object: its class's, bound."""
+    for kind in type(target).__mro__:
+        if name in kind.__dict__:
+            found = kind.__dict__[name]
+            bind = getattr(type(found), "__get__", None)  # a mock has none
+            return found if bind is None else bind(found, target, type(target))
+    raise AttributeError(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +104,11 @@ class DefaultDelays:
     Args:
         app: The Celery app.
         settings: Gives the checked settings.
-        send_task: The app's own method.
     """
 
-    def __init__(
-        self, app: Any, settings: Callable[[], Settings], send_task: Callable[..., Any]
-    ) -> None:
+    def __init__(self, app: Any, settings: Callable[[], Settings]) -> None:
         self._app = app
         self._settings = settings
-        parameters = inspect.signature(send_task).parameters
-        self._parameters = list(parameters)[5:]
-        # By name: Celery 5.6 and later give the message its task's own options.
-        self._merges_options = parameters["expires"].default is not None
         self.seen: Settings | None = None
         self.queues_have = True
         self._remembered: dict[tuple[Any, ...], Rule] = {}
@@ -124,31 +130,31 @@ class DefaultDelays:
         known = self._remembered.get(_kind(name, options))
         return known is not _NOTHING or options.get("expires") is not None
 
-    def named(self, rest: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-        """The options of ``send_task``, those given by position too."""
-        return {**dict(zip(self._parameters, rest, strict=False)), **options} if rest else options
-
     def apply(
-        self, name: str, args: Any, kwargs: Any, countdown: Any, eta: Any, options: dict[str, Any]
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """The countdown, the eta and the options with which the message is to be published."""
-        own = countdown is not None or eta is not None
+        self, name: str, given: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments behind the name with which the message is to be published."""
+        # Those that came by name go on by name: an override of send_task may know no others.
+        given, more = given[:2], given[2:]
+        if more:
+            options = {**dict(zip(_PARAMETERS[2:], more, strict=False)), **options}
         if options.get("retries"):  # Task.retry() knows its own delay
-            return countdown, eta, options
-        rule, options = self._rule(name, args, kwargs, options)
+            return given, options
+        own = options.get("countdown") is not None or options.get("eta") is not None
+        rule, options = self._rule(name, given, options)
         if own and rule.ignores and not rule.seconds:
             logger.debug("Task %s: its countdown or eta is dropped, as its queue's policy says "
                          "(ignore_message_delay)", name)  # fmt: skip
-            return None, None, options
+            return given, {**options, "countdown": None, "eta": None}
         if not own and rule.seconds:
-            countdown = rule.seconds
+            options["countdown"] = rule.seconds
             options["headers"] = {
                 **(options.get("headers") or {}),
                 DELAY_HEADER: rule.seconds,
                 DELAY_SOURCE_HEADER: rule.source,
             }
-        self._warn_of_expiry(name, countdown, eta, options)
-        return countdown, eta, options
+        self._warn_of_expiry(name, options)
+        return given, options
 
     def queue_of(self, task: Any) -> str:
         """The queue to which a task is published when its publisher names none."""
@@ -156,7 +162,7 @@ class DefaultDelays:
         return RoutedOnce(self._app.amqp.router).queue(place, task.name, (), {}, task)
 
     def _rule(
-        self, name: str, args: Any, kwargs: Any, options: dict[str, Any]
+        self, name: str, given: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[Rule, dict[str, Any]]:
         key = _kind(name, options)
         known = self._remembered.get(key)
@@ -165,6 +171,8 @@ class DefaultDelays:
         task = options.get("task_type") or self._app.tasks.get(name)
         router = options.get("router") or self._app.amqp.router
         routed_as = options.get("route_name") or name
+        told = {**options, **dict(zip(_PARAMETERS, given, strict=False))}
+        args, kwargs = told.get("args"), told.get("kwargs")
         place = self._place(options, task)
         once = RoutedOnce(router)
         queue = once.queue(place, routed_as, args, kwargs, task)
@@ -178,7 +186,7 @@ class DefaultDelays:
     def _place(self, options: Mapping[str, Any], task: Any) -> dict[str, Any]:
         """Queue, exchange and routing key as far as publisher or task name them."""
         place = {part: options[part] for part in _PLACE if options.get(part) is not None}
-        if self._merges_options and "task_type" not in options and task is not None:
+        if _MERGES_OPTIONS and "task_type" not in options and task is not None:
             for part in _PLACE:
                 found = getattr(task, part, None)
                 if found is not None:
@@ -199,8 +207,12 @@ class DefaultDelays:
             _remember(self._rules, (queue, name), rule)
         return rule
 
-    def _warn_of_expiry(self, name: str, countdown: Any, eta: Any, options: Any) -> None:
-        expires = options.get("expires")
+    def _warn_of_expiry(self, name: str, options: dict[str, Any]) -> None:
+        expires, countdown, eta = (
+            options.get("expires"),
+            options.get("countdown"),
+            options.get("eta"),
+        )
         if not isinstance(expires, (int, float, datetime, timedelta)) or not (countdown or eta):
             return
         now = datetime.now(self._app.timezone)

@@ -6,13 +6,13 @@ letter or change what happens.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, check_aware, from_micros, iso, to_micros
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "Redriven",
 ]
 
-logger = logging.getLogger("celery_dlq")
+logger = get_logger("celery_dlq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.config import Settings
 from celery_dlq.contrib import sentry
 from celery_dlq.events import Events
+from celery_dlq.logs import get_logger
 from celery_dlq.measuring import Measuring
 from celery_dlq.metrics import WorkerGauges
 from celery_dlq.parts import make_reports
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from celery_dlq.worker.burial import Burial
     from celery_dlq.worker.guard import Guard
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 
 class WorkerObservers:

@@ -41,6 +41,7 @@ _ID_LENGTH = 36
 _SHORTEST_PREFIX = 6
 _MOST_LOOKED_AT = 100_000  # discarded letters of a queue, for the beginning of an id
 _MOST_MARKERS_READ = 200_000
+_MOST_SAID = 20  # names or ids in a message
 _LOOK_SECONDS = 0.5
 
 Progress = Callable[[int], object]
@@ -192,19 +193,19 @@ class Operator:
         if dead_letter_queue is not None:
             self._check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self.store.names()
-        for name in names:
-            entry = self.store.entry(name, letter_id)
-            if entry is not None:
-                return name, Found(*entry)
+        holder = self.store.holder(names, letter_id)
+        entry = None if holder is None else self.store.entry(holder, letter_id)
+        if holder is not None and entry is not None:
+            return holder, Found(*entry)
         if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
-            found = [(n, i) for n in names for i in self.store.ids(n, letter_id, most=2)]
+            found = self.store.ids(names, letter_id, most=_MOST_SAID)
             if len(found) == 1:
                 return self.entry(found[0][1], found[0][0])
             if found:
                 several = ", ".join(letter_id for _, letter_id in found)
                 message = f"expected one letter whose id begins so, got several: {several}"
                 raise NotFound(message)
-        where = ", ".join(names) or "no queue at all"
+        where = _some_of(names) or "no queue at all"
         message = f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
         raise NotFound(message)
 
@@ -455,6 +456,7 @@ class Operator:
         if dead_letter_queue is not None:
             self._check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self.store.names()
+        names = self.store.binned(names)
         if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
             letter_id = self._discarded_id(names, letter_id)
         for name in names:
@@ -487,7 +489,7 @@ class Operator:
 
     def jobs(self) -> list[Job]:
         """The newest jobs, newest first; at most five hundred are remembered."""
-        return Jobs(self.job_book, self._clock).all()
+        return Jobs(self.job_book).all()
 
     def job(self, job_id: str) -> Job:
         """One job; of a redrive also how many of its messages ``died_again`` and ``succeeded``.
@@ -498,7 +500,7 @@ class Operator:
         Raises:
             NotFound: There is no such job.
         """
-        job = Jobs(self.job_book, self._clock).get(job_id)
+        job = Jobs(self.job_book).get(job_id)
         if job.kind != "redrive":
             return job
         ends = {"died_again": self._died_again(job), "succeeded": self.job_book.succeeded(job_id)}
@@ -511,7 +513,7 @@ class Operator:
             NotFound: There is no such job.
             DLQError: It has ended.
         """
-        return Jobs(self.job_book, self._clock).cancel(job_id)
+        return Jobs(self.job_book).cancel(job_id)
 
     def resume(
         self,
@@ -528,7 +530,7 @@ class Operator:
             NotFound: There is no such job.
             DLQError: It runs, it is done, or it was an edit, whose change is not kept.
         """
-        jobs = Jobs(self.job_book, self._clock)
+        jobs = Jobs(self.job_book)
         job = jobs.get(job_id)
         if job.options.get("edited"):
             message = f"expected a job that can go on, got {job_id}, an edit; edit the letter again"
@@ -632,7 +634,7 @@ class Operator:
         action = Action.PURGED if run.job.kind == "purge" else Action.DISCARDED
         try:
             with _noting(self, run, action, where):
-                report = Discarder(self.store, self._clock).discard(
+                report = Discarder(self.store).discard(
                     run, where, options, progress=progress, scanned=scanned
                 )
         finally:
@@ -648,7 +650,7 @@ class Operator:
             total = len(where.ids)
         elif not where:
             total = self.store.length(queue)
-        return Jobs(self.job_book, self._clock).new(
+        return Jobs(self.job_book).new(
             kind, queue, where=where.to_json(), options=options,
             until=self.store.last_position(queue), total=total,
         )  # fmt: skip
@@ -722,7 +724,7 @@ class Operator:
     def _check_queue(self, name: str) -> None:
         names = self.store.names()
         if name not in names:
-            known = ", ".join(names) or "none at all yet"
+            known = _some_of(names) or "none at all yet"
             message = f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
             raise NotFound(message)
 
@@ -747,6 +749,11 @@ class _noting:  # noqa: N801 - used as a context manager only
         with suppress(DLQError):  # the first error is the one to tell
             self._run.end(FAILED, counts, f"{type(exc).__name__}: {exc}"[:500])
             self._operator._record_job(self._run, self._action, self._where, counts)  # noqa: SLF001 - its own part
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_SAID
+    return ", ".join(names[:_MOST_SAID]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _readable(found: Iterator[Found]) -> Iterator[DeadLetter]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.logs import get_logger
 from celery_dlq.policy import Policy, suggestion
 from celery_dlq.ports import Override
 from celery_dlq.record import iso
 
-logger = logging.getLogger("celery_dlq")
+logger = get_logger("celery_dlq")
 
 KEYS = (
     "max_deliveries",

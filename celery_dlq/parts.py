@@ -176,7 +176,7 @@ def make_worker_parts(
         return WorkerParts(MemoryStore(counter), MemoryBoard(), counter)
     from celery_dlq.backends.redis.board import RedisBoard  # noqa: PLC0415
     from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
-    from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter  # noqa: PLC0415
+    from celery_dlq.backends.redis.counter import RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
     from celery_dlq.backends.redis.samples import RedisSamples  # noqa: PLC0415
@@ -185,7 +185,7 @@ def make_worker_parts(
     url, keys = settings.redis_url(broker_url), Keys(settings.key_prefix)
     client = connect(url, settings.store_timeout)
     # No second try: a count that was lost on the way must not be taken twice.
-    wire = Wire(connect(url, settings.store_timeout, retries=0), url, SCRIPTS)
+    wire = Wire(connect(url, settings.store_timeout, retries=0), url)
     store: DeadLetterStore = (
         _broker_store(settings, broker_url, connect_broker)
         if settings.store == "broker"

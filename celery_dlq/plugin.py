@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from celery.local import Proxy
 
 from celery_dlq import __version__, delay, signals
 from celery_dlq.actor import whoami
@@ -18,6 +19,7 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.filters import LetterFilter
+from celery_dlq.logs import get_logger
 from celery_dlq.measuring import Measuring
 from celery_dlq.operations.selection import Found
 from celery_dlq.operator import Operator
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from celery_dlq.export.parquet import ExportReport
     from celery_dlq.worker.adopter import Adopter, AdoptReport
 
-logger = logging.getLogger("celery_dlq")
+logger = get_logger("celery_dlq")
 
 _ATTRIBUTE = "_celery_dlq"
 
@@ -64,7 +66,8 @@ class DeadLetters(Operator):
     """
 
     def __init__(self, app: Any, *, clock: Clock = utc_now) -> None:
-        self.app = app
+        # The app itself: which one `celery.current_app` is, may be another in another thread.
+        self.app = app = app._get_current_object() if isinstance(app, Proxy) else app  # noqa: SLF001
         self._clock = clock
         self._lock = threading.RLock()
         self._settings: Settings | None = None
@@ -408,9 +411,10 @@ class DeadLetters(Operator):
         for name in dead_letter_queues:
             self._check_queue(name)
         book = self._rulebook().in_force()
-        retention = Retention(self.store, self.board, self.events, self._clock, whoami())
+        retention = Retention(self.store, self.board, self.events, whoami())
         names = dead_letter_queues or self.store.names()
         policies = {name: book.of_dead_letter_queue(name) for name in names}
+        policies = {name: policies[name] for name in retention.due(policies)}
         if dry_run:
             return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
         return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
@@ -418,7 +422,7 @@ class DeadLetters(Operator):
     def _rulebook(self) -> Rulebook:
         from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
 
-        return Rulebook(book_of(self.app, self.settings), self.board, self.events, self._clock)
+        return Rulebook(book_of(self.app, self.settings), self.board, self.events)
 
     def _redriven(self, queue: str, found: Sequence[Found], redrive_id: str) -> None:
         self._measuring.redriven(queue, len(found))

@@ -47,7 +47,7 @@ class Policy:
             countdown or eta waits before it may run. 0 to ``dlq_max_delay``. Unset: 0.
         ignore_message_delay: Whether a message's own countdown or eta is dropped when it is
             published to a queue without ``default_delay``. Retries keep theirs. Unset: no.
-        dead_letter_ttl: Seconds (or timedelta) after its death when a letter is trimmed.
+        dead_letter_ttl: Seconds (or timedelta) after it was stored when a letter is trimmed.
             More than 0. Unset: a letter ends when its message would have expired, and has
             no end if the message has none or died of it.
         dead_letter_max_length: Most letters in the dead-letter queue; the oldest are trimmed.

@@ -184,6 +184,23 @@ class QueueSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """What tells whether retention has anything to do in a queue.
+
+    Attributes:
+        name: The dead-letter queue.
+        letters: How many it has.
+        oldest_stored_at: When the first of them was stored, by the store's clock.
+        first_end_at: When the first message of them expires, or did.
+    """
+
+    name: str
+    letters: int
+    oldest_stored_at: datetime | None
+    first_end_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """The letters of one fingerprint."""
 
@@ -207,11 +224,19 @@ class StoredLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What retention looks at: where a letter is, which one, and when it died."""
+    """What retention looks at.
+
+    Attributes:
+        position: Where the letter is.
+        letter_id: Which one.
+        dead_lettered_at: When it died, as its worker's clock says; ``None``: it is no letter.
+        stored_at: When it was stored, by the store's clock; ``None`` if nothing tells.
+    """
 
     position: str
     letter_id: str
     dead_lettered_at: datetime | None
+    stored_at: datetime | None
 
 
 class Piece(NamedTuple):
@@ -376,6 +401,9 @@ class DeadLetterStore(Protocol):
     def check(self) -> None:
         """Do nothing but answer."""
 
+    def now(self) -> datetime:
+        """The present by the store's clock, which decides about everybody's letters."""
+
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter and forget the message's counters, in one atomic step.
 
@@ -385,8 +413,17 @@ class DeadLetterStore(Protocol):
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """One letter, or ``None``."""
 
-    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
-        """Ids of letters that begin with a text, at most ``most``; reads ids only."""
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """The first of some queues that has a letter of this id, or an entry at this position."""
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
+        """Letters of some queues whose ids begin with a text; reads ids only.
+
+        Returns:
+            Queues and ids, at most ``most``.
+        """
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
         """All letters, read in bounded pages while the caller iterates.
@@ -433,10 +470,10 @@ class DeadLetterStore(Protocol):
         """
 
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
-        """The oldest letters, at most ``most``, or fewer if they are large."""
+        """The letters stored first, at most ``most``, or fewer if they are large."""
 
-    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
-        """Letters whose messages would have expired by now, at most ``most``."""
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+        """Letters whose messages have expired since they were stored, at most ``most``."""
 
     def length(self, dead_letter_queue: str) -> int:
         """How many letters are there."""
@@ -459,6 +496,9 @@ class DeadLetterStore(Protocol):
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues at a glance, by name."""
+
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """What retention asks about some queues, before it looks into one."""
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups of a queue, largest first; at most ``most``."""
@@ -523,6 +563,9 @@ class DeadLetterStore(Protocol):
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
         """Put a discarded letter back, as the newest one, in one atomic step."""
 
+    def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those of some queues whose bin has something."""
+
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """Raw pages of the bin, newest first."""
 
@@ -585,6 +628,9 @@ class Outbox(Protocol):
     def done(self, dead_letter_queue: str, notices: Sequence[Notice]) -> None:
         """Forget notices: they are published."""
 
+    def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those of some queues that have notices."""
+
     def waiting(self, dead_letter_queue: str) -> int:
         """How many notices are kept."""
 
@@ -623,7 +669,7 @@ class Override:
         queue: The queue, by its exact name.
         key: The policy key.
         value: Its value, JSON-ready; checked like a configured one.
-        until: When the configured value comes back, aware UTC.
+        until: When the configured value comes back, aware UTC, by the store's clock.
         actor: Who set it.
     """
 
@@ -636,6 +682,9 @@ class Override:
 
 class Board(Protocol):
     """What the processes of one app tell each other. Every method may raise `StoreUnavailable`."""
+
+    def now(self) -> datetime:
+        """The present by the clock of the store, by which overrides end."""
 
     def announce(self, card: WorkerCard) -> None:
         """Put up a worker's card; it stays up while the worker gives signs of life."""
@@ -665,7 +714,7 @@ class Board(Protocol):
     def lift(self, queue: str, key: str) -> bool:
         """Take an override down; whether there was one."""
 
-    def overrides(self, now: datetime) -> list[Override]:
+    def overrides(self) -> list[Override]:
         """The overrides in force, by queue and key; those that ended are taken down."""
 
     def close(self) -> None:
@@ -674,6 +723,9 @@ class Board(Protocol):
 
 class JobBook(Protocol):
     """Keeps what is known of jobs, bounded. Every method may raise `StoreUnavailable`."""
+
+    def now(self) -> datetime:
+        """The present by the clock of the store, by which jobs fall silent."""
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Keep the state of a job; whether somebody wants it cancelled.

@@ -38,6 +38,8 @@ SCHEMA_VERSION = 1
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
+FIRST_MICROS = (datetime.min.replace(tzinfo=timezone.utc) - EPOCH) // _MICROSECOND
+LAST_MICROS = (datetime.max.replace(tzinfo=timezone.utc) - EPOCH) // _MICROSECOND
 
 # Letter ids are derived, not random: storing a letter twice finds the first.
 _LETTER_NAMESPACE = UUID("6f1f8f4e-2a0e-5f53-9d0c-6b1f6a2f5d11")
@@ -102,8 +104,11 @@ def check_aware(name: str, value: datetime | None) -> None:
 
 
 def to_micros(value: datetime) -> int:
-    """Microseconds since 1970, exact (no float on the way); negative before 1970."""
-    return (value - EPOCH) // _MICROSECOND
+    """Microseconds since 1970, exact (no float on the way); negative before 1970.
+
+    What a time zone puts before year 1 or after 9999 in UTC is the nearest time that there is.
+    """
+    return max(FIRST_MICROS, min((value - EPOCH) // _MICROSECOND, LAST_MICROS))
 
 
 def from_micros(micros: int) -> datetime:
@@ -372,11 +377,23 @@ def end_of(letter: DeadLetter) -> datetime | None:
     return letter.expires
 
 
+def ended(letter: DeadLetter, stored_at: datetime | None, now: datetime) -> bool:
+    """Whether a letter ends because its message has expired since it was stored.
+
+    Args:
+        letter: The letter.
+        stored_at: When it was stored; ``None`` if that is not known.
+        now: The present, by the same clock: that of its worker may be wrong.
+    """
+    end = end_of(letter)
+    return end is not None and (stored_at is None or stored_at < end) and end <= now
+
+
 def iso(value: datetime | None) -> str | None:
     """ISO 8601 in UTC with microseconds, or ``None``."""
     if value is None:
         return None
-    return value.astimezone(timezone.utc).isoformat(timespec="microseconds")
+    return from_micros(to_micros(value)).isoformat(timespec="microseconds")
 
 
 def history_json(history: Iterable[Delivery]) -> str:

@@ -2,25 +2,28 @@
 
 Nothing else ever removes a letter that nobody named. Each pass is bounded, a letter
 that a redrive holds is left alone, and every trimming is a `Change` in the audit.
+
+A letter's time begins when it is stored, by the store's clock: the clock of the worker that
+trims, or of the one that dated the letter, may be hours off, and decides nothing here.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 from uuid import uuid4
 
 from celery_dlq.events import Action, Change, Events
+from celery_dlq.logs import get_logger
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import Board, ClaimState, Clock, DeadLetterStore, Heading, ordered
+from celery_dlq.ports import Board, ClaimState, DeadLetterStore, Glance, Heading, ordered
 from celery_dlq.record import iso
 
-logger = logging.getLogger("celery_dlq.retention")
+logger = get_logger("celery_dlq.retention")
 
 MOST_A_PASS = 500
 """Most letters that one pass over one queue trims for one cause."""
@@ -28,8 +31,11 @@ MOST_A_PASS = 500
 MOST_LOOKED_AT = 2 * MOST_A_PASS
 """At most so many are looked at for it: among them may be entries that are no letters."""
 
+QUEUES_A_LOOK = 50
+"""At so many queues a worker glances in one tick."""
+
 QUEUES_A_TICK = 3
-"""Most queues that a worker looks at in one tick."""
+"""Into so many of them it looks, if there may be something to trim."""
 
 REST_TICKS = 2
 """How many ticks a worker leaves the queues alone when there was nothing to trim."""
@@ -45,17 +51,13 @@ class Retention:
         store: Where the letters are.
         board: Where the audit is.
         events: Told of every trimming.
-        clock: The present, aware UTC.
         actor: Who follows the rules: a worker's node name, or a person.
     """
 
-    def __init__(
-        self, store: DeadLetterStore, board: Board, events: Events, clock: Clock, actor: str
-    ) -> None:
+    def __init__(self, store: DeadLetterStore, board: Board, events: Events, actor: str) -> None:
         self._store = store
         self._board = board
         self._events = events
-        self._clock = clock
         self._actor = actor
 
     def trim(
@@ -78,6 +80,21 @@ class Retention:
             return self._trim(dead_letter_queue, policy or Policy(), dry_run=dry_run)
         finally:
             self._store.done()
+
+    def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
+        """Those of some queues that have something to trim, as far as a glance tells.
+
+        Args:
+            policies: What rules each of them.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        if not self._store.capabilities.random_access:
+            return list(policies)
+        now = self._store.now()
+        found = self._store.glances(list(policies))
+        return [one.name for one in found if _is_due(one, policies[one.name] or Policy(), now)]
 
     def _trim(self, dead_letter_queue: str, policy: Policy, *, dry_run: bool) -> list[Change]:
         causes: list[tuple[str, Callable[[], Iterator[Heading]]]] = [
@@ -116,17 +133,17 @@ class Retention:
     def _too_old(self, name: str, policy: Policy) -> Iterator[Heading]:
         if policy.dead_letter_ttl is None:
             return
-        limit = self._clock() - timedelta(seconds=policy.dead_letter_ttl)
+        limit = self._store.now() - timedelta(seconds=policy.dead_letter_ttl)
         for heading in islice(self._oldest(name), MOST_LOOKED_AT):
-            if heading.dead_lettered_at is None:
+            if heading.dead_lettered_at is None or heading.stored_at is None:
                 continue  # no letter: it stays until it is discarded, and holds up no other
-            if heading.dead_lettered_at > limit:
-                return  # later letters died later, but for those that a spool held back
+            if heading.stored_at > limit:
+                return  # the others were stored later
             yield heading
 
     def _ended(self, name: str, policy: Policy) -> Iterator[Heading]:
         if policy.dead_letter_ttl is None:
-            yield from self._store.ended(name, self._clock(), most=MOST_A_PASS)
+            yield from self._store.ended(name, most=MOST_A_PASS)
 
     def _too_many(self, name: str, policy: Policy) -> Iterator[Heading]:
         if policy.dead_letter_max_length is not None:
@@ -180,7 +197,7 @@ class Retention:
             "newest_at": iso(max(died, default=None)),
         }
         return Change(
-            at=self._clock(),
+            at=self._store.now(),
             action=Action.TRIMMED,
             actor=self._actor,
             target=name,
@@ -200,8 +217,18 @@ class Retention:
         self._events.emit(change)
 
 
+def _is_due(glance: Glance, policy: Policy, now: datetime) -> bool:
+    most, ttl = policy.dead_letter_max_length, policy.dead_letter_ttl
+    if most is not None and glance.letters > most:
+        return True
+    if ttl is None:
+        return glance.first_end_at is not None and glance.first_end_at <= now
+    stored_at = glance.oldest_stored_at
+    return stored_at is not None and stored_at <= now - timedelta(seconds=ttl)
+
+
 class RetentionRound:
-    """Goes round the dead-letter queues of an app, a few every third tick.
+    """Goes round the dead-letter queues of an app: a glance at some of them every third tick.
 
     Args:
         retention: Trims.
@@ -216,6 +243,7 @@ class RetentionRound:
         self._store = store
         self._book = book
         self._names: list[str] = []
+        self._more: list[str] = []
         self._rest = 0
 
     def tick(self) -> None:
@@ -229,11 +257,16 @@ class RetentionRound:
             return
         if not self._names:
             self._names = self._store.names()
-        for _ in range(min(QUEUES_A_TICK, len(self._names))):
-            name = self._names.pop()
-            if self._retention.trim(name, self._book().of_dead_letter_queue(name)):
-                return
-        self._rest = REST_TICKS
+        book, looked = self._book(), [*self._names[-QUEUES_A_LOOK:], *self._more]
+        policies = {name: book.of_dead_letter_queue(name) for name in looked}
+        del self._names[-QUEUES_A_LOOK:]
+        due = self._retention.due(policies)
+        self._more = due[QUEUES_A_TICK:]
+        for number, name in enumerate(due[:QUEUES_A_TICK], 1):
+            if self._retention.trim(name, policies[name]):
+                self._more = [*due[number:], name]
+                break
+        self._rest = 0 if self._more else REST_TICKS
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -16,7 +16,7 @@ from celery_dlq.events import Action, Change, Events
 from celery_dlq.overrides import LONGEST, by_queue, checked
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook, Sourced
-from celery_dlq.ports import Board, Clock, Override, WorkerCard
+from celery_dlq.ports import Board, Override, WorkerCard
 from celery_dlq.record import iso
 
 
@@ -78,14 +78,12 @@ class Rulebook:
         book: The configured policies.
         board: Where overrides, cards and the audit are.
         events: Told of every change.
-        clock: The present, aware UTC.
     """
 
-    def __init__(self, book: PolicyBook, board: Board, events: Events, clock: Clock) -> None:
+    def __init__(self, book: PolicyBook, board: Board, events: Events) -> None:
         self._book = book
         self._board = board
         self._events = events
-        self._clock = clock
 
     def rules(self, known_queues: set[str], task_queues: Mapping[str, str]) -> Rules:
         """All policies in force.
@@ -111,7 +109,7 @@ class Rulebook:
 
     def in_force(self) -> PolicyBook:
         """The configured policies with the overrides over them."""
-        overrides = by_queue(self._board.overrides(self._clock()))
+        overrides = by_queue(self._board.overrides())
         return PolicyBook(self._book.queues, self._book.tasks, overrides)
 
     def override(self, queue: str, span: timedelta, values: Mapping[str, Any]) -> list[Override]:
@@ -122,9 +120,9 @@ class Rulebook:
             StoreUnavailable: The board does not answer.
         """
         _check_span(queue, span)
-        now, actor = self._clock(), whoami()
+        now, actor = self._board.now(), whoami()
         made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
-        both = by_queue([*self._board.overrides(now), *made])
+        both = by_queue([*self._board.overrides(), *made])
         PolicyBook(self._book.queues, self._book.tasks, both).check()
         detail = {"values": {o.key: o.value for o in made}, "until": iso(now + span)}
         self._record(Action.POLICY_SET, queue, detail)
@@ -139,7 +137,7 @@ class Rulebook:
             NotFound: There is no such override.
             StoreUnavailable: The board does not answer.
         """
-        there = [o.key for o in self._board.overrides(self._clock()) if o.queue == queue]
+        there = [o.key for o in self._board.overrides() if o.queue == queue]
         wanted = list(keys) or there
         missing = [key for key in wanted if key not in there]
         if missing or not wanted:
@@ -157,7 +155,7 @@ class Rulebook:
     def _record(self, action: Action, queue: str, detail: Mapping[str, Any]) -> None:
         """The record first: a change that nobody can trace must not be."""
         change = Change(
-            at=self._clock(), action=action, actor=whoami(), target=queue, detail=detail
+            at=self._board.now(), action=action, actor=whoami(), target=queue, detail=detail
         )
         self._board.record(change)
         self._events.emit(change)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from celery_dlq.delay import DefaultDelays
 from celery_dlq.drift import TASK_PREFIX
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
+from celery_dlq.logs import get_logger
 from celery_dlq.measuring import Measuring
 from celery_dlq.observers import WorkerObservers
 from celery_dlq.parts import WorkerParts, make_worker_parts, shown_place
@@ -31,7 +31,7 @@ from celery_dlq.worker.spool import Spool
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-logger = logging.getLogger("celery_dlq")
+logger = get_logger("celery_dlq")
 
 _MOST_TASKS = 5000
 
@@ -107,12 +107,12 @@ def make_guard(
     observers.watch(guard, burial, hostname)
     if parts.metrics is not None:
         measuring.use(parts.metrics)
-    retention = Retention(parts.store, parts.board, events, clock, hostname)
+    retention = Retention(parts.store, parts.board, events, hostname)
     card = replace(
         card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()
     )
     guard.chores += [
-        Presence(parts.board, card, plans.obey, clock),
+        Presence(parts.board, card, plans.obey),
         *_trimming(parts.store, retention, plans),
         observers,
         *([sampler] if sampler is not None else []),
@@ -175,7 +175,7 @@ def known_queues(app: Any) -> set[str]:
 
 def queue_of_tasks(app: Any) -> dict[str, str]:
     """The queue to which each task with a policy of its own is published."""
-    delays = DefaultDelays(app, Settings, app.send_task)
+    delays = DefaultDelays(app, Settings)
     return {name: delays.queue_of(app.tasks[name]) for name in task_policies(app)}
 
 

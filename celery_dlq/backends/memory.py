@@ -18,6 +18,7 @@ from celery_dlq.ports import (
     ClaimState,
     Count,
     Fate,
+    Glance,
     Group,
     Heading,
     MessageKey,
@@ -31,7 +32,7 @@ from celery_dlq.ports import (
     StoredLetter,
     WorkerCard,
 )
-from celery_dlq.record import DeadLetter, Delivery, end_of
+from celery_dlq.record import DeadLetter, Delivery, end_of, ended
 from celery_dlq.reports import MOST_IDS, Report, Why
 
 _Run = tuple[str, str, int, int]
@@ -41,6 +42,10 @@ _MOST_CHANGES = 10_000
 
 _MOST_JOBS = 500
 _HOUR = timedelta(hours=1)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 class MemoryCounter:
@@ -199,6 +204,7 @@ class MemoryStore:
     def __init__(self, counter: MemoryCounter | None = None) -> None:
         self.counter = counter or MemoryCounter()
         self._queues: dict[str, dict[str, tuple[int, DeadLetter]]] = {}
+        self._stored_at: dict[tuple[str, str], datetime] = {}
         self._claims: dict[tuple[str, str], tuple[str, str, float]] = {}
         self._lasts: dict[str, int] = {}
         self._exported: dict[str, str] = {}
@@ -209,6 +215,10 @@ class MemoryStore:
     def check(self) -> None:
         """Memory always answers."""
 
+    def now(self) -> datetime:
+        """The clock of this process."""
+        return _now()
+
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter, once."""
         with self._lock:
@@ -218,7 +228,7 @@ class MemoryStore:
                 return Stored.ALREADY_THERE
             self._put(letter)
             arrivals = self._arrivals.setdefault(letter.dead_letter_queue, deque())
-            arrivals.append(datetime.now(timezone.utc))
+            arrivals.append(self.now())
             return Stored.NEW
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
@@ -242,10 +252,16 @@ class MemoryStore:
         """The beginning: nothing here says when a letter was stored."""
         return _position(0)
 
-    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """The first that has the letter."""
+        return next((name for name in dead_letter_queues if self.entry(name, letter_id)), None)
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
         """Ids that begin with a text."""
-        known = self._queues.get(dead_letter_queue, {})
-        return [letter_id for letter_id in known if letter_id.startswith(prefix)][:most]
+        known = ((name, i) for name in dead_letter_queues for i in self._queues.get(name, {}))
+        return list(islice((pair for pair in known if pair[1].startswith(prefix)), most))
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
         """All letters that are there now."""
@@ -281,16 +297,15 @@ class MemoryStore:
         return self.last_position(dead_letter_queue)
 
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
-        """The oldest letters."""
-        stored = self.letters(dead_letter_queue, newest_first=False)
-        later = (s for s in stored if after is None or s.position > after)
-        return [_heading(s) for s in islice(later, most)]
+        """The letters stored first."""
+        headings = self._headings(dead_letter_queue)
+        return list(islice((h for h, _ in headings if after is None or h.position > after), most))
 
-    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
-        """Letters whose messages would have expired by now."""
-        stored = self.letters(dead_letter_queue, newest_first=False)
-        over = (s for s in stored if (end := end_of(s.letter)) is not None and end <= now)
-        return [_heading(s) for s in islice(over, most)]
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+        """Letters whose messages have expired since they were stored."""
+        now, headings = self.now(), self._headings(dead_letter_queue)
+        over = (h for h, letter in headings if ended(letter, h.stored_at, now))
+        return list(islice(over, most))
 
     def length(self, dead_letter_queue: str) -> int:
         """How many letters are there."""
@@ -314,6 +329,10 @@ class MemoryStore:
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues at a glance, by name."""
         return [self._summary(name) for name in self.names()]
+
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """What retention asks first."""
+        return [self._glance(name) for name in dead_letter_queues]
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, largest first."""
@@ -420,6 +439,11 @@ class MemoryStore:
             self._put(self._bin.pop((dead_letter_queue, letter_id))[1])
             return Restored.RESTORED
 
+    def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those whose bin has something."""
+        full = {name for name, _id in self._bin}
+        return [name for name in dead_letter_queues if name in full]
+
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """The bin, newest first."""
         with self._lock:
@@ -447,6 +471,16 @@ class MemoryStore:
     def close(self) -> None:
         """Nothing to let go of."""
 
+    def _glance(self, name: str) -> Glance:
+        headings = list(self._headings(name))
+        ends = (end_of(letter) for _, letter in headings)
+        return Glance(
+            name=name,
+            letters=len(headings),
+            oldest_stored_at=headings[0][0].stored_at if headings else None,
+            first_end_at=min((end for end in ends if end is not None), default=None),
+        )
+
     def _summary(self, name: str) -> QueueSummary:
         letters = [letter for _, letter in self._queues[name].values()]
         return QueueSummary(
@@ -460,7 +494,7 @@ class MemoryStore:
 
     def _last_hour(self, name: str) -> int:
         arrivals = self._arrivals.get(name, deque())
-        while arrivals and arrivals[0] <= datetime.now(timezone.utc) - _HOUR:
+        while arrivals and arrivals[0] <= self.now() - _HOUR:
             arrivals.popleft()
         return len(arrivals)
 
@@ -468,12 +502,27 @@ class MemoryStore:
         name = letter.dead_letter_queue
         last = self._lasts[name] = self._lasts.get(name, 0) + 1
         self._queues.setdefault(name, {})[letter.id] = (last, letter)
+        self._stored_at[name, letter.id] = self.now()
+
+    def _headings(self, name: str) -> Iterator[tuple[Heading, DeadLetter]]:
+        for stored in self.letters(name, newest_first=False):
+            letter = stored.letter
+            yield (
+                Heading(
+                    position=stored.position,
+                    letter_id=letter.id,
+                    dead_lettered_at=letter.dead_lettered_at,
+                    stored_at=self._stored_at[name, letter.id],
+                ),
+                letter,
+            )
 
     def _take(self, name: str, letter_id: str, owner: str | None) -> DeadLetter | None:
         if owner is not None and self._owner(name, letter_id) != owner:
             return None
         self._claims.pop((name, letter_id), None)
         found = self._queues.get(name, {}).pop(letter_id, None)
+        self._stored_at.pop((name, letter_id), None)
         return None if found is None else found[1]
 
     def _owner(self, name: str, letter_id: str) -> str | None:
@@ -539,6 +588,10 @@ class MemoryOutbox:
             for notice in notices:
                 self._notices.get(dead_letter_queue, {}).pop(notice, None)
 
+    def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those that have notices."""
+        return [name for name in dead_letter_queues if self._notices.get(name)]
+
     def waiting(self, dead_letter_queue: str) -> int:
         """How many are kept."""
         return len(self._notices.get(dead_letter_queue, {}))
@@ -556,6 +609,10 @@ class MemoryBoard:
         self._overrides: dict[tuple[str, str], Override] = {}
         self._revision = 0
         self._lock = threading.Lock()
+
+    def now(self) -> datetime:
+        """The clock of this process."""
+        return _now()
 
     def announce(self, card: WorkerCard) -> None:
         """Put up a card."""
@@ -594,8 +651,9 @@ class MemoryBoard:
             self._revision += 1
             return self._overrides.pop((queue, key), None) is not None
 
-    def overrides(self, now: datetime) -> list[Override]:
+    def overrides(self) -> list[Override]:
         """The overrides in force."""
+        now = self.now()
         for place in [place for place, o in self._overrides.items() if o.until <= now]:
             self.lift(*place)
         return [override for _, override in sorted(self._overrides.items())]
@@ -635,6 +693,10 @@ class MemoryJobBook:
         self._cancelled: set[str] = set()
         self._taken: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
+
+    def now(self) -> datetime:
+        """The clock of this process."""
+        return _now()
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Keep a state."""
@@ -705,14 +767,6 @@ def _raw(letter: DeadLetter) -> dict[bytes, bytes]:
 
 def _run(key: MessageKey) -> _Run:
     return (key.dead_letter_queue, key.task_id, key.redrives, key.nesting)
-
-
-def _heading(stored: StoredLetter) -> Heading:
-    return Heading(
-        position=stored.position,
-        letter_id=stored.letter.id,
-        dead_lettered_at=stored.letter.dead_lettered_at,
-    )
 
 
 def _position(number: int) -> str:

@@ -18,6 +18,7 @@ from celery_dlq.cli.context import (
     screen_of,
 )
 from celery_dlq.cli.options import Duration, Rate, filter_options, json_option
+from celery_dlq.printable import json_text
 
 if TYPE_CHECKING:
     from celery_dlq.cli.render import Screen
@@ -153,7 +154,7 @@ def _edit(
 def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, Any]:
     """What a person makes of the arguments in an editor."""
     args, kwargs = dead_letters.arguments(letter_id, queue)
-    before = json.dumps({"args": args, "kwargs": kwargs}, indent=2, ensure_ascii=False)
+    before = json_text({"args": args, "kwargs": kwargs}, indent=2)
     after = click.edit(before, extension=".json")
     if after is None or after.strip() == before:
         message = "expected a change of the arguments, got none; nothing was redriven"

@@ -13,6 +13,7 @@ import click
 from celery_dlq.cli import adopting, changing, data, jobs, policies, reading
 from celery_dlq.cli.exporter import exporter
 from celery_dlq.errors import DLQError
+from celery_dlq.printable import one_line
 
 
 class PlainErrors(click.Group):
@@ -23,7 +24,7 @@ class PlainErrors(click.Group):
         try:
             return super().invoke(ctx)
         except DLQError as exc:
-            raise click.ClickException(str(exc)) from exc
+            raise click.ClickException(one_line(str(exc))) from exc
 
 
 @click.group(cls=PlainErrors)

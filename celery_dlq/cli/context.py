@@ -7,13 +7,13 @@ at the top.
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from celery_dlq.cli.options import FILTER_NAMES
+from celery_dlq.printable import json_text
 
 if TYPE_CHECKING:
     from celery_dlq.cli.render import Screen
@@ -89,5 +89,5 @@ def print_lines(objects: Iterable[dict[str, Any]]) -> int:
     """Print one JSON object a line; returns how many."""
     lines = 0
     for lines, item in enumerate(objects, 1):  # noqa: B007 - the count is the result
-        click.echo(json.dumps(item, ensure_ascii=False))
+        click.echo(json_text(item))
     return lines

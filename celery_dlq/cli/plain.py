@@ -7,7 +7,6 @@ Colours, bars and live counts are what rich adds.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,18 +16,12 @@ from typing import Any
 
 import click
 
+from celery_dlq.printable import printable
+
 box = SimpleNamespace(SIMPLE_HEAD=None)
 
 _GAP = "  "
 _NARROWEST = 8
-# Control characters but line ends and tabs, what turns the direction of a line round, and halves
-# of characters: a message's text may hold them, and must not steer the operator's terminal.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def printable(text: str) -> str:
-    """The text, with a replacement character for each that steers a terminal."""
-    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def escape(text: str) -> str:
@@ -97,7 +90,7 @@ class Table:
     def add_row(self, *cells: Any) -> None:
         """Add a row; a cell may have several lines."""
         for column, cell in zip(self._columns, cells, strict=False):
-            column.cells.append(str(cell))
+            column.cells.append(printable(str(cell)))
 
     def lines(self, width: int) -> list[str]:
         """The lines to print on a screen of ``width`` characters."""

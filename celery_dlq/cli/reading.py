@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,7 +60,7 @@ def list_(
     **fields: Any,
 ) -> None:
     """List the letters of QUEUE, newest first."""
-    from celery_dlq.cli.reports import entry_json, readable  # noqa: PLC0415 - imports rich
+    from celery_dlq.cli.reports import entry_json, row_of  # noqa: PLC0415 - imports rich
 
     where, screen = letter_filter(fields), screen_of(ctx)
     with screen.counting("scanned", quiet=as_json or not where) as scanned:
@@ -78,7 +77,7 @@ def list_(
         if as_json:
             shown = print_lines(map(entry_json, wanted))
         else:
-            rows = [readable(found) for found in wanted]
+            rows = [row_of(found) for found in wanted]
             shown = len(rows)
     if where and not shown:
         raise none_matched(queue)
@@ -144,16 +143,20 @@ def tail(
     """Show the newest letters of QUEUE, a line each; with --follow also those to come."""
     dead_letters, where, screen = dead_letters_of(ctx), letter_filter(fields), screen_of(ctx)
     coming = dead_letters.tail(queue, where) if follow else iter(())  # from this moment on
-    newest = list(dead_letters.letters(queue, where, newest_first=True, limit=lines or None))
-    shown = {letter.id for letter in newest}
+    found = dead_letters.letters(queue, where, newest_first=True, limit=lines)
+    newest = [letter.id for letter in found]
+    shown = set(newest)
+    # Read again, one by one: all of them together may be large.
+    read = (dead_letters.store.get(queue, letter_id) for letter_id in reversed(newest))
     coming = (letter for letter in coming if letter.id not in shown)
     try:
-        for letters in (reversed(newest if lines else []), coming):
-            for letter in letters:
-                if as_json:
-                    click.echo(json.dumps(letter.to_json(), ensure_ascii=False))
-                else:
-                    screen.line(letter)
+        for letter in chain(read, coming):
+            if letter is None:  # removed meanwhile
+                continue
+            if as_json:
+                print_lines([letter.to_json()])
+            else:
+                screen.line(letter)
     except KeyboardInterrupt:
         return
 

@@ -9,8 +9,9 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import jsontext
-from celery_dlq.cli.drawing import Console, Padding, Table, Text, box, escape, printable
+from celery_dlq.cli.drawing import Console, Padding, Table, Text, box, escape, line
 from celery_dlq.ports import Group, QueueSummary
+from celery_dlq.printable import one_line
 from celery_dlq.record import DeadLetter, Delivery, iso
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _DESCRIPTION_LIMIT = 300
 _BODY_LIMIT = 4_000
 _SHORT_ID = 8
+_CLOCKS_DIFFER = 2  # seconds, which are no news
 _LEFT: JustifyMethod = "left"
 HELD = "another operator has them, or one that died within the last minute; run it again then"
 
@@ -94,7 +96,7 @@ class Screen:
         for queue in queues:
             reasons = "\n".join(f"{count} {reason}" for reason, count in queue.reasons.items())
             table.add_row(
-                Text(queue.name, "bold"),
+                line(queue.name, "bold"),
                 f"{queue.letters:,}",
                 f"+{queue.last_hour:,}",
                 f"{age(queue.oldest_at)}\n{age(queue.newest_at)}",
@@ -110,13 +112,13 @@ class Screen:
         table = table_of(queue, "!id", "task, reason", "!when, deliveries", "description")
         for letter in letters:
             if isinstance(letter, Unreadable):
-                table.add_row(letter.position, Text("not a letter", "red"), "-",
+                table.add_row(line(letter.position), Text("not a letter", "red"), "-",
                               Text(shortened(letter.error, _DESCRIPTION_LIMIT)))  # fmt: skip
                 continue
             table.add_row(
-                letter.id[:_SHORT_ID],
-                _two_lines(Text(letter.task_name, "bold"), reason_text(letter.reason.value)),
-                f"{age(letter.dead_lettered_at)}\n{_deliveries(letter)}",
+                line(letter.id[:_SHORT_ID]),
+                _two_lines(line(letter.task_name, "bold"), reason_text(letter.reason.value)),
+                "\n".join([age(letter.dead_lettered_at), *_counts(letter)]),
                 _description(letter),
             )
         self.console.print(table)
@@ -132,9 +134,9 @@ class Screen:
                        "!seen")  # fmt: skip
         for group in groups:
             table.add_row(
-                group.fingerprint,
+                line(group.fingerprint),
                 f"{group.letters:,}",
-                _two_lines(Text(group.task_name, "bold"), _cause(group)),
+                _two_lines(line(group.task_name, "bold"), _cause(group)),
                 f"first {age(group.first_seen_at)}\nlast  {age(group.last_seen_at)}",
             )
         self.console.print(table)
@@ -148,7 +150,7 @@ class Screen:
         facts.add_column(overflow="fold")
         for name, value in _facts(letter):
             facts.add_row(name, value)
-        self.console.print(Text(f"{letter.task_name}", "bold"), reason_text(letter.reason.value))
+        self.console.print(line(letter.task_name, "bold"), reason_text(letter.reason.value))
         self.console.print(facts)
         if letter.history:
             self.console.print(_history(letter.history))
@@ -161,9 +163,9 @@ class Screen:
     def line(self, letter: DeadLetter) -> None:
         """One letter in one line."""
         said = Text.assemble(
-            (f"{_moment(letter.dead_lettered_at)}  {letter.id[:_SHORT_ID]}  ", "dim"),
-            (letter.task_name, "bold"), "  ", reason_text(letter.reason.value), "  ",
-            shortened(letter.description.replace("\n", " "), _DESCRIPTION_LIMIT),
+            line(f"{_moment(letter.dead_lettered_at)}  {letter.id[:_SHORT_ID]}  ", "dim"),
+            line(letter.task_name, "bold"), "  ", reason_text(letter.reason.value), "  ",
+            line(shortened(letter.description.replace("\n", " "), _DESCRIPTION_LIMIT)),
         )  # fmt: skip
         self.console.print(said, soft_wrap=True)
 
@@ -217,7 +219,7 @@ class Screen:
         table = table_of("Groups: what is dying", ("letters", "right"), "task", "cause", "example")
         for group in triage.groups[:20]:
             cause = group.exception_type or ", ".join(group.reasons)
-            table.add_row(f"{group.letters:,}", Text(group.task_name, "bold"), Text(cause),
+            table.add_row(f"{group.letters:,}", line(group.task_name, "bold"), line(cause),
                           Text(shortened(group.example_description or "", 100)))  # fmt: skip
         self.console.print(table)
         table = table_of("Reasons", "reason", ("letters", "right"), ("share", "right"))
@@ -229,14 +231,14 @@ class Screen:
             "Deliveries before death", "task", ("deliveries", "right"), ("letters", "right")
         )
         for row in triage.deliveries[:30]:
-            table.add_row(Text(row.task_name), f"{row.deliveries}", f"{row.letters:,}")
+            table.add_row(line(row.task_name), f"{row.deliveries}", f"{row.letters:,}")
         self.console.print(table)
         if triage.picture:
             self.say(f"Picture: {triage.picture}")
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """One line of text."""
-        self.console.print(Text(text, style or ""), soft_wrap=True)
+        self.console.print(line(text, style or ""), soft_wrap=True)
 
     @contextmanager
     def counting(
@@ -265,7 +267,7 @@ class Screen:
             yield Counting(progress, task)
 
     def _body(self, letter: DeadLetter) -> None:
-        self.console.print(Text(f"body ({len(letter.body):,} bytes, {letter.content_type})", "dim"))
+        self.console.print(line(f"body ({len(letter.body):,} bytes, {letter.content_type})", "dim"))
         if letter.args_json is not None and letter.kwargs_json is not None:
             shown = f"args   {letter.args_json}\nkwargs {letter.kwargs_json}"
         else:
@@ -307,26 +309,27 @@ def group_json(group: Group) -> dict[str, Any]:
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago, in one unit: ``12 s ago``, ``3 h ago``."""
+    """How long ago, in one unit: ``12 s ago``, ``3 h ago``; or ``in 1 d``: a clock is wrong."""
     if moment is None:
         return "-"
-    seconds = ((now or datetime.now(timezone.utc)) - moment).total_seconds()
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{int(seconds // size)} {unit} ago"
-    return f"{max(0, int(seconds))} s ago"
+    seconds = int(((now or datetime.now(timezone.utc)) - moment).total_seconds())
+    pattern = "in {} {}" if seconds <= -_CLOCKS_DIFFER else "{} {} ago"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if abs(seconds) >= 2 * size:
+            return pattern.format(abs(seconds) // size, unit)
+    return f"{max(0, seconds)} s ago"
 
 
 def reason_text(reason: str) -> Text:
     """A reason; what killed a worker stands out."""
     lethal = ("max_deliveries_exceeded", "worker_lost", "time_limit_exceeded")
-    return Text(reason, "red" if reason in lethal else "yellow")
+    return line(reason, "red" if reason in lethal else "yellow")
 
 
 def table_of(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:
     """A table; a column's name may carry ``!`` for "never wrap"."""
     table = Table(
-        title=escape(printable(title)), title_justify="left", title_style="bold",
+        title=escape(one_line(title)), title_justify="left", title_style="bold",
         box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for column in columns:
@@ -340,9 +343,12 @@ def _two_lines(first: Text, second: Text) -> Text:
     return Text.assemble(first, "\n", second)
 
 
-def _deliveries(letter: DeadLetter) -> str:
+def _counts(letter: DeadLetter) -> Iterator[str]:
+    """Deliveries of this message; and which retry of its task it is, if it is one."""
     count = _of(letter.deliveries, letter.max_deliveries)
-    return f"{count} deliver{'y' if count == '1' else 'ies'}"
+    yield f"{count} deliver{'y' if count == '1' else 'ies'}"
+    if letter.retries:
+        yield f"retry {_of(letter.retries, letter.max_retries)}"
 
 
 def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
@@ -354,8 +360,8 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
         ("first delivered", _moment(letter.first_delivered_at)),
         ("description", letter.description),
         ("exception", letter.exception_type),
-        ("deliveries", _of(letter.deliveries, letter.max_deliveries)),
-        ("retries", _of(letter.retries, letter.max_retries)),
+        ("deliveries", f"{_of(letter.deliveries, letter.max_deliveries)}, of this message"),
+        ("retries", f"{_of(letter.retries, letter.max_retries)}, of this task"),
         ("redrives", letter.redrives or None),
         ("fingerprint", letter.fingerprint),
         ("worker", _worker(letter)),
@@ -368,7 +374,7 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, Text]]:
     ]
     for name, value in rows:
         if value not in (None, "", "-"):
-            yield name, Text(str(value))
+            yield name, (Text if name == "description" else line)(str(value))
 
 
 def _worker(letter: DeadLetter) -> str | None:
@@ -401,7 +407,7 @@ def _cause(group: Group) -> Text:
     reason = reason_text(group.reason)
     if group.exception_type is None:
         return reason
-    return Text.assemble(reason, " ", group.exception_type.rpartition(".")[2])
+    return Text.assemble(reason, " ", line(group.exception_type.rpartition(".")[2]))
 
 
 def _history(history: Sequence[Delivery]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_dlq.cli.drawing import Console, Padding, Table, Text
+from celery_dlq.cli.drawing import Console, Padding, Table, Text, line
 from celery_dlq.exchange import DeadLetterExchange
 from celery_dlq.rules import PolicyView, Rules
 
@@ -22,13 +22,14 @@ def show_policies(console: Console, rules: Rules) -> None:
         console.print(Padding(Text(f"not set: {', '.join(unset)}", "dim"), (0, 0, 0, 2)))
         console.print()
     for warning in rules.warnings:
-        console.print(Text(f"! {warning}", "yellow"))
+        console.print(line(f"! {warning}", "yellow"))
 
 
 def _title(view: PolicyView) -> Text:
     of = f"queue {view.queue}" if view.task is None else f"task {view.task}"
     source = "" if view.task is None else f" from queue {view.queue}"
-    return Text.assemble((of, "bold"), source, (f" → {view.dead_letter_queue}", "dim"))
+    target = line(f" → {view.dead_letter_queue}", "dim")
+    return Text.assemble(line(of, "bold"), line(source), target)
 
 
 def _values(view: PolicyView) -> Table:
@@ -38,7 +39,7 @@ def _values(view: PolicyView) -> Table:
     table.add_column(style="dim", overflow="fold")
     for name, sourced in view.fields.items():
         if sourced.value is not None:
-            table.add_row(f"  {name}", shown(name, sourced.value), sourced.source)
+            table.add_row(f"  {name}", line(shown(name, sourced.value)), line(sourced.source))
     return table
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import jsontext
-from celery_dlq.cli.drawing import Text
+from celery_dlq.cli.drawing import Text, line
 from celery_dlq.cli.render import HELD, Screen, Unreadable, age, letters_text, shortened, table_of
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.printable import json_text, one_line
 from celery_dlq.record import DeadLetter
 
 if TYPE_CHECKING:
@@ -29,6 +30,17 @@ def readable(found: Found) -> DeadLetter | Unreadable:
         return found.letter()
     except CorruptLetter as exc:
         return Unreadable(position=found.position, error=str(exc))
+
+
+def row_of(found: Found) -> DeadLetter | Unreadable:
+    """As `readable`, without what no table shows: a page of letters may be large."""
+    letter = readable(found)
+    if isinstance(letter, Unreadable):
+        return letter
+    return replace(
+        letter, body=b"", headers="{}", properties="{}", args_json=None, kwargs_json=None,
+        argsrepr=None, kwargsrepr=None, traceback=None, history=(), native_death=None, extra={},
+    )  # fmt: skip
 
 
 def entry_json(found: Found) -> dict[str, Any]:
@@ -60,9 +72,9 @@ def jobs(screen: Screen, found: Sequence[Job]) -> None:
         return
     table = table_of("Jobs, newest first", "!id", "kind, queue", "!state", "done", "!started")
     for job in found:
-        state = Text(job.state, _STATE_STYLES.get(job.state, ""))
-        table.add_row(job.id, Text(f"{job.kind}\n{job.queue}"), state, _counts(job.counts),
-                      age(job.started_at))  # fmt: skip
+        state = line(job.state, _STATE_STYLES.get(job.state, ""))
+        what = Text.assemble(line(job.kind), "\n", line(job.queue))
+        table.add_row(line(job.id), what, state, _counts(job.counts), age(job.started_at))
     screen.console.print(table)
 
 
@@ -74,7 +86,7 @@ def job(screen: Screen, found: Job) -> None:
                  "total", "note", "run"):  # fmt: skip
         if shown[name] not in (None, "", {}):
             value = shown[name]
-            text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+            text = json_text(value) if isinstance(value, dict) else value
             screen.say(f"  {name:<12}{text}")
     for name, count in found.counts.items():
         screen.say(f"  {name:<12}{count:,}")
@@ -89,8 +101,8 @@ def audit(screen: Screen, changes: Sequence[Change]) -> None:
                      "how")  # fmt: skip
     for change in changes:
         table.add_row(
-            Text(f"{age(change.at)}\n{change.actor}"),
-            Text(f"{change.action.value}\n{change.target}"),
+            Text.assemble(age(change.at), "\n", line(change.actor)),
+            Text.assemble(change.action.value, "\n", line(change.target)),
             f"{change.letters:,}",
             Text(shortened(_in_words(change.detail), _DETAIL)),
         )
@@ -100,7 +112,7 @@ def audit(screen: Screen, changes: Sequence[Change]) -> None:
 def _in_words(detail: Mapping[str, Any]) -> str:
     """Details of a change, narrow enough for a column: names and values, a line each."""
     return "\n".join(
-        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        one_line(f"{name}: {value if isinstance(value, str) else json_text(value)}")
         for name, value in detail.items()
         if value not in (None, "", {}, [])
     )
@@ -115,7 +127,7 @@ def dry_run(screen: Screen, queue: str, run: DryRun) -> None:
     for title, checks in (("queue", run.queues), ("task", run.tasks)):
         table = table_of("", title, ("letters", "right"), "!there", "why")
         for check in checks:
-            table.add_row(Text(check.name), f"{check.letters:,}", _verdict(check), Text(check.why))
+            table.add_row(line(check.name), f"{check.letters:,}", _verdict(check), line(check.why))
         screen.console.print(table)
 
 

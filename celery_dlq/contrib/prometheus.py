@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import metrics
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
+from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measured, MetricsStore
 from celery_dlq.ports import Clock, QueueSummary
+from celery_dlq.printable import one_line
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-logger = logging.getLogger("celery_dlq.exporter")
+logger = get_logger("celery_dlq.exporter")
 
 
 class Queues(Protocol):
@@ -99,7 +101,7 @@ def _counters(measured: Measured) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
         for (name, *labels), count in sorted(measured.counts.items()):
             if name == metric.name and len(labels) == len(metric.labels):
-                family.add_metric(labels, count)
+                family.add_metric(tuple(map(one_line, labels)), count)
         yield family
 
 
@@ -129,5 +131,5 @@ def _gauge(metric: metrics.Metric, samples: Samples) -> GaugeMetricFamily:
 
     family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, value in samples:
-        family.add_metric(labels, value)
+        family.add_metric(tuple(map(one_line, labels)), value)
     return family

@@ -29,10 +29,11 @@ from celery import signals as celery_signals
 from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Event
+from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, iso
 from celery_dlq.reports import Report, Reports
 
-logger = logging.getLogger("celery_dlq.sentry")
+logger = get_logger("celery_dlq.sentry")
 
 GROUPS = "groups"
 BESIDE = "beside"

@@ -10,7 +10,7 @@ from typing import Any
 from celery_dlq.errors import CorruptLetter, MissingExtra
 from celery_dlq.export.joined import OddEntry, form_columns
 from celery_dlq.ports import FlatFields, Form
-from celery_dlq.record import SCHEMA_VERSION, Kind, field_kinds
+from celery_dlq.record import FIRST_MICROS, LAST_MICROS, SCHEMA_VERSION, Kind, field_kinds
 
 try:
     import pyarrow as pa
@@ -177,8 +177,10 @@ def _column(kind: Kind, values: Any, length: int) -> Any:
         return pa.nulls(length, _TYPES[kind])
     if kind is Kind.BYTES:
         return values
-    if kind in (Kind.INTEGER, Kind.TIME):
-        return pc.cast(_numbers(values), _TYPES[kind])
+    if kind is Kind.INTEGER:
+        return _numbers(values)
+    if kind is Kind.TIME:
+        return pc.cast(_known_times(_numbers(values)), _TYPES[kind])
     return _texts(values)
 
 
@@ -188,6 +190,16 @@ def _texts(values: Any) -> Any:
     except pa.ArrowInvalid:  # a foreign writer's broken UTF-8
         told = (None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist())
         return pa.array(told, pa.string())
+
+
+def _known_times(micros: Any) -> Any:
+    """Without a foreign writer's times that no calendar has, which no reader could show."""
+    ends = pc.min_max(micros)
+    first, last = ends["min"].as_py(), ends["max"].as_py()
+    if first is None or (first >= FIRST_MICROS and last <= LAST_MICROS):
+        return micros
+    known = pc.and_(pc.greater_equal(micros, FIRST_MICROS), pc.less_equal(micros, LAST_MICROS))
+    return pc.if_else(known, micros, pa.scalar(None, pa.int64()))
 
 
 def _numbers(values: Any) -> Any:

@@ -10,7 +10,6 @@ The commit order is told in `celery_dlq.export.roll`.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from celery_dlq.export.redaction import Redaction
 from celery_dlq.export.roll import Roll
 from celery_dlq.export.turns import Turns
 from celery_dlq.filters import LetterFilter
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import DeadLetterStore, ExportTurns, ordered
 from celery_dlq.record import DeadLetter, from_micros, to_micros
 
@@ -37,7 +37,7 @@ except ImportError as exc:
     feature = "the export of letters"
     raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
-logger = logging.getLogger("celery_dlq.export")
+logger = get_logger("celery_dlq.export")
 
 SUCCESSES = "successes"
 """What a folder holds whose rows are messages that succeeded."""
@@ -291,7 +291,7 @@ class _Queue:
         for page in self._pages(end):
             early = self._before_until(page)
             if early:
-                self._take(early, self._work.where)
+                self._take(early, replace(self._work.where, until=None))
                 if self._enough():
                     self.commit()
             if len(early) < len(page):
@@ -361,14 +361,18 @@ class _Queue:
             )
 
     def _before_until(self, page: Sequence[Entry]) -> Sequence[Entry]:
-        """The letters before the first that died at or after ``until``: it ends the run."""
+        """The letters before the first that died at or after ``until``: it ends the run.
+
+        One that was stored before had died, whatever date a wrong clock gave it; it must not
+        make all behind it wait for that day.
+        """
         until = self._work.where.until
         if until is None:
             return page
-        micros = to_micros(until)
-        for number, (_position, fields) in enumerate(page):
+        micros, stored = to_micros(until), ordered(self._work.store.position_at(until))
+        for number, (position, fields) in enumerate(page):
             died_at = _integer(fields.get(b"dead_lettered_at"))
-            if died_at is not None and died_at >= micros:
+            if died_at is not None and died_at >= micros and ordered(position) >= stored:
                 return page[:number]
         return page
 

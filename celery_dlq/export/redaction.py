@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from hashlib import sha256
 from typing import Any
 
 from celery_dlq.errors import ExportError
+from celery_dlq.logs import get_logger
 from celery_dlq.record import Kind, field_kinds
 
-logger = logging.getLogger("celery_dlq.export")
+logger = get_logger("celery_dlq.export")
 
 SHORTEST_KEY = 16
 

@@ -15,7 +15,7 @@ from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.jobs import CANCELLED, DONE, CancelledError, JobRun
 from celery_dlq.operations.report import DiscardReport
 from celery_dlq.operations.selection import Found, Span, batches, select
-from celery_dlq.ports import ClaimState, Clock, DeadLetterStore
+from celery_dlq.ports import ClaimState, DeadLetterStore
 from celery_dlq.record import iso
 
 KEPT_IN_BIN = timedelta(hours=24)
@@ -58,12 +58,10 @@ class Discarder:
 
     Args:
         store: Where the letters are.
-        clock: The present, aware UTC.
     """
 
-    def __init__(self, store: DeadLetterStore, clock: Clock) -> None:
+    def __init__(self, store: DeadLetterStore) -> None:
         self._store = store
-        self._clock = clock
 
     def discard(
         self,
@@ -94,7 +92,7 @@ class Discarder:
         else:
             report.state = DONE
         if report.removed and not options.forever:
-            report.kept_until = iso(self._clock() + KEPT_IN_BIN)
+            report.kept_until = iso(self._store.now() + KEPT_IN_BIN)
         return report
 
     def _selected(

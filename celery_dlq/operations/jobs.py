@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from celery_dlq.actor import whoami
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.ports import Clock, JobBook
+from celery_dlq.ports import JobBook
 from celery_dlq.record import from_micros, iso, to_micros
 
 SILENT = timedelta(seconds=15)
@@ -102,17 +102,17 @@ class Jobs:
     """The jobs of an app.
 
     Args:
-        book: Where they are kept.
-        clock: The present, aware UTC.
+        book: Where they are kept, and the clock by which they fall silent.
     """
 
-    def __init__(self, book: JobBook, clock: Clock) -> None:
+    def __init__(self, book: JobBook) -> None:
         self._book = book
-        self._clock = clock
 
     def all(self) -> list[Job]:
         """All jobs that are remembered, newest first."""
-        return [self._seen(Job.from_stored(state)) for state in self._book.all()]
+        states = self._book.all()
+        now = self._book.now()
+        return [_seen(Job.from_stored(state), now) for state in states]
 
     def get(self, job_id: str) -> Job:
         """One job.
@@ -124,7 +124,7 @@ class Jobs:
         if state is None:
             message = f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them"
             raise NotFound(message)
-        return self._seen(Job.from_stored(state))
+        return _seen(Job.from_stored(state), self._book.now())
 
     def cancel(self, job_id: str) -> Job:
         """Let a job end after its present batch.
@@ -135,7 +135,7 @@ class Jobs:
         """
         job = self.get(job_id)
         if job.state == INTERRUPTED:
-            ended = replace(job, state=CANCELLED, ended_at=self._clock())
+            ended = replace(job, state=CANCELLED, ended_at=self._book.now())
             self._book.write(job_id, ended.to_stored())
             return ended
         if job.state != RUNNING:
@@ -155,14 +155,14 @@ class Jobs:
         total: int | None,
     ) -> JobRun:
         """A job that begins; nothing is kept of it before its first `JobRun.beat`."""
-        now = self._clock()
+        now = self._book.now()
         moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
         job = Job(
             id=f"{moment}-{uuid4().hex[:6]}", kind=kind, queue=queue, actor=whoami(),
             started_at=now, updated_at=now, filter=where, options=options, until=until,
             total=total, pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
-        return JobRun(self._book, self._clock, job)
+        return JobRun(self._book, job)
 
     def again(self, job_id: str) -> JobRun:
         """Go on with a job whose process has died, or that was cancelled or stopped.
@@ -180,18 +180,12 @@ class Jobs:
             raise DLQError(message)
         self._book.cancel(job_id, wanted=False)
         job = replace(
-            job, state=RUNNING, run=job.run + 1, ended_at=None, note="", updated_at=self._clock(),
-            pid=os.getpid(), host=socket.gethostname(),
+            job, state=RUNNING, run=job.run + 1, ended_at=None, note="", pid=os.getpid(),
+            host=socket.gethostname(),
         )  # fmt: skip
-        run = JobRun(self._book, self._clock, job)
+        run = JobRun(self._book, job)
         run.beat(now=True)
         return run
-
-    def _seen(self, job: Job) -> Job:
-        silent = self._clock() - job.updated_at > SILENT
-        if job.state == RUNNING and (silent or _is_dead(job)):
-            return replace(job, state=INTERRUPTED)
-        return job
 
 
 class JobRun:
@@ -199,13 +193,11 @@ class JobRun:
 
     Args:
         book: Where the job is kept.
-        clock: The present, aware UTC.
         job: The job as it is now.
     """
 
-    def __init__(self, book: JobBook, clock: Clock, job: Job) -> None:
+    def __init__(self, book: JobBook, job: Job) -> None:
         self._book = book
-        self._clock = clock
         self.job = job
         self._token = uuid4().hex
         self._written_at: float | None = None
@@ -244,11 +236,11 @@ class JobRun:
             self.job,
             counts=self.job.counts if counts is None else dict(counts),
             position=position or self.job.position,
-            updated_at=self._clock(),
         )
         at = time.monotonic()
         if self._written_at is None or now or at - self._written_at >= _BEAT_SECONDS:
             self._written_at = at
+            self.job = replace(self.job, updated_at=self._book.now())
             if self._write():
                 raise CancelledError
 
@@ -259,7 +251,7 @@ class JobRun:
 
     def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
         """Keep the result."""
-        at = self._clock()
+        at = self._book.now()
         self.job = replace(
             self.job, state=state, counts=dict(counts), note=note, updated_at=at, ended_at=at
         )
@@ -272,6 +264,13 @@ class JobRun:
         if known is not None and int(known.get("run", 1)) > self.job.run:
             raise CancelledError  # we were taken for dead, and somebody goes on with it
         return self._book.write(self.job.id, self.job.to_stored())
+
+
+def _seen(job: Job, now: datetime) -> Job:
+    """A job as it is: one that should run, and says nothing, has died."""
+    if job.state == RUNNING and (now - job.updated_at > SILENT or _is_dead(job)):
+        return replace(job, state=INTERRUPTED)
+    return job
 
 
 def _is_dead(job: Job) -> bool:

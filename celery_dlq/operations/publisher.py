@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,9 +9,10 @@ from typing import Any
 
 from kombu.exceptions import KombuError
 
+from celery_dlq.logs import get_logger
 from celery_dlq.operations.message import Outgoing
 
-logger = logging.getLogger("celery_dlq")
+logger = get_logger("celery_dlq")
 
 _RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
 _BATCHED = 500

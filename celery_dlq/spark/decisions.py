@@ -7,7 +7,6 @@ crash-safe path that the command line takes: killed in the middle, write again.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 
 from celery_dlq.errors import DLQError, RedriveError, SettingsError
+from celery_dlq.logs import get_logger
 from celery_dlq.policy import suggestion
 from celery_dlq.spark.options import WriteOptions
 
-logger = logging.getLogger("celery_dlq.spark")
+logger = get_logger("celery_dlq.spark")
 
 REDRIVE, DISCARD = "redrive", "discard"
 ACTIONS = (REDRIVE, DISCARD)

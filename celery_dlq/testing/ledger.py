@@ -7,15 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from celery import signals
-from celery.utils import uuid
 
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.ports import Count, MessageKey, Standing, Stored
 from celery_dlq.record import DeadLetter, Delivery, Outcome
 from celery_dlq.testing.overriding import override
-
-_UP_TO_ETA = 4  # positional arguments of send_task behind the name and before the task id
 
 
 class Ledger:
@@ -46,22 +43,23 @@ class Ledger:
             stack.callback(signal.disconnect, receiver)
 
     def watch_publishing(self, app: Any, stack: ExitStack) -> None:
-        """Note what an app publishes, before it does; until the stack is closed."""
-        send_task = app.send_task
+        """Note what an app publishes, before it does; until the stack is closed.
 
-        def noting(name: str, *args: Any, **options: Any) -> Any:
-            if len(args) > _UP_TO_ETA:
-                return send_task(name, *args, **options)
-            options["task_id"] = options.get("task_id") or uuid()
-            message = (options["task_id"], options.get("retries") or 0)
-            self._published(message, name)
+        As late as can be: nothing is under way where a test has a mock for ``send_task``.
+        """
+        send = app.amqp.send_task_message
+
+        def noting(producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
+            told = message.headers if "id" in message.headers else message.body  # protocols 2, 1
+            published = (told["id"], told.get("retries") or 0)
+            self._published(published, name)
             try:
-                return send_task(name, *args, **options)
+                return send(producer, name, message, *args, **options)
             except BaseException:
-                self._closed(message)
+                self._closed(published)
                 raise
 
-        override(stack, app, "send_task", noting)
+        override(stack, app.amqp, "send_task_message", noting)
 
     def watch_store(self, store: MemoryStore, stack: ExitStack) -> None:
         """See the end of guarded messages; until the stack is closed."""

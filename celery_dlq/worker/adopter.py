@@ -6,7 +6,6 @@ and finds its letter there.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -14,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_dlq.errors import DLQError
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import Clock, Keeper, Stored
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.adoption import Adoption, Identity
 from celery_dlq.worker.source import Found, Source
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 IDLE_SECONDS = 1.0
 _LONGEST_REST_SECONDS = 30.0

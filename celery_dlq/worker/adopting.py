@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -11,10 +10,11 @@ from typing import Any
 from celery import bootsteps
 
 from celery_dlq.errors import DLQError
+from celery_dlq.logs import get_logger
 from celery_dlq.worker.adopter import Adopter, follow
 from celery_dlq.worker.step import _refuse
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 _STOP_SECONDS = 5.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,6 +14,7 @@ from kombu.message import Message as KombuMessage
 from celery_dlq import jsontext
 from celery_dlq.decorators import policy_of
 from celery_dlq.fingerprint import fingerprint
+from celery_dlq.logs import get_logger
 from celery_dlq.policy import DLQ_SUFFIX, Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import MessageKey
@@ -26,7 +26,7 @@ from celery_dlq.worker.letter import Death, letter_of
 from celery_dlq.worker.native import NativeDeath, native_death
 from celery_dlq.worker.plan import Plan
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 _JSON = "application/json"
 _MOST_JSON = 1024 * 1024

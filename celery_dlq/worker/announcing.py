@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from typing import Any, Protocol
 from celery import bootsteps
 
 from celery_dlq.errors import DLQError
+from celery_dlq.logs import get_logger
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 SWEEP_SECONDS = 5.0
 """How often all outboxes are looked into, for what other workers left there."""

@@ -10,7 +10,6 @@ Source: https://github.com/celery/celery/blob/main/celery/worker/consumer/consum
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,11 +17,12 @@ from typing import Any
 from celery.utils.log import get_logger
 from kombu.exceptions import ContentDisallowed
 
+from celery_dlq import logs
 from celery_dlq.record import Reason
 from celery_dlq.worker.failure import dropped_failure
 from celery_dlq.worker.guard import HANDLING, Ending, Guard
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = logs.get_logger("celery_dlq.worker")
 
 
 def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:

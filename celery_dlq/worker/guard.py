@@ -7,7 +7,6 @@ here is logged and neither fails a task nor acknowledges one.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from celery.worker import state
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.headers import REDRIVE_HEADER, REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
+from celery_dlq.logs import get_logger
 from celery_dlq.metrics import (
     DELIVERIES,
     DUPLICATES,
@@ -42,7 +42,7 @@ from celery_dlq.worker.failure import Failure
 from celery_dlq.worker.letter import Death, bare, letter_of
 from celery_dlq.worker.plan import Plan, Plans
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 HISTORY_IN_LETTER = 50
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import mmap
 import struct
 
-logger = logging.getLogger("celery_dlq.worker")
+from celery_dlq.logs import get_logger
+
+logger = get_logger("celery_dlq.worker")
 
 _ROOM = 64 * 1024
 _HEAD = struct.Struct("<QQ")  # revision, odd while it is written; length of the text

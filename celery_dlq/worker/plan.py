@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from celery_dlq.decorators import policy_of
+from celery_dlq.logs import get_logger
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.queuenames import QueueNames
 from celery_dlq.worker.leaflet import Leaflet
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 _MOST_PLANS = 4096
 

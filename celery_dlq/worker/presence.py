@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import timedelta
 
 from celery_dlq.drift import differences
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.logs import get_logger
 from celery_dlq.overrides import by_queue
 from celery_dlq.policy import Policy
-from celery_dlq.ports import Board, Clock, WorkerCard
+from celery_dlq.ports import Board, WorkerCard
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 REST_TICKS = 2
 """How many ticks pass between two signs of life."""
@@ -21,6 +22,7 @@ LOOK_TICKS = 4
 """The other workers' policies are looked at with every so many signs of life."""
 
 _MOST_TOLD = 1000
+_SECOND = timedelta(seconds=1)
 
 Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
 
@@ -32,17 +34,23 @@ class Presence:
         board: Where cards and overrides are.
         card: The worker's card.
         obey: Called with the overrides in force whenever they change.
-        clock: The present, aware UTC.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, board: Board, card: WorkerCard, obey: Obey, clock: Clock) -> None:
+    def __init__(
+        self,
+        board: Board,
+        card: WorkerCard,
+        obey: Obey,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._board = board
         self._card = card
         self._obey = obey
         self._clock = clock
         self._ticks = self._rest = 0
         self._revision = 0
-        self._next_end: datetime | None = None
+        self._next_end: float | None = None
         self._told: set[str] = set()
 
     def tick(self) -> None:
@@ -51,8 +59,7 @@ class Presence:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        over = self._next_end is not None and self._next_end <= self._clock()
-        if self._rest > 0 and not over:
+        if self._rest > 0 and not self._over():
             self._rest -= 1
             return
         self._ticks += 1
@@ -72,12 +79,18 @@ class Presence:
         known, revision = self._board.alive(self._card.hostname)
         if not known:
             self._board.announce(self._card)
-        now = self._clock()
-        if revision != self._revision or (self._next_end is not None and self._next_end <= now):
-            overrides = self._board.overrides(now)
+        if revision != self._revision or self._over():
+            overrides = self._board.overrides()
             self._revision = revision
-            self._next_end = min((o.until for o in overrides), default=None)
+            self._next_end = None
+            if overrides:
+                left = min(o.until for o in overrides) - self._board.now()
+                self._next_end = self._clock() + left / _SECOND
             self._obey(by_queue(overrides))
+
+    def _over(self) -> bool:
+        """Whether an override ends about now; the store's clock says whether it has."""
+        return self._next_end is not None and self._next_end <= self._clock()
 
     def _look(self) -> None:
         for other in self._board.workers(with_tasks=False):

@@ -10,7 +10,6 @@ Source: https://github.com/celery/celery/blob/main/celery/worker/request.py
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from celery.worker import state
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
+from celery_dlq.logs import get_logger
 from celery_dlq.record import Outcome, Reason
 from celery_dlq.verdict import Die, End
 from celery_dlq.worker.dispatched import drop_failed, is_closed
@@ -37,7 +37,7 @@ from celery_dlq.worker.failure import (
 )
 from celery_dlq.worker.guard import HANDLING, Begin, Ending, Guard, Tracked
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 
 class DeadLetterRequest:
@@ -114,12 +114,11 @@ class DeadLetterRequest:
         A rejection would copy the message to a dead-letter exchange of the broker's
         own, and on SQS it would not even remove it.
         """
-        if not requeue and not getattr(self.message, "dlq_is_dispatched", False):
-            # Celery drops it before its start: an eta that no clock can show, say.
-            if not self.dlq_refuse(InvalidTaskError("Celery cannot schedule it")):
-                super().reject(requeue)  # type: ignore[misc]
-            return None
         if self._dlq_failure is None and not self._dlq_waits:
+            # Celery drops it before its start: an eta that no clock can show, say.
+            unseen = self.time_start is None and not hasattr(self.message, "dlq_is_dispatched")
+            if unseen and not requeue and self.dlq_refuse(InvalidTaskError("cannot be scheduled")):
+                return None
             return super().reject(requeue)  # type: ignore[misc,no-any-return]
         ending = self._dlq_end(requeued=requeue)
         if ending is Ending.BURIED:

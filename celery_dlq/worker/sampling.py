@@ -8,13 +8,13 @@ redaction and every reader of letters take it as it is: ``reason`` is ``succeede
 from __future__ import annotations
 
 import json
-import logging
 import random
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.headers import SAMPLE_HEADER
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import SUCCEEDED, Clock, Samples
 from celery_dlq.record import DeadLetter, Reason, letter_id
 from celery_dlq.worker.capture import captured
@@ -22,7 +22,7 @@ from celery_dlq.worker.capture import captured
 if TYPE_CHECKING:
     from celery_dlq.worker.guard import Tracked
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 LONGEST_ARGUMENTS = 8192
 """Longer texts of args, and of kwargs, are left out of a sample."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 import os
 import tempfile
 import time
@@ -20,10 +19,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import MessageKey
 from celery_dlq.record import DeadLetter
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 MOST_FILES = 100_000
 _A_TICK = 1_000

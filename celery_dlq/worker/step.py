@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -13,12 +12,13 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from celery_dlq.errors import DLQError
+from celery_dlq.logs import get_logger
 from celery_dlq.worker.dispatched import starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
 
-logger = logging.getLogger("celery_dlq.worker")
+logger = get_logger("celery_dlq.worker")
 
 TICK_SECONDS = 1.0
 

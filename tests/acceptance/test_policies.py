@@ -70,7 +70,7 @@ def test_an_override_reaches_running_workers_and_ends(
     assert "override by " in dlq("policies", conf=conf).stdout
 
     poll(lambda: "override by" not in dlq("policies", conf=conf).stdout, timeout_seconds=60)
-    poll(lambda: poison.dlq.board.overrides(poison.dlq._clock()) == [], timeout_seconds=10)
+    poll(lambda: poison.dlq.board.overrides() == [], timeout_seconds=10)
 
     def three_deliveries_again() -> bool:
         known = list(poison.dlq.letters("orders-DLQ"))

@@ -15,7 +15,7 @@ from celery_dlq.backends.broker.ledger import Ledger
 from celery_dlq.backends.broker.redislist import RedisShelf
 from celery_dlq.backends.memory import MemoryCounter, MemoryStore
 from celery_dlq.backends.redis.connection import Wire, connect
-from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter
+from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.ports import DeadLetterStore, DeliveryCounter
@@ -88,7 +88,7 @@ def counter(backend: Backend) -> DeliveryCounter:
 
 def redis_backend(url: str) -> Backend:
     """The Redis backend, wired as the plugin does it."""
-    wire = Wire(connect(url, 2.0, retries=0), url, SCRIPTS)
+    wire = Wire(connect(url, 2.0, retries=0), url)
     return Backend(
         store=RedisStore(connect(url, 2.0), url, Keys()),
         # What nobody ended is over here; how long a worker may be silent is tested elsewhere.

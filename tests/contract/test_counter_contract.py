@@ -17,7 +17,7 @@ from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 
 from celery_dlq.backends.redis.connection import Wire, connect
-from celery_dlq.backends.redis.counter import HISTORY_LIMIT, SCRIPTS, RedisCounter
+from celery_dlq.backends.redis.counter import HISTORY_LIMIT, RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.ports import Count, DeliveryCounter, MessageKey, Standing
 from celery_dlq.record import Delivery, Outcome
@@ -154,7 +154,13 @@ def test_an_unawaited_count_says_that_it_is_on_its_way(counter: DeliveryCounter)
 
 @pytest.mark.parametrize(
     "other",
-    [{"task_id": "u"}, {"retries": 1}, {"redrives": 1}, {"dead_letter_queue": "mail-DLQ"}],
+    [
+        {"task_id": "u"},
+        {"nesting": 1},
+        {"retries": 1},
+        {"redrives": 1},
+        {"dead_letter_queue": "mail-DLQ"},
+    ],
 )
 def test_other_messages_are_counted_apart(counter: DeliveryCounter, other: dict[str, Any]) -> None:
     """Task, retry, redrive and dead-letter queue tell messages apart."""
@@ -227,6 +233,43 @@ def test_an_interruption_that_is_told_twice_is_one(counter: DeliveryCounter) -> 
     counter.count(key, start, None)
     for _ in range(2):
         counter.ended(key, an_end(start, 2, outcome=Outcome.SHUTDOWN), charged=False)
+    assert delivered(counter, key).number == 2
+
+
+@pytest.mark.parametrize("charged", [True, False])
+def test_an_end_whose_start_is_not_on_record_changes_nothing(
+    counter: DeliveryCounter, charged: bool
+) -> None:
+    """It was never counted, or another delivery has its number: that one is not touched."""
+    key, start, stranger = a_key(), a_start(), a_start()
+    counter.count(key, start, 1)
+    counter.ended(key, an_end(stranger, 1, outcome=Outcome.SHUTDOWN), charged=charged)
+    counter.flush()
+    assert counter.history(key) == (start,)
+    assert counter.count(key, a_start(), 1).standing is Standing.LIMIT_REACHED
+
+
+def test_a_start_that_never_happened_is_taken_back_without_a_trace(
+    counter: DeliveryCounter,
+) -> None:
+    """A pool dropped the job before a process took it."""
+    key, start = a_key(), a_start()
+    counter.count_first(key, start)
+    counter.ended(key, start, charged=False)
+    counter.flush()
+    assert counter.history(key) == ()
+    assert delivered(counter, key, 1) == Count(Standing.COUNTED, 1)
+
+
+def test_a_number_that_is_free_goes_to_the_last_delivery(counter: DeliveryCounter) -> None:
+    """Two copies were counted, and the first one never started: the other one's end finds it."""
+    key, gone, stays = a_key(), a_start(), a_start()
+    counter.count_first(key, gone)
+    counter.count_first(key, stays)
+    counter.ended(key, gone, charged=False)
+    counter.ended(key, an_end(stays, 2))
+    counter.flush()
+    assert counter.history(key) == (an_end(stays, 1),)
     assert delivered(counter, key).number == 2
 
 
@@ -364,6 +407,44 @@ def test_a_forgotten_message_is_counted_anew(counter: DeliveryCounter) -> None:
     assert delivered(counter, key, 1) == Count(Standing.COUNTED, 1)
 
 
+def test_success_leaves_another_message_under_the_same_id_its_count(
+    counter: DeliveryCounter,
+) -> None:
+    """Somebody gave one id twice; the clean-up of the first comes while the second runs."""
+    key, first, second = a_key(), a_start(), a_start()
+    counter.count_first(key, first)
+    counter.count_first(key, second)
+    counter.succeeded(key, first, first=True)
+    counter.flush()
+    assert starts(counter, key) == [(0, 1)]
+    assert counter.history(key)[0].started_at == second.started_at
+    counter.ended(key, an_end(second, 2))
+    assert counter.history(key)[0].outcome is Outcome.FAILED
+    assert delivered(counter, key, 2) == Count(Standing.COUNTED, 2)
+    assert delivered(counter, key, 2).standing is Standing.LIMIT_REACHED
+
+
+def test_success_of_the_second_leaves_the_first_that_still_runs(counter: DeliveryCounter) -> None:
+    """The other way round: a first delivery has no earlier ones."""
+    key, running, done = a_key(), a_start(), a_start()
+    counter.count_first(key, running)
+    counter.count_first(key, done)
+    counter.succeeded(key, done, first=True)
+    counter.flush()
+    assert [d.started_at for d in counter.history(key)] == [running.started_at]
+
+
+def test_success_forgets_the_deliveries_before_it(counter: DeliveryCounter) -> None:
+    """Also one that nobody ended, because its worker was killed."""
+    key, last = a_key(), a_start()
+    counter.count_first(key, a_start())
+    counter.count(key, last, None)
+    counter.succeeded(key, last)
+    counter.flush()
+    assert counter.history(key) == ()
+    assert delivered(counter, key, 1) == Count(Standing.COUNTED, 1)
+
+
 def test_signs_of_life_change_no_count(counter: DeliveryCounter) -> None:
     """They may come at any time, for queues of any name, also before the first count."""
     counter.alive([])
@@ -388,7 +469,7 @@ def test_flushing_and_closing_may_be_repeated(counter: DeliveryCounter) -> None:
 @pytest.fixture
 def redis_counter(redis_url: str) -> Iterator[DeliveryCounter]:
     """Give the counter of Redis alone, for what only Redis does."""
-    wire = Wire(connect(redis_url, 2.0, retries=0), redis_url, SCRIPTS)
+    wire = Wire(connect(redis_url, 2.0, retries=0), redis_url)
     counter = RedisCounter(wire, Keys(), TTL_SECONDS, stale_seconds=0)
     yield counter
     counter.close()

@@ -83,3 +83,11 @@ def test_an_unknown_queue_has_nothing(outbox: Outbox) -> None:
     """Asking makes nothing."""
     assert outbox.due("nowhere", most=5, lease_seconds=1) == []
     assert outbox.waiting("nowhere") == 0
+
+
+def test_queues_with_notices_are_known(outbox: Outbox) -> None:
+    """The others need not be asked one by one."""
+    outbox.add(DLQ, a_notice())
+    assert outbox.holding(["a-DLQ", DLQ, "b-DLQ"]) == [DLQ]
+    outbox.done(DLQ, [a_notice()])
+    assert outbox.holding([DLQ]) == []

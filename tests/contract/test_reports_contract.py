@@ -156,12 +156,12 @@ def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
     first = dies(patient)
     assert first is not None
     assert first.why is Why.NEW
-    store.remove(DLQ, store.ids(DLQ, "", most=100))
+    store.remove(DLQ, [letter_id for _, letter_id in store.ids([DLQ], "", most=100)])
     assert dies(patient) is None  # five minutes are not over
 
     impatient = redis_reports(redis_url, gap_seconds=0)
     assert dies(impatient) is None  # its group is not empty
-    store.remove(DLQ, store.ids(DLQ, "", most=100))
+    store.remove(DLQ, [letter_id for _, letter_id in store.ids([DLQ], "", most=100)])
     again = dies(impatient)
     assert again is not None
     assert (again.why, again.number) == (Why.CAME_BACK, 1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 from builders import DLQ, NOW, a_letter, key_of
+from waiting import poll
 
 from celery_dlq.backends.memory import MemoryBoard
 from celery_dlq.backends.redis.connection import connect
@@ -18,21 +19,30 @@ from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import ClaimState, DeadLetterStore
 from celery_dlq.record import DeadLetter
-from celery_dlq.retention import MOST_A_PASS, REST_TICKS, Retention, RetentionRound
+from celery_dlq.retention import (
+    MOST_A_PASS,
+    QUEUES_A_LOOK,
+    REST_TICKS,
+    Retention,
+    RetentionRound,
+)
 
 HOUR = timedelta(hours=1)
 
 
 class Place:
-    """A store with a retention, and what the retention told."""
+    """A store with a retention, and what the retention told; its clock can be set ahead."""
 
-    def __init__(self, store: DeadLetterStore, now: datetime = NOW) -> None:
+    def __init__(self, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = store
+        self.real_now = store.now
+        self.ahead = timedelta(0)
+        monkeypatch.setattr(store, "now", lambda: self.real_now() + self.ahead)
         self.board = MemoryBoard()
         self.told: list[Event] = []
         events = Events()
         events.subscribe(self.told.append)
-        self.retention = Retention(store, self.board, events, lambda: now, "celery@web-1")
+        self.retention = Retention(store, self.board, events, "celery@web-1")
 
     def put(self, **changes: Any) -> DeadLetter:
         """Store a letter."""
@@ -46,23 +56,34 @@ class Place:
 
 
 @pytest.fixture
-def place(store: DeadLetterStore) -> Place:
+def place(store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Each store in turn, with a retention."""
-    return Place(store)
+    return Place(store, monkeypatch)
 
 
-def aged(place: Place, *hours: float) -> list[str]:
-    """Letters that died so many hours ago; their ids."""
-    return [place.put(dead_lettered_at=NOW - age * HOUR).id for age in hours]
+def aged(place: Place, number: int, hours: float = 9.0) -> list[str]:
+    """Letters that were stored so many hours ago; their ids."""
+    place.ahead = timedelta(0)
+    made = [place.put().id for _ in range(number)]
+    place.ahead = hours * HOUR
+    return made
 
 
-def test_letters_past_their_time_are_trimmed_counted_and_announced(place: Place) -> None:
-    """To the microsecond: a letter of exactly that age goes."""
-    _old, _older, young = aged(place, 30, 24, 23.9)
+def test_letters_past_their_time_are_trimmed_counted_and_announced(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the millisecond: a letter of exactly that age goes."""
+    place.put(dead_lettered_at=NOW - 30 * HOUR)
+    place.put(dead_lettered_at=NOW - 24 * HOUR)
+    second = place.store.oldest(DLQ, after=None, most=9)[1].stored_at
+    assert second is not None
+    poll(lambda: place.real_now() > second + timedelta(milliseconds=1))
+    young = place.put()
+    monkeypatch.setattr(place.store, "now", lambda: second + 24 * HOUR)
 
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=24 * 3600.0))
 
-    assert place.ids() == [young]
+    assert place.ids() == [young.id]
     assert (change.action, change.actor, change.target) == (Action.TRIMMED, "celery@web-1", DLQ)
     assert change.letters == 2
     assert change.detail == {
@@ -74,14 +95,42 @@ def test_letters_past_their_time_are_trimmed_counted_and_announced(place: Place)
     assert place.told == [change] == place.board.changes(limit=9)
 
 
-def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(redis_url: str) -> None:
+@pytest.mark.parametrize("years", [-1, 100])
+@pytest.mark.parametrize("age_seconds", [1790.0, 1810.0])
+def test_the_clock_of_a_worker_decides_nothing(
+    place: Place, years: float, age_seconds: float
+) -> None:
+    """A letter's time begins when it was stored, whatever date its worker gave it."""
+    dated = place.put(dead_lettered_at=place.real_now() + years * 365 * 24 * HOUR)
+    right = place.put(dead_lettered_at=place.real_now())
+    place.ahead = timedelta(seconds=age_seconds)
+
+    place.retention.trim(DLQ, Policy(dead_letter_ttl=1800.0))
+
+    assert place.ids() == ([dated.id, right.id] if age_seconds < 1800 else [])
+
+
+def test_a_letter_that_waited_in_a_spool_is_kept_its_whole_time(place: Place) -> None:
+    """It could not be seen before it was stored, and may be past its message's end by then."""
+    now = place.real_now()
+    late = place.put(dead_lettered_at=now - 9 * HOUR, expires=now - 8 * HOUR)
+    place.ahead = HOUR
+    assert place.retention.trim(DLQ, Policy(dead_letter_ttl=2 * 3600.0)) == []
+    assert place.retention.trim(DLQ, None) == []
+    assert place.ids() == [late.id]
+
+
+def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One broken entry at a queue's head must not keep all behind it for ever."""
-    place = Place(RedisStore(connect(redis_url, 5), redis_url, Keys()))
+    place = Place(RedisStore(connect(redis_url, 5), redis_url, Keys()), monkeypatch)
     with redis.Redis.from_url(redis_url) as client:
         client.xadd(Keys().letters(DLQ), {"a": "1"}, id="1-1")
-    letters = aged(place, 30, 26, 2, 1)
+    letters = aged(place, 2, hours=26)
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=24 * 3600.0))
     assert change.letters == 2
+    letters += aged(place, 2)
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_max_length=1))
     left = list(place.store.fields(DLQ, after=None, until=None, page_size=5))
     assert [entry.get(b"id") for page in left for _place, entry in page] == [
@@ -92,7 +141,7 @@ def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(redis_url: str) 
 
 def test_the_oldest_letters_over_the_limit_are_trimmed(place: Place) -> None:
     """Until so many are left."""
-    letters = aged(place, 5, 4, 3, 2, 1)
+    letters = aged(place, 5)
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_max_length=2))
     assert place.ids() == letters[3:]
     assert (change.letters, change.detail["cause"]) == (3, "dead_letter_max_length")
@@ -101,10 +150,12 @@ def test_the_oldest_letters_over_the_limit_are_trimmed(place: Place) -> None:
 
 def test_without_a_ttl_a_letter_ends_with_its_message(place: Place) -> None:
     """Its own expiry is kept; a message that died of it would be gone unseen, so it stays."""
-    over = place.put(dead_lettered_at=NOW - 2 * HOUR, expires=NOW - HOUR)
-    expired = place.put(dead_lettered_at=NOW - 2 * HOUR, expires=NOW - 3 * HOUR)
-    later = place.put(dead_lettered_at=NOW - 2 * HOUR, expires=NOW + HOUR)
-    endless = place.put(dead_lettered_at=NOW - 2000 * HOUR)
+    now = place.real_now()
+    over = place.put(dead_lettered_at=now, expires=now + HOUR)
+    expired = place.put(dead_lettered_at=now, expires=now - HOUR)
+    later = place.put(dead_lettered_at=now, expires=now + 3 * HOUR)
+    endless = place.put(dead_lettered_at=now - 2000 * HOUR)
+    place.ahead = 2 * HOUR
 
     assert place.retention.trim(DLQ, Policy(dead_letter_ttl=9e6)) == []
     (change,) = place.retention.trim(DLQ, None)
@@ -116,7 +167,7 @@ def test_without_a_ttl_a_letter_ends_with_its_message(place: Place) -> None:
 
 def test_a_letter_that_a_redrive_holds_is_left_alone(place: Place) -> None:
     """Else a redrive that fails would find it gone."""
-    held, free = aged(place, 9, 8)
+    held, free = aged(place, 2)
     assert place.store.claim(DLQ, [held], owner="ann", lease_seconds=60) == [ClaimState.CLAIMED]
 
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=1.0))
@@ -128,7 +179,7 @@ def test_a_letter_that_a_redrive_holds_is_left_alone(place: Place) -> None:
 
 def test_letters_are_kept_until_they_are_exported(place: Place) -> None:
     """``keep_until_exported``: nothing that no file has."""
-    aged(place, 9, 8, 7)
+    aged(place, 3)
     policy = Policy(dead_letter_ttl=1.0, dead_letter_max_length=1, keep_until_exported=True)
     assert place.retention.trim(DLQ, policy) == []
 
@@ -142,7 +193,7 @@ def test_letters_are_kept_until_they_are_exported(place: Place) -> None:
 
 def test_a_dry_run_changes_nothing(place: Place) -> None:
     """It says what would be done."""
-    letters = aged(place, 9, 8)
+    letters = aged(place, 2)
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=1.0), dry_run=True)
     assert change.letters == 2
     assert place.ids() == letters
@@ -152,11 +203,11 @@ def test_a_dry_run_changes_nothing(place: Place) -> None:
 
 def test_one_pass_is_bounded_and_all_passes_end(place: Place) -> None:
     """A worker trims some hundred at a time; the command line all that is there."""
-    aged(place, *[9.0] * (MOST_A_PASS + 20))
+    aged(place, MOST_A_PASS + 20)
     policy = Policy(dead_letter_ttl=1.0)
     (first,) = place.retention.trim(DLQ, policy)
     assert first.letters == MOST_A_PASS
-    aged(place, *[9.0] * MOST_A_PASS)
+    aged(place, MOST_A_PASS)
     (rest,) = place.retention.trim_all(DLQ, policy)
     assert rest.letters == MOST_A_PASS + 20
     assert place.ids() == []
@@ -165,7 +216,7 @@ def test_one_pass_is_bounded_and_all_passes_end(place: Place) -> None:
 
 def test_without_a_rule_nothing_is_ever_trimmed(place: Place) -> None:
     """No default limit exists."""
-    aged(place, 9e4, 9e3)
+    aged(place, 2, hours=9e4)
     assert place.retention.trim(DLQ, Policy(max_deliveries=3)) == []
     assert len(place.ids()) == 2
 
@@ -179,11 +230,10 @@ class Broken(MemoryBoard):
         raise OSError(message)
 
 
-def test_nothing_is_trimmed_that_cannot_be_audited(store: DeadLetterStore) -> None:
+def test_nothing_is_trimmed_that_cannot_be_audited(place: Place) -> None:
     """The record first, the removal second."""
-    place = Place(store)
-    aged(place, 9)
-    silent = Retention(store, Broken(), Events(), lambda: NOW, "x")
+    aged(place, 1)
+    silent = Retention(place.store, Broken(), Events(), "x")
     with pytest.raises(OSError, match="no room"):
         silent.trim(DLQ, Policy(dead_letter_ttl=1.0))
     assert len(place.ids()) == 1
@@ -191,11 +241,32 @@ def test_nothing_is_trimmed_that_cannot_be_audited(store: DeadLetterStore) -> No
 
 def test_a_worker_looks_after_one_queue_after_the_other(place: Place) -> None:
     """Each by the policy that rules it."""
-    place.put(dead_letter_queue="a-DLQ", dead_lettered_at=NOW - 9 * HOUR)
-    place.put(dead_letter_queue="b-DLQ", dead_lettered_at=NOW - 9 * HOUR)
+    place.put(dead_letter_queue="a-DLQ")
+    place.put(dead_letter_queue="b-DLQ")
+    place.ahead = 9 * HOUR
     book = PolicyBook({"a": Policy(dead_letter_ttl=1.0), "b": Policy(dead_letter_ttl=9e6)})
     chore = RetentionRound(place.retention, place.store, lambda: book)
     for _ in range(2 * (REST_TICKS + 1)):
         chore.tick()
     assert [place.store.length(name) for name in ("a-DLQ", "b-DLQ")] == [0, 1]
     chore.close()
+
+
+def test_a_worker_gets_round_many_queues(place: Place) -> None:
+    """One tick glances at some of them and looks into few; what is over goes in the end."""
+    if not place.store.capabilities.random_access:
+        pytest.skip("there is nothing to glance at")
+    names = [f"{number:03d}-DLQ" for number in range(2 * QUEUES_A_LOOK)]
+    for name in names:
+        place.put(dead_letter_queue=name)
+        place.put(dead_letter_queue=name)
+    book = PolicyBook({"*": Policy(dead_letter_max_length=1)})
+    chore = RetentionRound(place.retention, place.store, lambda: book)
+    for _ in names:  # one after the other, with no rest as long as there is more
+        chore.tick()
+    assert [place.store.length(name) for name in names] == [1] * len(names)
+    looked = []
+    place.store.oldest = lambda name, **_: looked.append(name)  # type: ignore[method-assign,assignment,func-returns-value]
+    for _ in range(9 * (REST_TICKS + 1)):
+        chore.tick()
+    assert looked == []

@@ -161,7 +161,7 @@ def test_an_unknown_queue_is_empty(store: DeadLetterStore) -> None:
     """Reading what does not exist gives nothing and makes nothing."""
     assert ids(store, "nowhere") == []
     assert store.get("nowhere", "x") is None
-    assert store.ids("nowhere", "", most=5) == []
+    assert store.ids(["nowhere"], "", most=5) == []
     assert store.groups("nowhere") == []
     assert store.last_position("nowhere") is store.settled_position("nowhere") is None
     assert list(store.fields("nowhere", after=None, until="9-9", page_size=5)) == []
@@ -181,11 +181,51 @@ def test_letters_are_found_by_the_beginning_of_their_id(store: DeadLetterStore) 
     """People type the first digits; characters of patterns mean themselves."""
     for letter_id in ("abc-1", "abc-2", "abd-1", "a*c-1", "[ab]-1"):
         stored(store, id=letter_id)
-    assert sorted(store.ids(DLQ, "abc", most=5)) == ["abc-1", "abc-2"]
-    assert len(store.ids(DLQ, "ab", most=2)) == 2
-    assert store.ids(DLQ, "a*", most=5) == ["a*c-1"]
-    assert store.ids(DLQ, "[ab]", most=5) == ["[ab]-1"]
-    assert store.ids(DLQ, "x", most=5) == []
+    assert sorted(store.ids([DLQ], "abc", most=5)) == [(DLQ, "abc-1"), (DLQ, "abc-2")]
+    assert len(store.ids([DLQ], "ab", most=2)) == 2
+    assert store.ids([DLQ], "a*", most=5) == [(DLQ, "a*c-1")]
+    assert store.ids([DLQ], "[ab]", most=5) == [(DLQ, "[ab]-1")]
+    assert store.ids([DLQ], "x", most=5) == []
+    stored(store, id="abc-3", dead_letter_queue="mail-DLQ")
+    everywhere = store.ids([DLQ, "mail-DLQ"], "abc", most=5)
+    assert min(everywhere) == ("mail-DLQ", "abc-3")
+    assert len(everywhere) == 3
+
+
+def test_the_queue_of_a_letter_is_found(store: DeadLetterStore) -> None:
+    """Among those that are named; by its id or its position."""
+    letter = stored(store, dead_letter_queue="mail-DLQ")
+    stored(store)
+    ((position, _fields),) = next(
+        store.fields("mail-DLQ", after=None, until=None, page_size=5)
+    )  # fmt: skip
+    assert store.holder([DLQ, "nowhere", "mail-DLQ"], letter.id) == "mail-DLQ"
+    assert store.holder(["mail-DLQ"], position) == "mail-DLQ"
+    assert store.holder([DLQ], letter.id) is store.holder([], letter.id) is None
+
+
+def test_a_glance_tells_what_retention_asks(store: DeadLetterStore) -> None:
+    """How many, since when, and when the first message ends."""
+    needs(store, random_access=True)
+    before = store.now()
+    end = before.replace(microsecond=0) + 60 * MINUTE
+    stored(store, dead_lettered_at=before - 60 * MINUTE, expires=end + MINUTE)
+    stored(store, dead_lettered_at=before, expires=end)
+    glance, nothing = store.glances([DLQ, "nowhere"])
+    assert (glance.name, glance.letters, glance.first_end_at) == (DLQ, 2, end)
+    assert glance.oldest_stored_at is not None
+    assert abs(glance.oldest_stored_at - before) < MINUTE
+    assert (nothing.letters, nothing.oldest_stored_at, nothing.first_end_at) == (0, None, None)
+
+
+def test_queues_with_discarded_letters_are_known(store: DeadLetterStore) -> None:
+    """A letter is looked for in these bins only."""
+    needs(store, bin=True)
+    letter = stored(store)
+    stored(store, dead_letter_queue="mail-DLQ")
+    claim(store, letter.id)
+    store.discard(DLQ, [letter.id], owner="me", keep_seconds=60)
+    assert store.binned([DLQ, "mail-DLQ", "nowhere"]) == [DLQ]
 
 
 def test_letters_come_in_both_orders_over_several_pages(store: DeadLetterStore) -> None:

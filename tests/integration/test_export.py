@@ -214,6 +214,15 @@ def test_since_moves_on_and_never_back(store: Any, tmp_path: Path) -> None:
             run(store, tmp_path, where=earlier)
 
 
+def test_a_letter_from_the_future_makes_no_other_wait(store: Any, tmp_path: Path) -> None:
+    """It was stored before ``until``, so it had died by then."""
+    for letter in (a_letter(dead_lettered_at=NOW.replace(year=2126)), a_letter()):
+        store.dead_letter(letter, key_of(letter))
+    until = store.now() + timedelta(seconds=1)
+    report = run(store, tmp_path, where=LetterFilter(until=until))
+    assert (report.letters, report.waiting) == (2, [])
+
+
 def test_until_ends_a_run_and_a_later_one_goes_on(store: Any, tmp_path: Path) -> None:
     """A nightly export of yesterday loses nothing at midnight."""
     letters = [put(store, dead_lettered_at=NOW + timedelta(days=day))[0] for day in range(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -18,7 +19,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.backends.redis.connection import Breaker, Wire, connect
-from celery_dlq.backends.redis.counter import SCRIPTS, RedisCounter
+from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import SettingsError, StoreUnavailable
@@ -40,7 +41,7 @@ class Parts:
     def wire(self, **options: Any) -> Wire:
         """A wire that knows the counter's scripts."""
         client = connect(self.url, self._timeout, retries=0)
-        wire = Wire(client, self.url, SCRIPTS, **options)
+        wire = Wire(client, self.url, **options)
         self._open.callback(wire.close)
         return wire
 
@@ -365,7 +366,7 @@ def test_an_open_breaker_tells_why(own: Parts, server: RedisServer) -> None:
 # -- many counts -----------------------------------------------------------------------
 
 
-def test_unawaited_counts_leave_few_replies_unread_and_end_with_right_counts(
+def test_unawaited_counts_are_confirmed_now_and_then_and_end_with_right_counts(
     parts: Parts, redis_server: RedisServer
 ) -> None:
     """Ten thousand starts fill neither the socket nor the memory, and none is lost."""
@@ -376,7 +377,7 @@ def test_unawaited_counts_leave_few_replies_unread_and_end_with_right_counts(
         key = keys[number % 100]
         counter.count_first(key, a_delivery())
         counter.ended(key, an_ended_delivery(number=number // 100 + 1))
-        most = max(most, len(wire._unread))
+        most = max(most, len(wire._unconfirmed))
     assert most <= 64
     counter.flush()
     counter.history(keys[0])
@@ -426,22 +427,53 @@ def test_counts_of_many_threads_are_exact(parts: Parts, redis_server: RedisServe
     assert wire.errors == 0
 
 
-def test_an_error_of_an_unawaited_command_is_seen_later(
-    parts: Parts, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+def test_that_redis_takes_no_writes_is_seen_with_the_next_flush(
+    own: Parts, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for the reply, but it is read, logged and counted, and the rest goes on."""
-    wire = parts.wire()
-    counter, bad, good = parts.counter(wire), a_key(), [a_key() for _ in range(5)]
-    redis_server.client().set(KEYS.run(bad), "not a hash")
+    """Nobody waits for a reply to a start; once a second something is written that has one."""
+    wire = own.wire()
+    counter, keys = own.counter(wire), [a_key() for _ in range(5)]
+    server.client().config_set("min-replicas-to-write", 1)
     with caplog.at_level(logging.ERROR, "celery_dlq.store"):
-        for key in good:
-            counter.count_first(bad, a_delivery())
+        for key in keys:
             counter.count_first(key, a_delivery())
-        counter.flush()
+            counter.flush()
     assert wire.errors == 5
-    assert [count_of(redis_server, key) for key in good] == [1] * 5
     assert len(caplog.records) == 1, "expected one line in ten seconds"
     assert "Deliveries are not counted now" in caplog.text
+    assert "NOREPLICAS" in caplog.text
+    server.client().config_set("min-replicas-to-write", 0)
+    counter.count_first(keys[0], a_delivery())
+    counter.flush()
+    assert (count_of(server, keys[0]), wire.errors) == (1, 5)
+
+
+def test_what_was_told_arrives_though_its_process_dies_at_once(
+    own: Parts, server: RedisServer
+) -> None:
+    """Redis lets go of a client to which it cannot write; so it has nothing to write to it."""
+    keys = [a_key() for _ in range(28)]
+    (used, says_used), (stopped, says_stopped) = os.pipe(), os.pipe()
+    process = os.fork()
+    if process == 0:
+        counter = own.counter()
+        for key in (a_key(), a_key()):  # a connection that has been used
+            counter.count_first(key, a_delivery())
+            counter.ended(key, an_ended_delivery())
+        counter.alive([DLQ])
+        os.write(says_used, b".")
+        os.read(stopped, 1)
+        for key in keys:
+            counter.count_first(key, a_delivery())
+            counter.ended(key, an_ended_delivery())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.read(used, 1)
+    poll(lambda: server.client().exists(KEYS.workers(DLQ)))
+    server.pause()
+    os.write(says_stopped, b".")
+    os.waitpid(process, 0)
+    server.resume()
+    poll(lambda: [count_of(server, key) for key in keys] == [1] * len(keys))
 
 
 def test_a_refusal_says_so_and_the_wire_goes_on(parts: Parts) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
@@ -340,6 +341,29 @@ def test_no_letter_is_only_said_when_all_messages_have_ended(
             dead_letters.assert_none()
 
 
+def test_a_mock_of_send_task_leaves_nothing_under_way(
+    shop: SimpleNamespace, dead_letters: WatchedLetters
+) -> None:
+    """A test that looks only at what would be published needs no worker."""
+    dead_letters.watch(shop.app)
+    with patch("celery.Celery.send_task") as send_task:
+        shop.charge.delay(1)
+    assert send_task.call_count == 1
+    dead_letters.assert_none(timeout_seconds=0)
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_published_message_is_under_way_in_either_protocol(
+    shop: SimpleNamespace, dead_letters: WatchedLetters, protocol: int
+) -> None:
+    """However its publisher names its id."""
+    shop.app.conf.task_protocol = protocol
+    dead_letters.watch(shop.app)
+    result = shop.app.send_task("shop.charge", (1,), {}, None, None, "order-1")
+    with pytest.raises(AssertionError, match=re.escape(f"shop.charge[{result.id}]")):
+        dead_letters.assert_none(timeout_seconds=0)
+
+
 @pytest.mark.parametrize("guarded", [True, False])
 def test_no_letter_is_said_soon_after_healthy_work(
     shop: SimpleNamespace, dead_letters: WatchedLetters, running: Any, guarded: bool
@@ -438,14 +462,19 @@ def test_an_app_that_is_not_watched_is_left_alone(
 def test_the_app_is_afterwards_as_it_was(shop: SimpleNamespace) -> None:
     """Settings, store, publishing and Celery's own classes."""
     shop.app.conf.task_eager_propagates = True
-    before = (dict(shop.app.conf.changes), shop.app.send_task, dict(vars(shop.dlq)), Task.apply)
+
+    def state() -> list[Any]:
+        app = shop.app
+        publish = (app.send_task, app.amqp.send_task_message)
+        return [dict(app.conf.changes), publish, dict(vars(shop.dlq)), Task.apply]
+
+    before = state()
     for _ in range(2):
         with closing(WatchedLetters()) as watched:
             watched.watch(shop.app, task_always_eager=True, task_eager_propagates=False)
             shop.charge.delay(-1)
             watched.assert_dead_lettered(shop.charge)
-        after = (dict(shop.app.conf.changes), shop.app.send_task, dict(vars(shop.dlq)), Task.apply)
-        assert after == before
+        assert state() == before
 
 
 def test_an_unfinished_module_is_watched_through_proxies(

@@ -19,6 +19,8 @@ from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
 
+from celery_dlq.delay import _MERGES_OPTIONS, _PARAMETERS
+
 
 class Pool:
     """What `create_request_cls` looks at."""
@@ -148,6 +150,16 @@ def test_the_handler_of_messages_is_made_anew_for_each_connection() -> None:
     """By this name, on the consumer."""
     assert "obj.create_task_handler()" in inspect.getsource(loops.asynloop)
     assert "obj.create_task_handler()" in inspect.getsource(loops.synloop)
+
+
+def test_what_may_be_given_to_send_task_by_position_is_as_we_name_it() -> None:
+    """Behind the object and the name; the rest is options."""
+    assert tuple(parameters(Celery.send_task)[2:-1]) == _PARAMETERS
+
+
+def test_a_message_gets_its_tasks_options_from_the_version_on_that_we_think() -> None:
+    """A place that only the task names decides its delay, if the message goes there."""
+    assert ("_get_exec_options" in inspect.getsource(Celery.send_task)) is _MERGES_OPTIONS
 
 
 def test_a_retry_keeps_our_headers() -> None:

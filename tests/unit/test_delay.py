@@ -238,7 +238,7 @@ def test_an_expiry_before_the_delay_ends_is_warned_of(
 def test_an_app_without_delays_asks_nothing(
     settings: dict[str, Any], published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The price of the plugin for a publisher that needs none of it: one call."""
+    """The price of the plugin for a publisher that needs none of it: no look at queues."""
     monkeypatch.setattr("celery_dlq.decorators.SAYS_DELAY", set())
     monkeypatch.setattr("celery_dlq.delay.DefaultDelays.apply", lambda *_: pytest.fail("asked"))
     delaying_app(**settings).send_task("routed", countdown=4)
@@ -250,7 +250,7 @@ def test_many_made_up_queues_do_not_fill_the_memory(app: Celery, published: Publ
     delays: Any = app.send_task.__closure__
     held = [cell.cell_contents for cell in delays if hasattr(cell.cell_contents, "_remembered")]
     for number in range(5000):
-        held[0].apply(f"task-{number}", (), {}, None, None, {})
+        held[0].apply(f"task-{number}", (), {})
     assert 0 < len(held[0]._remembered) <= 4096
     assert not published
 
@@ -278,7 +278,7 @@ def calls_of(publish: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     ("queues", "most"),
-    [({}, 1), ({"slow": {"max_deliveries": 3}}, 1), ({"slow": {"default_delay": 30}}, 14)],
+    [({}, 3), ({"slow": {"max_deliveries": 3}}, 3), ({"slow": {"default_delay": 30}}, 16)],
     ids=["no policy", "no delay", "another queue"],
 )
 def test_a_message_without_a_delay_costs_a_handful_of_calls_more(

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,7 +21,15 @@ from hypothesis import strategies as st
 
 from celery_dlq.backends.redis.packing import fields_of, packed
 from celery_dlq.export.arrow import schema, table
-from celery_dlq.record import SCHEMA_VERSION, DeadLetter, Kind, field_kinds, history_json
+from celery_dlq.record import (
+    FIRST_MICROS,
+    LAST_MICROS,
+    SCHEMA_VERSION,
+    DeadLetter,
+    Kind,
+    field_kinds,
+    history_json,
+)
 
 TESTS = Path(__file__).parents[1]
 
@@ -203,6 +212,16 @@ def test_nonsense_times_become_null_and_spoil_no_neighbour() -> None:
     """Times are integers, so the same holds."""
     good = a_letter().to_fields()["dead_lettered_at"]
     assert column("dead_lettered_at", good, b"yesterday", None) == [NOW, None, None]
+
+
+def test_times_that_no_calendar_has_become_null_and_spoil_no_neighbour() -> None:
+    """Python could not read such a value of the file."""
+    good = a_letter().to_fields()["dead_lettered_at"]
+    times = (good, b"%d" % (FIRST_MICROS - 1), b"%d" % (LAST_MICROS + 1), b"%d" % FIRST_MICROS)
+    assert column("expires", *times, None) == [
+        NOW, None, None, datetime.min.replace(tzinfo=timezone.utc), None
+    ]  # fmt: skip
+    assert column("expires", b"%d" % 2**62) == [None]
 
 
 def test_integers_at_the_edge_are_kept() -> None:

@@ -39,7 +39,7 @@ def guard(dlq: DeadLetters) -> Guard:
 def a_begun(guard: Guard, **info: Any) -> Any:
     """A request that was begun, or refused."""
     request = SimpleNamespace(
-        id="t-1", task=SimpleNamespace(name="shop.charge", max_retries=3),
+        id="t-1", task=SimpleNamespace(name="shop.charge", max_retries=3, app=None),
         delivery_info={"exchange": "", "routing_key": "orders", **info},
         request_dict=a_request(id="t-1"), message=a_message(), dlq_tracked=None, worker_pid=1,
         acknowledged=False, settled=[],

@@ -120,6 +120,22 @@ def test_a_time_before_1970_is_a_negative_number() -> None:
     assert a_letter(published_at=before).to_fields()["published_at"] == b"-1"
 
 
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00.000000+00:00"),
+        ("9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59.999999+00:00"),
+    ],
+)
+def test_a_time_that_utc_does_not_have_is_the_nearest_one(text: str, nearest: str) -> None:
+    """Celery takes it as an expiry; its letter must be read, shown and exported all the same."""
+    letter = a_letter(expires=datetime.fromisoformat(text))
+    assert letter.to_json()["expires"] == nearest
+    again = DeadLetter.from_fields(letter.to_fields())
+    assert again.expires == datetime.fromisoformat(nearest)
+    assert again.to_json()["expires"] == nearest
+
+
 def test_a_time_of_another_zone_is_the_same_moment_in_utc() -> None:
     """Zones other than UTC are accepted and shown in UTC."""
     berlin = timezone(timedelta(hours=1))

@@ -27,9 +27,11 @@ BOOK = PolicyBook(
 
 
 @pytest.fixture
-def board() -> MemoryBoard:
-    """An empty board."""
-    return MemoryBoard()
+def board(monkeypatch: pytest.MonkeyPatch) -> MemoryBoard:
+    """An empty board, with a clock that stands still."""
+    made = MemoryBoard()
+    monkeypatch.setattr(made, "now", lambda: NOW)
+    return made
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def rulebook(board: MemoryBoard, told: list[Event]) -> Rulebook:
     """The rules of a small app."""
     events = Events()
     events.subscribe(told.append)
-    return Rulebook(BOOK, board, events, lambda: NOW)
+    return Rulebook(BOOK, board, events)
 
 
 def a_card(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerCard:
@@ -105,7 +107,7 @@ def test_an_unusable_override_changes_nothing(
     with pytest.raises(SettingsError, match="expected ") as raised:
         rulebook.override(queue, span, values)
     assert said in str(raised.value)
-    assert board.overrides(NOW) == board.changes(limit=9) == []
+    assert board.overrides() == board.changes(limit=9) == []
 
 
 def test_an_override_of_another_version_is_passed_over() -> None:

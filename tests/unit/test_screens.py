@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders import DLQ, NOW, a_letter
+
+from celery_dlq.cli.render import Screen, age
+from celery_dlq.record import Reason
 
 _DRAW = """
 import sys
@@ -29,6 +36,13 @@ evil = a_letter(**ids, task_name="\\x1b[2Jshop.mail", exception_type="a.\\x1b]0;
 screen.queues([])
 screen.queues([QueueSummary(name="orders-DLQ", letters=1234, oldest_at=NOW, newest_at=NOW,
                             last_hour=7, reasons={"failed": 234, "worker_lost": 1000})])
+screen.queues([QueueSummary(name="a\\nforged", letters=3, reasons={"b\\rforged": 3})])
+screen.letters("c\\nforged", [a_letter(id="d\\nforged", task_id="t", task_name="e\\nforged")], 1)
+screen.groups("f", [Group(
+    fingerprint="g\\nforged", letters=5, task_name="h\\nforged", reason="i\\nforged",
+    exception_type="j\\nforged", first_seen_at=NOW, last_seen_at=NOW, example_id="e")])
+screen.line(a_letter(**ids, task_name="k\\nforged", description="l\\rforged"))
+screen.say("m\\nforged")
 screen.letters("orders\\x1b[31m-DLQ", [long, evil, Unreadable(position="17-1", error="no id")], 3)
 screen.groups("orders-DLQ", [Group(
     fingerprint="c6a56e9b25a57fc5", letters=5, task_name="shop.\\x1b[Jcharge", reason="failed",
@@ -40,6 +54,7 @@ with screen.counting("done") as progress:
 loaded = sorted({name.partition(".")[0] for name in sys.modules if sys.modules[name]})
 print("rich loaded:", "rich" in loaded)
 """
+FORGERIES = 12
 
 
 def drawn(how: str) -> str:
@@ -60,7 +75,15 @@ def test_no_text_of_a_letter_steers_the_terminal(how: str) -> None:
     steering = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
     assert not steering, json.dumps(steering)
     assert "\u202e" not in text
-    assert "\N{REPLACEMENT CHARACTER}[2Jshop.mail" in text
+    assert "\\x1b[2Jshop.mail" in text
+
+
+@pytest.mark.parametrize("how", ["plain", "rich"])
+def test_no_name_forges_a_line(how: str) -> None:
+    """A queue whose name has a line end would be two queues to who looks at them."""
+    text = drawn(how)
+    assert text.count("forged") == FORGERIES
+    assert len(re.findall(r"\\[nr]forged", text)) == FORGERIES
 
 
 def test_tables_without_rich_say_the_same() -> None:
@@ -95,3 +118,31 @@ def test_cells_are_folded_at_spaces_and_numbers_stand_right() -> None:
         "                     xxxxxxxxxx",
         "                     xx",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0 s ago"), (-1, "0 s ago"), (-2, "in 2 s"), (-3600, "in 60 min"),
+        (-3 * 3600, "in 3 h"), (-5 * 86400, "in 5 d"), (119, "119 s ago"), (120, "2 min ago"),
+        (2 * 86400, "2 d ago"),
+    ],
+)  # fmt: skip
+def test_ages_say_when_a_date_is_in_the_future(seconds: int, said: str) -> None:
+    """A worker's clock is wrong then; only a second or so is no news."""
+    assert age(NOW - timedelta(seconds=seconds), NOW) == said
+    assert age(None) == "-"
+
+
+def test_deliveries_of_a_message_are_no_retries_of_its_task(capsys: Any) -> None:
+    """Each retry is a message of its own, so its letter has both numbers."""
+    letter = a_letter(
+        reason=Reason.MAX_RETRIES_EXCEEDED, deliveries=1, max_deliveries=3, retries=2, max_retries=2
+    )
+    Screen().letters(DLQ, [letter, a_letter()], 9)
+    table = capsys.readouterr().out
+    assert table.count("1 of 3 deliveries") == 1
+    assert table.count("retry 2 of 2") == table.count("retry") == 1
+    Screen().letter(letter)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "deliveries 1 of 3, of this message retries 2 of 2, of this task" in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,8 +12,9 @@ from celery_dlq.backends.broker.shelf import CONNECT, MOST_LETTERS, Connect, tra
 from celery_dlq.backends.broker.snapshot import Snapshot
 from celery_dlq.backends.broker.wire import Parcel, publish
 from celery_dlq.errors import StoreError, StoreUnavailable
+from celery_dlq.logs import get_logger
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 _FIRST_WITH_LIMIT = 4  # RabbitMQ 4 has a delivery limit unless told otherwise
 _NOT_FOUND, _OTHER = 404, 406

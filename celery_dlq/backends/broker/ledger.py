@@ -74,12 +74,14 @@ class Ledger(RedisStore):
             noted = self._client.get(self._keys.exported(dead_letter_queue))
         return None if noted is None else noted.decode()
 
-    def last_hour(self, dead_letter_queue: str) -> int:
-        """How many letters were stored in the last hour."""
+    def last_hours(self, dead_letter_queues: Sequence[str]) -> list[tuple[str, int]]:
+        """How many letters of each queue were stored in the last hour."""
+        minute = int(self.now().timestamp()) // 60
         with translated(self._url):
-            slots = self._client.hvals(self._keys.arrivals(dead_letter_queue))
-            now, _micros = self._client.time()
-        return last_hour(slots, now // 60)
+            found = self._of_each(
+                dead_letter_queues, lambda pipe, name: pipe.hvals(self._keys.arrivals(name))
+            )
+            return [(name, last_hour(slots, minute)) for name, (slots,) in found]
 
     def claim_all(
         self,

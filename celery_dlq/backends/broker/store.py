@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +14,14 @@ from celery_dlq.backends.broker.ledger import Ledger
 from celery_dlq.backends.broker.shelf import MOST_LETTERS, Held, Shelf
 from celery_dlq.backends.broker.snapshot import Snapshot
 from celery_dlq.backends.broker.wire import parcel
+from celery_dlq.backends.redis.store import stored_at
 from celery_dlq.errors import CorruptLetter, NotSupported
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import (
     Capabilities,
     ClaimState,
     Fate,
+    Glance,
     Group,
     Heading,
     MessageKey,
@@ -30,9 +32,9 @@ from celery_dlq.ports import (
     StoredLetter,
     ordered,
 )
-from celery_dlq.record import DeadLetter, Delivery, end_of, from_micros
+from celery_dlq.record import DeadLetter, Delivery, ended, from_micros
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 _PAGE = 200
 _FRESH_SECONDS = 10.0
@@ -70,6 +72,10 @@ class BrokerStore:
         self._ledger.check()
         self._shelf.check()
 
+    def now(self) -> datetime:
+        """The clock of Redis, which gives the letters their positions."""
+        return self._ledger.now()
+
     # -- storing ------------------------------------------------------------------
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
@@ -99,10 +105,22 @@ class BrokerStore:
         """Positions begin with the time of storing in milliseconds."""
         return self._ledger.position_at(moment)
 
-    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
-        """Ids that begin with a text; reads the queue."""
-        entries = self._snapshot(dead_letter_queue).ordered()
-        return list(islice((e.key for e in entries if e.key.startswith(prefix)), most))
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """The first that has the letter; reads queue after queue."""
+        having = (name for name in dead_letter_queues if self._snapshot(name).find(letter_id))
+        return next(having, None)
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
+        """Ids that begin with a text; reads the queues."""
+        found = (
+            (name, entry.key)
+            for name in dead_letter_queues
+            for entry in self._snapshot(name).ordered()
+            if entry.key.startswith(prefix)
+        )
+        return list(islice(found, most))
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
         """All letters that are there now."""
@@ -139,18 +157,20 @@ class BrokerStore:
         return self._ledger.settled(dead_letter_queue) or self._found_end(dead_letter_queue)
 
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
-        """The oldest letters; reads the queue."""
+        """The letters stored first; reads the queue."""
         pages = self.fields(dead_letter_queue, after=after, until=None, page_size=_PAGE)
         headings = (_heading(position, f) for page in pages for position, f in page)
         return list(islice(headings, most))
 
-    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
-        """Letters whose messages would have expired by now; reads the queue."""
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+        """Letters whose messages have expired since they were stored; reads the queue."""
+        now = self.now()
         found = (
-            Heading(position=s.position, letter_id=s.letter.id, dead_lettered_at=None)
+            Heading(position=s.position, letter_id=s.letter.id, dead_lettered_at=None,
+                    stored_at=stored_at(s.position))
             for s in self.letters(dead_letter_queue, newest_first=False)
-            if (end := end_of(s.letter)) is not None and end <= now
-        )
+            if ended(s.letter, stored_at(s.position), now)
+        )  # fmt: skip
         return list(islice(found, most))
 
     def length(self, dead_letter_queue: str) -> int:
@@ -183,11 +203,16 @@ class BrokerStore:
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues with their lengths; nothing is read for it."""
         return [
-            QueueSummary(
-                name=name, letters=self.length(name), last_hour=self._ledger.last_hour(name)
-            )
-            for name in self.names()
+            QueueSummary(name=name, letters=self.length(name), last_hour=last_hour)
+            for name, last_hour in self._ledger.last_hours(self.names())
         ]
+
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """Refuse: this would read every queue."""
+        message = (
+            f"expected a store that knows ages, got queues on the broker: {dead_letter_queues}"
+        )
+        raise NotSupported(message)
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, largest first; reads the queue."""
@@ -282,6 +307,11 @@ class BrokerStore:
         """Refuse: there is no bin."""
         del letter_id
         _no_bin(dead_letter_queue)
+
+    def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """None: there is no bin."""
+        del dead_letter_queues
+        return []
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """Refuse: there is no bin."""
@@ -410,4 +440,9 @@ def _heading(position: str, fields: Mapping[bytes, bytes]) -> Heading:
     with suppress(KeyError, ValueError, OverflowError):
         died = from_micros(int(fields[b"dead_lettered_at"]))
     letter_id = fields.get(b"id", b"").decode("utf-8", "replace") or position
-    return Heading(position=position, letter_id=letter_id, dead_lettered_at=died)
+    return Heading(
+        position=position,
+        letter_id=letter_id,
+        dead_lettered_at=died,
+        stored_at=stored_at(position),
+    )

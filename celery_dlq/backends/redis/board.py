@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -13,13 +12,15 @@ from itertools import zip_longest
 from typing import Any
 
 from celery_dlq.backends.redis.connection import Wire, translated
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.scripts import NodeReply, Scripts, source
+from celery_dlq.backends.redis.store import now
 from celery_dlq.events import Change
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import Override, WorkerCard
 from celery_dlq.record import from_micros, to_micros
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30.0
 """A worker that gave no sign of life for so long is not live any more."""
@@ -47,6 +48,10 @@ class RedisBoard:
         self._url = url
         self._keys = keys
         self._scripts = Scripts.on(client)
+
+    def now(self) -> datetime:
+        """The clock of Redis."""
+        return now(self._client, self._url)
 
     def announce(self, card: WorkerCard) -> None:
         """Put up a card."""
@@ -117,16 +122,17 @@ class RedisBoard:
         """Take an override down."""
         return self._lift([_json([queue, key])])
 
-    def overrides(self, now: datetime) -> list[Override]:
+    def overrides(self) -> list[Override]:
         """The overrides in force."""
+        present = self.now()
         with translated(self._url):
             fields = self._client.hgetall(self._keys.overrides())
         fields.pop(_REVISION, None)
         found = [_override(json.loads(name), json.loads(text)) for name, text in fields.items()]
-        ended = [_json([o.queue, o.key]) for o in found if o.until <= now]
+        ended = [_json([o.queue, o.key]) for o in found if o.until <= present]
         if ended:
             self._lift(ended)
-        return sorted((o for o in found if o.until > now), key=lambda o: (o.queue, o.key))
+        return sorted((o for o in found if o.until > present), key=lambda o: (o.queue, o.key))
 
     def close(self) -> None:
         """Disconnect."""
@@ -152,16 +158,13 @@ class RedisBoard:
         return known == NodeReply.KNOWN, int(revision)
 
     def _live(self) -> list[bytes]:
-        seconds, micros = self._client.time()
-        now = seconds * 1000 + micros // 1000
-        live = self._client.zrangebyscore(
-            self._keys.nodes(), now - int(SILENT_SECONDS * 1000), "+inf"
-        )
+        millis = to_micros(self.now()) // 1000 - int(SILENT_SECONDS * 1000)
+        live = self._client.zrangebyscore(self._keys.nodes(), millis, "+inf")
         return sorted(live)
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
 
 
 def _card(text: Mapping[str, Any], tasks: Sequence[str]) -> WorkerCard:

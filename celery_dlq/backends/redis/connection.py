@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -17,16 +16,17 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
+from celery_dlq.logs import get_logger
 
 try:
     from hiredis import pack_command
 except ImportError:  # redis-py works without, so do we
     pack_command = None  # type: ignore[assignment]
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 Command = tuple[Any, ...]
-Again = Callable[[], Sequence[Command]]
+_NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows
 Lost = Callable[[], object]
 
 
@@ -143,68 +143,68 @@ class Breaker:
 
 
 class Wire:
-    """One connection on which commands are written and replies are read later.
+    """One connection on which commands are written, most of them without an answer.
 
-    Waiting for Redis would cost a healthy task most of what this plugin costs. So a
-    command is written and its reply stays in the socket until some have gathered;
-    errors are seen then. `call` waits, and because replies come in order, it sees
-    the effect of everything that was written before.
+    Waiting for Redis would cost a healthy task most of what this plugin costs. So `tell` writes
+    commands to which Redis does not reply, and `call` waits for a reply; because Redis takes
+    commands in order, it sees the effect of everything that was told before, and confirms it.
 
-    Safe to use from several threads. At most `_MOST_UNREAD` replies are outstanding.
+    No reply means also that what was told arrives when this process is killed right afterwards:
+    Redis lets go of a client to which it cannot write, with all that it has not read yet of what
+    the client wrote.
+
+    Safe to use from several threads.
 
     Args:
         client: Gives the connection's settings.
         url: For messages; its password is never shown.
-        scripts: Texts of the scripts that will be called by digest; loaded with every new
-            connection, so that a restarted Redis knows them.
         breaker: Shared memory of failures.
         failing: What to say when Redis does not take what is written.
     """
 
-    _MOST_UNREAD = 64
-    _LEFT_UNREAD = 8  # the newest may still be on their way: don't wait for them
+    _MOST_TOLD = 64  # that may have to be told again; the next one waits for a reply
     _LOG_SECONDS = 10.0
 
     def __init__(
         self,
         client: Any,
         url: str,
-        scripts: Sequence[str] = (),
         breaker: Breaker | None = None,
         failing: str = "Deliveries are not counted now",
     ) -> None:
         self._failing = failing
         self._client = client
-        self._loads: list[Command] = [("SCRIPT", "LOAD", text) for text in scripts]
         self._url = url
         self._breaker = breaker or Breaker()
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._unread: deque[tuple[Again | None, Lost | None]] = deque()
+        self._unconfirmed: deque[Lost] = deque()
         self._logged_at = -self._LOG_SECONDS
         self.errors = 0
 
-    def send(
-        self, commands: Sequence[Command], again: Again | None = None, lost: Lost | None = None
-    ) -> bool:
-        """Write commands without waiting; never raises.
+    def tell(self, commands: Sequence[Command], lost: Lost | None = None) -> bool:
+        """Write commands to which Redis does not reply; never raises.
+
+        An error of the server is not seen: a script is sent as its text, and something else
+        must ask now and then whether Redis takes writes; see `probe`.
 
         Args:
             commands: Each a command with its arguments.
-            again: Gives the commands to send instead when Redis lost its scripts; called for
-                each command that was refused.
-            lost: Called for each command that may not have reached Redis: it could not be
-                written, or the connection broke before its reply came.
+            lost: Called if they may not have reached Redis: they could not be written, or the
+                connection broke before a later command was answered.
 
         Returns:
-            Whether they were written. An error of the server shows later, in the log
-            and in ``errors``.
+            Whether they were written.
+
+        Source: https://redis.io/docs/latest/commands/client-reply/
         """
         with self._lock:
             try:
-                self._write(commands, again, lost)
-                if len(self._unread) >= self._MOST_UNREAD:
-                    self._read(self._LEFT_UNREAD, or_all=True)
+                self._write([part for command in commands for part in (_NO_REPLY, command)], lost)
+                if lost is not None:
+                    self._unconfirmed.append(lost)
+                    if len(self._unconfirmed) >= self._MOST_TOLD:
+                        self.probe("PING")
             except StoreUnavailable as exc:
                 self._log(exc)
                 return False
@@ -214,6 +214,15 @@ class Wire:
                 self._drop()
                 raise
             return True
+
+    def probe(self, *command: Any) -> bool:
+        """Wait for the reply to a command, and log if Redis does not take it; never raises."""
+        try:
+            self.call(*command)
+        except (StoreUnavailable, NoScriptError) as exc:
+            self._log(exc)
+            return False
+        return True
 
     @property
     def is_open(self) -> bool:
@@ -233,8 +242,7 @@ class Wire:
             NoScriptError: The script is not there.
         """
         with self._lock, self._uninterrupted(), translated(self._url):
-            self._write([command] if before is None else [before, command], None)
-            self._read(1 if before is None else 2)
+            self._write([command] if before is None else [before, command])
             refused = None
             if before is not None:
                 try:
@@ -245,17 +253,6 @@ class Wire:
             if refused is not None:
                 raise refused
             return reply
-
-    def _one(self) -> Any:
-        """Read the reply of the oldest command."""
-        self._unread.popleft()
-        try:
-            return self._connection.read_response()
-        except ResponseError:
-            raise
-        except (RedisError, OSError) as exc:
-            self._lost(exc)
-            raise
 
     def call_script(
         self,
@@ -271,46 +268,29 @@ class Wire:
         except NoScriptError:
             return self.call("EVAL", script, len(keys), *keys, *args, before=before)
 
-    def flush(self) -> None:
-        """Read all outstanding replies; never raises."""
-        with self._lock:
-            try:
-                self._read(0)
-            except StoreUnavailable as exc:
-                self._log(exc)
-
     def close(self) -> None:
-        """Read what is outstanding and disconnect; never raises."""
+        """Disconnect when what was told has arrived; never raises."""
         with self._lock:
-            self.flush()
+            if self._unconfirmed:
+                self.probe("PING")
             if self._connection is not None:
                 with suppress(Exception):
                     self._connection.disconnect()
                 self._connection = None
 
-    def _write(
-        self, commands: Sequence[Command], again: Again | None, lost: Lost | None = None
-    ) -> None:
+    def _write(self, commands: Sequence[Command], lost: Lost | None = None) -> None:
         if self._breaker.is_open:
-            _tell(lost, len(commands))
+            _tell(lost)
             raise unavailable(self._breaker.reason, self._url) from self._breaker.reason
-        loads: Sequence[Command] = ()
         try:
             if self._connection is None:
                 self._connection = self._client.connection_pool.make_connection()
                 self._connection.connect()
-                loads = self._loads
-            packed = self._packed([*loads, *commands] if loads else commands)
-            self._connection.send_packed_command(packed, check_health=False)
+            self._connection.send_packed_command(self._packed(commands), check_health=False)
         except (RedisError, OSError) as exc:
-            _tell(lost, len(commands))
+            _tell(lost)
             self._lost(exc)
             raise unavailable(exc, self._url) from exc
-        for _ in loads:
-            self._unread.append((None, None))
-        mine = again, lost
-        for _ in commands:
-            self._unread.append(mine)
 
     def _packed(self, commands: Sequence[Command]) -> list[bytes]:
         """As redis-py packs them, without its looks at each argument: these are all our own."""
@@ -319,30 +299,19 @@ class Wire:
         packed = [pack_command(command) for command in commands]
         return packed if len(packed) == 1 else [b"".join(packed)]
 
-    def _read(self, left: int, *, or_all: bool = False) -> None:
-        """Read replies until ``left`` are outstanding.
-
-        Args:
-            left: How many may be left.
-            or_all: None, if one must be sent again: else an end would overtake its start.
-        """
-        resend: list[tuple[Again, Lost | None]] = []
-        while len(self._unread) > (0 if resend and or_all else left):
-            again, lost = self._unread[0]
-            try:
-                self._connection.read_response()
-            except NoScriptError:
-                if again is not None:
-                    resend.append((again, lost))
-            except ResponseError as exc:
-                self._log(unavailable(exc, self._url))
-            except (RedisError, OSError) as exc:
-                self._lost(exc)
-                raise unavailable(exc, self._url) from exc
-            self._unread.popleft()
-        self._breaker.worked()
-        for again, lost in resend:
-            self._write(again(), None, lost)
+    def _one(self) -> Any:
+        """Read a reply: all that was written before its command has arrived."""
+        try:
+            return self._connection.read_response()
+        except ResponseError:
+            raise
+        except (RedisError, OSError) as exc:
+            self._lost(exc)
+            raise
+        finally:
+            if self._connection is not None:
+                self._unconfirmed.clear()
+                self._breaker.worked()
 
     def _lost(self, exc: Exception) -> None:
         self._breaker.failed(exc)
@@ -361,9 +330,9 @@ class Wire:
 
     def _drop(self) -> None:
         """Begin anew: replies of a connection that is gone must not be taken for others."""
-        unread, self._unread = self._unread, deque()
-        for _again, lost in unread:
-            _tell(lost, 1)
+        unconfirmed, self._unconfirmed = self._unconfirmed, deque()
+        for lost in unconfirmed:
+            _tell(lost)
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.disconnect()
@@ -378,6 +347,6 @@ class Wire:
             logger.error("%s: %s (error %d)", self._failing, exc, self.errors)
 
 
-def _tell(lost: Lost | None, times: int) -> None:
-    for _ in range(times if lost is not None else 0):
-        lost()  # type: ignore[misc]
+def _tell(lost: Lost | None) -> None:
+    if lost is not None:
+        lost()

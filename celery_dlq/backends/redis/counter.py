@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -27,8 +28,8 @@ STALE_SECONDS = 5.0
 ALIVE_SECONDS = 1.0
 """A sign of life beside a queue's counters is so old at most while its messages run here."""
 
-SCRIPTS = tuple(source(name) for name in ("count", "count_first", "ended", "forget", "alive"))
-"""What the counter's wire must load."""
+SCRIPTS = ("count", "count_first", "ended", "forget", "alive")
+"""The scripts of the counter; no client has to load them."""
 
 _STANDINGS = {
     CountReply.COUNTED: Standing.COUNTED,
@@ -72,8 +73,11 @@ class RedisCounter:
         self._worker = ""
         self._alive_at: dict[str, float] = {}
         self._done: deque[_Done] = deque(maxlen=self._MOST_CLEAN_UPS)
-        self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=self._MOST_UNWRITTEN)
+        self._unwritten: deque[tuple[str, str, tuple[Any, ...]]] = deque(
+            maxlen=self._MOST_UNWRITTEN
+        )
         self._successes: Counter[str] = Counter()
+        self._told_of = ""  # a queue for which something was written since the last reply
         self._lock = threading.Lock()
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
@@ -83,12 +87,8 @@ class RedisCounter:
                 HISTORY_LIMIT)  # fmt: skip
         if len(self._done) >= self._CLEAN_UPS_A_WRITE:
             self._clean_up()
-        sent = self._wire.send(
-            [("EVALSHA", self._count_first.digest, *args)],
-            lambda: [("EVAL", self._count_first.text, *args)],
-        )
         self._show_life(key.dead_letter_queue)
-        return sent
+        return self._wire.tell([("EVAL", self._count_first.short, *args)])
 
     def count(
         self,
@@ -109,7 +109,7 @@ class RedisCounter:
             self._stale, waited, missed, int(alone), int(unless_dead),
         )  # fmt: skip
         state, number, suspect = self._wire.call_script(
-            self._count.digest, self._count.text, keys, *args
+            self._count.digest, self._count.short, keys, *args
         )
         self._show_life(key.dead_letter_queue)
         return Count(_STANDINGS[CountReply(state)], number, bool(suspect))
@@ -120,7 +120,7 @@ class RedisCounter:
         if charged or delivery.outcome is not None:
             end = json.dumps(delivery.to_json(), separators=(",", ":"))
         args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
-        self._send_end(self._keys.run(key), args)
+        self._send_end(key.dead_letter_queue, self._keys.run(key), args)
 
     def alive(self, dead_letter_queues: Iterable[str]) -> None:
         """Write a sign of life."""
@@ -131,6 +131,7 @@ class RedisCounter:
 
     def _show_life(self, dead_letter_queue: str) -> None:
         """A start without a fresh sign of life would look like one of a worker that died."""
+        self._told_of = dead_letter_queue
         at = self._alive_at.get(dead_letter_queue)
         if at is None or time.monotonic() - at >= ALIVE_SECONDS:
             self._write_alive(dead_letter_queue)
@@ -138,10 +139,7 @@ class RedisCounter:
     def _write_alive(self, dead_letter_queue: str) -> None:
         self._alive_at[dead_letter_queue] = time.monotonic()
         keys = [self._keys.workers(dead_letter_queue)]
-        self._wire.send(
-            [self._alive.command(keys, self._worker)],
-            lambda: [self._alive.whole(keys, self._worker)],
-        )
+        self._wire.tell([self._alive.whole(keys, self._worker)])
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Remember to forget the message, with one of the next writes."""
@@ -159,26 +157,28 @@ class RedisCounter:
         return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
 
     def flush(self) -> None:
-        """Send the clean-ups and read outstanding replies."""
+        """Send the clean-ups, and ask Redis whether it takes what is told it."""
         while self._done and self._clean_up():
             """Until nothing is left, or Redis does not take it."""
         if counted := self._counted():
-            self._wire.send(counted)
+            self._wire.tell(counted)
         for _ in range(len(self._unwritten)):
             if not self._send_end(*self._unwritten.popleft()):
                 break
-        self._wire.flush()
+        name, self._told_of = self._told_of, ""
+        if name:  # a sign of life: the least that is written as a count is
+            self._wire.probe(*self._alive.whole([self._keys.workers(name)], self._worker))
 
     def close(self) -> None:
         """Flush and disconnect."""
         self.flush()
         self._wire.close()
 
-    def _send_end(self, run: str, args: tuple[Any, ...]) -> bool:
-        return self._wire.send(
-            [self._ended.command([run], *args)],
-            lambda: [self._ended.whole([run], *args)],
-            lost=lambda: self._unwritten.append((run, args)),
+    def _send_end(self, dead_letter_queue: str, run: str, args: tuple[Any, ...]) -> bool:
+        self._told_of = dead_letter_queue
+        return self._wire.tell(
+            [self._ended.whole([run], *args)],
+            lost=lambda: self._unwritten.append((dead_letter_queue, run, args)),
         )
 
     def _start(self, delivery: Delivery) -> str:
@@ -199,9 +199,10 @@ class RedisCounter:
             done = [self._done.popleft() for _ in range(count)]
         keys = [one.run for one in done]
         args = [value for one in done for value in one[1:]]
-        return self._wire.send(
-            [self._forget.command(keys, *args)], lambda: [self._forget.whole(keys, *args)]
-        )
+        return self._wire.tell([self._forget.whole(keys, *args)])
+
+
+_COMMENT = re.compile(r"^--.*\n|^\s+|  --.*$", re.MULTILINE)
 
 
 class _Done(NamedTuple):
@@ -217,14 +218,12 @@ class _Digested:
     """A script as raw commands, for a connection that does not wait for replies."""
 
     def __init__(self, name: str) -> None:
-        self.text = source(name)
-        self.digest = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
-    def command(self, keys: Sequence[str], *args: Any) -> Command:
-        return ("EVALSHA", self.digest, len(keys), *keys, *args)
+        # Comments need not travel with every task.
+        self.short = _COMMENT.sub("", source(name))
+        self.digest = sha1(self.short.encode(), usedforsecurity=False).hexdigest()
 
     def whole(self, keys: Sequence[str], *args: Any) -> Command:
-        return ("EVAL", self.text, len(keys), *keys, *args)
+        return ("EVAL", self.short, len(keys), *keys, *args)
 
 
 def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:

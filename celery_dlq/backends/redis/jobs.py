@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.redis.connection import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.store import now
+from celery_dlq.logs import get_logger
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 MOST_JOBS = 500
 _CANCEL = b"cancel"
@@ -30,6 +32,10 @@ class RedisJobBook:
         self._client = client
         self._url = url
         self._keys = keys
+
+    def now(self) -> datetime:
+        """The clock of Redis."""
+        return now(self._client, self._url)
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Keep a state; the oldest are dropped when there are too many."""

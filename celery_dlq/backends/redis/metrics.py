@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from hashlib import sha1
 from typing import Any
 
 from celery_dlq.backends.redis.connection import Wire, translated
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.scripts import source
+from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30
 """Gauges of a worker that did not report for so long are not shown."""
@@ -38,23 +37,18 @@ class RedisMetrics:
         self._url = url
         self._keys = keys
         self._text = source("measure")
-        self._digest = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
         # Written without waiting for replies: metrics must never hold a worker up.
         self._owns_wire = wire is None
-        self._wire = wire or Wire(client, url, [self._text], failing="Metrics wait in memory")
+        self._wire = wire or Wire(client, url, failing="Metrics wait in memory")
 
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Write counts and gauges; see `MetricsStore.add`."""
-        if self._owns_wire:
-            self._wire.flush()  # the replies of last time
         worker = "" if gauges is None else gauges.worker
         said = "" if gauges is None else _json([gauges.spool, gauges.waiting])
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
         places = (self._keys.counts(), self._keys.gauges())
         call = (len(places), *places, _MOST_FIELDS, worker, said, *fields)
-        return self._wire.send(
-            [("EVALSHA", self._digest, *call)], lambda: [("EVAL", self._text, *call)]
-        )
+        return self._wire.tell([("EVAL", self._text, *call)])
 
     def read(self) -> Measured:
         """Read all."""
@@ -74,7 +68,7 @@ class RedisMetrics:
         return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
 
     def close(self) -> None:
-        """Read outstanding replies and disconnect; what is shared stays open."""
+        """Disconnect; what is shared stays open."""
         if self._owns_wire:
             self._wire.close()
             with suppress(Exception):
@@ -100,4 +94,4 @@ def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False))

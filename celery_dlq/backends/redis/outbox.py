@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_dlq.backends.redis.connection import translated
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.scripts import Scripts
 from celery_dlq.ports import Notice
 
@@ -47,6 +48,13 @@ class RedisOutbox:
             with translated(self._url):
                 texts = [_text(notice) for notice in notices]
                 self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
+
+    def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those whose set is there."""
+        with translated(self._url):
+            found = of_each(self._client, dead_letter_queues,
+                            lambda pipe, name: pipe.exists(self._keys.outbox(name)))  # fmt: skip
+            return [name for name, (there,) in found if there]
 
     def waiting(self, dead_letter_queue: str) -> int:
         """The size of the set."""

@@ -57,7 +57,7 @@ class RedisSamples:
             commands = [self._added(queue, fields) for queue, fields in some]
             queues = {queue for queue, _fields in some}
             commands += [("EXPIRE", self._keys.samples(name), KEPT_SECONDS) for name in queues]
-            if not self._wire.send(commands):
+            if not self._wire.tell(commands):
                 self._waiting.clear()
 
     def _added(self, queue: str, fields: Mapping[str, bytes]) -> Command:

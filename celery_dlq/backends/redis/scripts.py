@@ -129,6 +129,7 @@ class Scripts:
     note_exported: Script
     node: Script
     due: Script
+    glance: Script
     report: Script
     measure: Script
     turn: Script

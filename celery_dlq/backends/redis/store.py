@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from hashlib import sha1
+from itertools import islice
 from typing import Any
 
 import redis
@@ -15,6 +15,7 @@ import redis
 from celery_dlq.backends.redis.ahead import Ahead
 from celery_dlq.backends.redis.connection import Command, Wire, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.packing import fields_of, packed
 from celery_dlq.backends.redis.scripts import (
     MOST_IDS,
@@ -26,10 +27,12 @@ from celery_dlq.backends.redis.scripts import (
     source,
 )
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
+from celery_dlq.logs import get_logger
 from celery_dlq.ports import (
     Capabilities,
     ClaimState,
     Fate,
+    Glance,
     Group,
     Heading,
     MessageKey,
@@ -43,7 +46,7 @@ from celery_dlq.ports import (
 )
 from celery_dlq.record import DeadLetter, Delivery, Reason, end_of, from_micros, to_micros
 
-logger = logging.getLogger("celery_dlq.store")
+logger = get_logger("celery_dlq.store")
 
 _PAGE_OF_HEADINGS = 50
 _MOST_NAMED = 1000
@@ -56,7 +59,7 @@ PAGE = 200
 PAGE_BYTES = 8 * 1024 * 1024
 """A page that turned out larger is followed by pages of fewer letters."""
 
-_FIRST_PAGE = 8
+_FIRST_PAGE = 1  # nothing is known of their size yet
 _WEIGHED = 64
 _GROWTH = 5
 _REMOVED_AT_ONCE = 100  # a few milliseconds, in which Redis answers nobody else
@@ -109,6 +112,10 @@ class RedisStore:
         """Ask for a sign of life."""
         with translated(self._url):
             self._client.ping()
+
+    def now(self) -> datetime:
+        """The clock of Redis."""
+        return now(self._client, self._url)
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""
@@ -175,15 +182,36 @@ class RedisStore:
         """Entry ids begin with the time of storing in milliseconds."""
         return f"{max(0, to_micros(moment) // 1000)}-0"
 
-    def ids(self, dead_letter_queue: str, prefix: str, *, most: int) -> list[str]:
-        """Ids that begin with a text; walks the index in steps, never the letters."""
-        key, found = self._keys.ids(dead_letter_queue), []
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """The first whose index has the id; a position is looked up in the letters."""
+        keys, wanted = self._keys, spelled(letter_id)
+
+        def ask(pipe: Any, name: str) -> None:
+            if is_position(letter_id):
+                pipe.xrange(keys.letters(name), letter_id, letter_id)
+            else:
+                pipe.hexists(keys.ids(name), wanted)
+
         with translated(self._url):
-            for name, _entry in self._client.hscan_iter(
-                key, match=f"{_literal(spelled(prefix))}*", count=1000
-            ):
-                found.append(_text(name))
-                if len(found) >= most:
+            found = self._of_each(dead_letter_queues, ask)
+            return next((name for name, (there,) in found if there), None)
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
+        """Ids that begin with a text; walks the indexes in steps, never the letters."""
+        found: list[tuple[str, str]] = []
+        match = f"{_literal(spelled(prefix))}*"
+
+        def ask(pipe: Any, name: str) -> None:
+            pipe.hscan(self._keys.ids(name), match=match, count=1000)
+
+        with translated(self._url):
+            for name, ((cursor, first),) in self._of_each(dead_letter_queues, ask):
+                more = self._client.hscan_iter(self._keys.ids(name), match=match, count=1000)
+                some = (letter_id for letter_id, _entry in more) if cursor else first
+                found += [(name, _text(i)) for i in islice(some, most - len(found))]
+                if len(found) == most:
                     break
         return found
 
@@ -232,18 +260,20 @@ class RedisStore:
             )
         return [_heading(entry, fields) for entry, fields in page]
 
-    def ended(self, dead_letter_queue: str, now: datetime, *, most: int) -> list[Heading]:
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
         """Letters past the end of their message's life, from the index."""
+        now = to_micros(self.now())
         with translated(self._url):
             ids = self._client.zrange(
-                self._keys.ends(dead_letter_queue), "-inf", to_micros(now), byscore=True,
-                offset=0, num=most,
-            )  # fmt: skip
+                self._keys.ends(dead_letter_queue), "-inf", now, byscore=True, offset=0, num=most
+            )
             entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
+        places = [_text(entry or b"0-0") for entry in entries]
         return [
-            Heading(position=_text(entry or b"0-0"), letter_id=_text(name), dead_lettered_at=None)
-            for name, entry in zip(ids, entries, strict=True)
-        ]
+            Heading(position=place, letter_id=_text(name), dead_lettered_at=None,
+                    stored_at=stored_at(place))
+            for name, place in zip(ids, places, strict=True)
+        ]  # fmt: skip
 
     def length(self, dead_letter_queue: str) -> int:
         """How many letters are there."""
@@ -289,8 +319,32 @@ class RedisStore:
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues with their size, age and reasons."""
+        names, keys = self.names(), self._keys
+        reasons = [f"reason:{reason.value}" for reason in Reason]
+        minute = int(self.now().timestamp()) // 60
         with translated(self._url):
-            return [self._summary(name) for name in self.names()]
+            found = self._of_each(
+                names,
+                self._ask_glance,
+                lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
+                lambda pipe, name: pipe.hvals(keys.arrivals(name)),
+            )
+            return [_summary(name, replies, minute) for name, replies in found]
+
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """One script a queue, a hundred of them in one write."""
+        with translated(self._url):
+            return [
+                Glance(
+                    name=name,
+                    letters=letters,
+                    oldest_stored_at=stored_at(_text(oldest)),
+                    first_end_at=_moment(end),
+                )
+                for name, ((letters, oldest, _oldest_died, _newest_died, end),) in self._of_each(
+                    dead_letter_queues, self._ask_glance
+                )
+            ]
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, from the ranking and the tally: no letter is read."""
@@ -378,6 +432,14 @@ class RedisStore:
             reply = self._scripts.restore(keys=places, args=[spelled(letter_id), facts])
         return _RESTORED[RestoreReply(reply)]
 
+    def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Those whose bin is there."""
+        with translated(self._url):
+            found = self._of_each(
+                dead_letter_queues, lambda pipe, name: pipe.exists(self._keys.binned(name))
+            )
+            return [name for name, (there,) in found if there]
+
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """The bin; what is left there beyond its time goes with the next discard."""
         return self._pages_of(self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True)
@@ -444,25 +506,14 @@ class RedisStore:
                 for some in chunks(list(letter_ids), _REMOVED_AT_ONCE)
             )
 
-    def _summary(self, name: str) -> QueueSummary:
-        stream, reasons = self._keys.letters(name), [reason.value for reason in Reason]
-        pipe = self._client.pipeline(transaction=False)
-        pipe.xlen(stream)
-        pipe.xrange(stream, count=1)
-        pipe.xrevrange(stream, count=1)
-        pipe.hmget(self._keys.tally(name), [f"reason:{reason}" for reason in reasons])
-        pipe.hvals(self._keys.arrivals(name))
-        pipe.time()
-        length, oldest, newest, counts, arrivals, (now, _micros) = pipe.execute()
-        counted = zip(reasons, counts, strict=True)
-        return QueueSummary(
-            name=name,
-            letters=length,
-            oldest_at=_time_of(oldest),
-            newest_at=_time_of(newest),
-            reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
-            last_hour=last_hour(arrivals, now // 60),
-        )
+    def _of_each(
+        self, names: Sequence[str], *asks: Callable[[Any, str], object]
+    ) -> Iterator[tuple[str, list[Any]]]:
+        return of_each(self._client, names, *asks)
+
+    def _ask_glance(self, pipe: Any, name: str) -> None:
+        places = [self._keys.letters(name), self._keys.ends(name)]
+        self._scripts.glance(keys=places, args=[], client=pipe)
 
     def _pages(
         self,
@@ -531,10 +582,37 @@ class RedisStore:
             return self._reader.call(*command)
 
 
+def now(client: Any, url: str) -> datetime:
+    """The present by the clock of Redis: the one that all machines share."""
+    with translated(url):
+        seconds, micros = client.time()
+    return from_micros(seconds * 1_000_000 + micros)
+
+
+def stored_at(position: str) -> datetime | None:
+    """When an entry was stored: its id begins with the milliseconds of the clock of Redis."""
+    with suppress(ValueError, OverflowError):
+        return from_micros(ordered(position)[0] * 1000)
+    return None
+
+
 def is_position(text: str) -> bool:
     """Whether a text is written as the id of a stream entry."""
     first, dash, second = text.partition("-")
     return dash == "-" and all(part.isascii() and part.isdigit() for part in (first, second))
+
+
+def _summary(name: str, replies: Sequence[Any], minute: int) -> QueueSummary:
+    (letters, _oldest, oldest_died, newest_died, _end), counts, arrivals = replies
+    counted = zip((reason.value for reason in Reason), counts, strict=True)
+    return QueueSummary(
+        name=name,
+        letters=letters,
+        oldest_at=_moment(oldest_died),
+        newest_at=_moment(newest_died),
+        reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
+        last_hour=last_hour(arrivals, minute),
+    )
 
 
 def _group(fingerprint: str, letters: int, text: str) -> Group:
@@ -602,14 +680,15 @@ def _heading(entry: str, fields: Mapping[bytes, bytes]) -> Heading:
     return Heading(
         position=entry,
         letter_id=fields.get(b"id", b"").decode("utf-8", "replace"),
-        dead_lettered_at=_time_of([(entry.encode(), fields)]),
+        dead_lettered_at=_moment(fields.get(b"dead_lettered_at", b"")),
+        stored_at=stored_at(entry),
     )
 
 
-def _time_of(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Any:
-    for _entry, fields in entries:
-        with suppress(KeyError, ValueError, OverflowError):
-            return from_micros(int(fields[b"dead_lettered_at"]))
+def _moment(micros: bytes) -> datetime | None:
+    """A time of the store; ``None`` for what is none."""
+    with suppress(ValueError, OverflowError):
+        return from_micros(int(micros))
     return None
 
 

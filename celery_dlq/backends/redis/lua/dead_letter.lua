@@ -25,13 +25,18 @@ if redis.call('HEXISTS', KEYS[2], id) == 1 then
 end
 local entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 9))
 redis.call('HSET', KEYS[2], id, entry)
-if ARGV[8] ~= '' then redis.call('ZADD', KEYS[7], ARGV[8], id) end
+-- An end that is over by the clock of Redis, which gave the entry its id, would be the letter's
+-- before anybody saw it: its worker's clock is wrong, or it waited in a spool.
+local stored = tonumber(string.match(entry, '^%d+')) * 1000
+if tonumber(ARGV[8] ~= '' and ARGV[8] or 0) > stored then
+  redis.call('ZADD', KEYS[7], ARGV[8], id)
+end
 redis.call('HINCRBY', KEYS[3], 'reason:' .. ARGV[2], 1)
 redis.call('ZINCRBY', KEYS[5], 1, fingerprint)
 local group = redis.call('HGET', KEYS[3], 'group:' .. fingerprint)
 local first = group and string.match(group, '^[^|]*') or at
 redis.call('HSET', KEYS[3], 'group:' .. fingerprint, table.concat({first, at, id, ARGV[5]}, '|'))
-local minute = math.floor(tonumber(string.match(entry, '^%d+')) / 60000)
+local minute = math.floor(stored / 60000000)
 local slot = redis.call('HGET', KEYS[6], minute % 60)
 local seen = slot and tonumber(string.match(slot, '^' .. minute .. ':(%d+)$')) or 0
 redis.call('HSET', KEYS[6], minute % 60, minute .. ':' .. seen + 1)

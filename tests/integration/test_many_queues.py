@@ -1,0 +1,101 @@
+"""Thousands of dead-letter queues: asking all of them is a few round trips, not one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from builders import a_letter, key_of
+from celery import Celery
+
+from celery_dlq import DeadLetters
+from celery_dlq.contrib.prometheus import Collector
+from celery_dlq.errors import NotFound
+from celery_dlq.parts import make_metrics, make_outbox
+
+QUEUES = 350
+MOST_WRITES = 25
+
+
+@pytest.fixture(scope="module")
+def shop(redis_server: Any) -> Iterator[DeadLetters]:
+    """An app with many dead-letter queues, a letter in each."""
+    redis_server.client().flushall()
+    app = Celery("shop", broker=redis_server.url, set_as_current=False)
+    app.conf.dlq_queues = {"*": {"dead_letter_ttl": 3600}}
+    made = DeadLetters(app)
+    for number in range(QUEUES):
+        letter = a_letter(dead_letter_queue=f"{number:04d}-DLQ", body=b"x" * 100_000)
+        made.store.dead_letter(letter, key_of(letter))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of every write to Redis, as redis-py does it."""
+    sent: list[int] = []
+    real = redis.connection.Connection.send_packed_command
+
+    def counted(self: Any, command: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.append(1)
+        return real(self, command, *args, **kwargs)
+
+    monkeypatch.setattr(redis.connection.Connection, "send_packed_command", counted)
+    return sent
+
+
+def unknown(find: Callable[[str], object]) -> Callable[[], str]:
+    """Look for what is nowhere; what is said then."""
+
+    def look() -> str:
+        with pytest.raises(NotFound) as raised:
+            find("0" * 8)
+        return str(raised.value)
+
+    return look
+
+
+def test_all_queues_are_asked_in_a_few_writes(shop: DeadLetters, writes: list[int]) -> None:
+    """Each would wait for its answer before: a quarter of a minute for two thousand."""
+    names = shop.store.names()
+    letter = next(shop.letters(names[-1]))
+    metrics = make_metrics(shop.settings, shop.app.conf.broker_url)
+    outbox = make_outbox(shop.settings, shop.app.conf.broker_url)
+    collector = Collector(shop, metrics, shop._clock)
+    asked: dict[str, Callable[[], Any]] = {
+        "queues": shop.queues,
+        "get": lambda: shop.get(letter.id),
+        "get by first digits": lambda: shop.get(letter.id[:8]),
+        "get what is not there": unknown(shop.get),
+        "restore": unknown(shop.restore),
+        "trim": lambda: shop.trim(dry_run=True),
+        "scrape": lambda: list(collector.collect()),
+        "notices": lambda: outbox.holding(names),
+    }
+    for what, ask in asked.items():
+        del writes[:]
+        ask()
+        assert 0 < len(writes) <= MOST_WRITES, what
+    for store in (metrics, outbox):
+        store.close()
+
+
+def test_a_message_names_some_of_many_queues(shop: DeadLetters) -> None:
+    """Not a screen full of names."""
+    said = unknown(shop.get)()
+    assert "0019-DLQ and 330 more" in said
+    with pytest.raises(NotFound, match="0019-DLQ and 330 more"):
+        shop.groups("nowhere")
+
+
+def test_a_summary_is_right_however_many_there_are(shop: DeadLetters) -> None:
+    """Each queue gets its own numbers."""
+    shop.purge("0100-DLQ")
+    found = shop.queues()
+    assert [queue.name for queue in found] == shop.store.names()
+    assert [queue.name for queue in found if not queue.letters] == ["0100-DLQ"]
+    assert {tuple(queue.reasons.items()) for queue in found if queue.letters} == {(("failed", 1),)}
+    assert {queue.last_hour for queue in found} == {1}

@@ -328,7 +328,8 @@ class Balance:
             return 0
         # One that died while the store was silent is stored later, as the worker's log says.
         stored = [at for at in self.facts.stored.get(key[0], []) if at >= died[0] - 0.01]
-        return sum(mark.at > min(stored, default=died[0]) for mark in starts)
+        then = min(stored, default=died[0])
+        return sum(mark.at > then and not self._in_outage(mark.at) for mark in starts)
 
     def _copies(self, key: Key) -> int:
         """How many messages carried one key: publishing is at least once, retries too."""

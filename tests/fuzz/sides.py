@@ -147,29 +147,39 @@ class Side:
         if lives and not self.place.sees_unacknowledged:
             self._kill()
         left = set(self._left())
-        # In the order of their first receipt: what is received again and again ends with a killer.
-        came = list(dict.fromkeys(t for t in self._marks.received if t in tokens))
+        came = [token for token in self._marks.received if token in tokens]
+        if self._worker is None or self._worker.poll() is None:
+            # It goes round and round: in the order of first receipts the last is the obstacle.
+            came = list(dict.fromkeys(came))
         # One that the worker never came to says nothing: another one ended or stopped the worker.
-        whole = lives and left.isdisjoint(tokens.keys() - {*came})
-        settled = {token: case for token, case in tokens.items() if whole or token not in left}
-        suspects, killer = [], ""
-        if not whole:
-            last = came[-1] if came else None
-            # Plain Celery would die of it again; the guarded worker may not.
-            if last and self.name == "plain" and _AT_RECEIPT in self._log_from(self._begun):
-                killer, settled = last, {**settled, last: tokens[last]}
-            else:
-                settled.pop(last or "", None)
-            unsettled = [case for token, case in tokens.items() if token not in settled]
-            suspects = [] if killer else [tokens[last]] if last else unsettled
-        for token, case in settled.items():
-            outcome = self._outcome(case, token, left)
-            outcome.healthy = not whole or all(self._marks.of("start", one) for one in behind)
-            if token == killer:
-                outcome.deaths = 1
+        if lives and left.isdisjoint(tokens.keys() - {*came}):
+            healthy = all(self._marks.of("start", one) for one in behind)
+            for token, case in tokens.items():
+                self._outcome(case, token, left).healthy = healthy
+            settled, suspects = {case.number for case in cases}, []
+        else:
+            settled, suspects = self._settle(tokens, came, left)
         if left or not lives:
             self._fresh()
-        return {case.number for case in settled.values()}, suspects
+        return settled, suspects
+
+    def _settle(
+        self, tokens: dict[str, Case], came: list[str], left: set[str]
+    ) -> tuple[set[int], list[Case]]:
+        """What is known although the worker died or stopped, and who is to be tried alone."""
+        last = came[-1] if came else ""
+        for token, case in tokens.items():
+            if token not in left and token != last:
+                self._outcome(case, token, left)
+        settled = {case.number for token, case in tokens.items() if token not in {*left, last}}
+        if not last:
+            return settled, [case for case in tokens.values() if case.number not in settled]
+        killer = tokens[last]
+        if self.name == "plain" and _AT_RECEIPT in self._log_from(self._begun):
+            # Plain Celery would die of it again, and for ever; the guarded worker may not.
+            self._outcome(killer, last, left).deaths = 1
+            return settled | {killer.number}, []
+        return settled, [killer]
 
     def _outcome(self, case: Case, token: str, left: set[str]) -> Outcome:
         outcome = self.outcomes[case.number] = Outcome(

@@ -31,7 +31,7 @@ GUARDED = os.environ.get("FUZZ_GUARDED") == "1"
 app = Celery("fuzz", broker=BROKER, backend=f"{URL}/1")
 app.conf.update(
     task_acks_late=True,
-    worker_prefetch_multiplier=200,
+    worker_prefetch_multiplier=1,  # the last one received is the one that kills or blocks
     task_default_queue=QUEUE,
     broker_connection_retry_on_startup=True,
     result_expires=600,

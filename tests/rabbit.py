@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def _quick_folder() -> str | None:
     return str(memory) if roomy else None
 
 
+def _inner(executable: str) -> str:
+    """The wrappers of Debian change users and need a service; the scripts inside do not."""
+    inner = Path("/usr/lib/rabbitmq/bin") / Path(executable).name
+    return str(inner if inner.exists() else executable)
+
+
 class RabbitServer:
     """A RabbitMQ node; a context manager that ends it and its port mapper."""
 
@@ -43,6 +50,7 @@ class RabbitServer:
         self.port = _free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="rabbit-", dir=_quick_folder()))
         self._process: subprocess.Popen[bytes] | None = None
+        self._closing: threading.Thread | None = None
         name = f"test-{self.port}@localhost"
         self._env = {
             **os.environ,
@@ -97,6 +105,25 @@ class RabbitServer:
                 connection.channel().queue_delete(name)
                 connection.channel().exchange_delete(name)
 
+    def add_virtual_host(self, name: str) -> str:
+        """Make a virtual host; its URL."""
+        self._control("add_vhost", name)
+        self._control("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/{name}"
+
+    def close_connections(self, *, wait: bool = True) -> None:
+        """Close all connections of all clients, as a failing node does.
+
+        Args:
+            wait: Until they are closed; Erlang's tools take seconds to start.
+        """
+        self._closing = threading.Thread(
+            target=self._control, args=("close_all_connections", "--global", "closed by the test")
+        )
+        self._closing.start()
+        if wait:
+            self._closing.join()
+
     def start(self) -> None:
         """Start the node and wait until it answers.
 
@@ -106,9 +133,7 @@ class RabbitServer:
         executable = rabbitmq_executable()
         assert executable is not None
         log = (self._folder / "output").open("ab")
-        # The wrapper of Debian changes users and needs a service; its inner script does not.
-        inner = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-        command = [str(inner if inner.exists() else executable)]
+        command = [_inner(executable)]
         self._process = subprocess.Popen(
             command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
@@ -125,8 +150,15 @@ class RabbitServer:
         message = f"rabbitmq-server did not come up: {output}"
         raise RuntimeError(message)
 
+    def _control(self, *arguments: str) -> None:
+        executable = Path(rabbitmq_executable() or "").with_name("rabbitmqctl")
+        subprocess.run([_inner(str(executable)), *arguments], env=self._env, check=True,
+                       capture_output=True, timeout=_START_SECONDS)  # fmt: skip
+
     def close(self) -> None:
         """End the node, its port mapper, and remove its folder."""
+        if self._closing is not None:
+            self._closing.join()
         if self._process is not None:
             try:
                 os.killpg(self._process.pid, signal.SIGTERM)

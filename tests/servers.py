@@ -166,6 +166,11 @@ class RedisServer:
         """Let a paused server go on."""
         os.kill(self.pid, signal.SIGCONT)
 
+    def close_connections(self) -> None:
+        """Close the connections of all clients, as a proxy or a failover does."""
+        with redis.Redis.from_url(self.url, socket_timeout=_START_SECONDS) as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+
     def close(self) -> None:
         """Close the clients, end the server and remove its folder."""
         for client in self._clients:

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+import billiard.pool
 import redis
 from celery import Celery
 from celery.exceptions import Ignore, Reject
@@ -60,6 +61,11 @@ if QUEUE_TYPE == "quorum":
         for name in NAMES
     ]
 dlq = DeadLetters(app)
+
+
+# How often a child that is to end asks, every 0.1 s, whether its last result was read; the main
+# process cannot read it, because it waits for that child. Celery's 300 take 30 s.
+billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = 10
 
 
 def trace(name: str, key: str) -> None:

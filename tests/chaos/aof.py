@@ -71,7 +71,8 @@ def _list(
 def _identity(payload: bytes) -> tuple[str, Key]:
     message = json.loads(payload)
     headers = message["headers"]
-    return message["properties"]["delivery_tag"], (headers["id"], headers.get("retries") or 0)
+    retries = headers.get("retries") or 0
+    return message["properties"]["delivery_tag"], (headers["id"], int(retries))
 
 
 def commands(folder: Path) -> Iterator[list[bytes]]:

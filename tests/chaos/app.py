@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import billiard.pool
 from celery import Celery
 from celery.exceptions import Reject
 from kombu import Exchange, Queue
@@ -21,14 +22,20 @@ from celery_dlq import DeadLetters, RejectToDLQ
 
 QUEUE = "work"
 DEAD_LETTER_QUEUE = "work-DLQ"
-MAX_DELIVERIES = 3
+MAX_DELIVERIES = int(os.environ.get("CHAOS_LIMIT", "3"))
 MAX_RETRIES = 2
+TTL_SECONDS = 1800.0  # of letters; a clock that is an hour ahead must not trim them
 SOON_ENOUGH = 1  # which retry of `retries` succeeds
 
 URL = os.environ.get("CHAOS_REDIS", "redis://127.0.0.1:6379")
 BROKER = os.environ.get("CHAOS_BROKER", f"{URL}/0")
 FOLDER = Path(os.environ.get("CHAOS_FOLDER", "."))
 QUEUE_TYPE = os.environ.get("CHAOS_QUEUE_TYPE", "")
+SKEW_SECONDS = float(os.environ.get("CHAOS_SKEW") or 0.0)  # how far this worker's clock is ahead
+
+# How often a pool process that is to end asks, every 0.1 s, whether its last result was read; the
+# main process cannot read it, because it waits for that one. Celery's 300 make a deploy take 30 s.
+billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = 10
 
 app = Celery("chaos", broker=BROKER, backend=f"{URL}/1")
 app.conf.update(
@@ -41,7 +48,7 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     result_expires=600,
     dlq_url=f"{URL}/0",
-    dlq_queues={QUEUE: {"max_deliveries": MAX_DELIVERIES}},
+    dlq_queues={QUEUE: {"max_deliveries": MAX_DELIVERIES, "dead_letter_ttl": TTL_SECONDS}},
     dlq_spool_dir=str(FOLDER / "spool"),
     dlq_start_timeout=30,
 )
@@ -65,7 +72,8 @@ dlq = DeadLetters(app)
 
 def mark(name: str, request: Any) -> None:
     """Add one line to a file: task id, retries, process, worker, time; whole or not at all."""
-    line = f"{request.id} {request.retries} {os.getpid()} {os.getppid()} {time.time():.6f}\n"
+    at = time.time() - SKEW_SECONDS
+    line = f"{request.id} {int(request.retries or 0)} {os.getpid()} {os.getppid()} {at:.6f}\n"
     handle = os.open(FOLDER / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(handle, line.encode())
@@ -74,7 +82,7 @@ def mark(name: str, request: Any) -> None:
 
 
 @app.task(bind=True)
-def quick(self: Any) -> None:
+def quick(self: Any, *_: Any) -> None:
     mark("starts", self.request)
     mark("ends", self.request)
 

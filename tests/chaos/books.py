@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from signal import SIGKILL
 from typing import Any
 
 from celery_dlq import DeadLetter, Outcome, Reason
@@ -16,9 +17,12 @@ Key = tuple[str, int]
 """Task id and retries."""
 
 NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
+KILLED_SECONDS = 1.0  # one that takes longer to end was asked to, and had time to give back
 REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
 
-EXPECTED: dict[str, Reason | None] = {
+Ends = Reason | frozenset[Reason] | None
+
+EXPECTED: dict[str, Ends] = {
     "quick": None,
     "slow": None,
     "retries": None,
@@ -33,8 +37,12 @@ EXPECTED: dict[str, Reason | None] = {
     "too_long": Reason.TIME_LIMIT_EXCEEDED,
     "unknown": Reason.UNKNOWN_TASK,
     "undecodable": Reason.UNDECODABLE_MESSAGE,
-}
-"""How each kind ends when nobody disturbs it: its reason, or success."""
+    "odd": None,
+    "poison": frozenset({
+        Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE, Reason.MAX_DELIVERIES_EXCEEDED,
+    }),
+}  # fmt: skip
+"""How each kind ends when nobody disturbs it: its reason, one of some, or success."""
 
 RETRYING = frozenset({"retries", "autoretries"})
 
@@ -110,6 +118,7 @@ class Facts:
     outages: list[tuple[float, float]] = field(default_factory=list)
     copies: Counter[Key] = field(default_factory=Counter)
     vanished: Counter[Key] = field(default_factory=Counter)
+    stored: dict[str, list[float]] = field(default_factory=dict)  # when its letters were, by task
     visibility_seconds: float | None = None
 
 
@@ -242,8 +251,7 @@ class Balance:
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
         }
         told = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._story(key[0])}"
-        after = self._after_letter(key, starts)
-        if after:
+        if self._after_letter(key, starts) > causes["several messages with one key"]:
             self.books.faults["executed again after its letter was stored"].append(told)
             return
         if extra > sum(causes.values()):
@@ -259,8 +267,9 @@ class Balance:
         """No letter tells of more deliveries than there were starts."""
         starts = self.starts.get((letter.task_id, letter.retries), [])
         missing = letter.deliveries - len(starts)
-        if missing <= 0:
-            return
+        published = self.facts.published.get(letter.task_id)
+        if missing <= 0 or (published and published.kind == "poison"):
+            return  # one that cannot be given to a process is counted, or it would come for ever
         told = f"{letter.task_id}: {_told(letter)}, {len(starts)} starts; {_history(letter)}"
         early = [d for d in self._unmatched(letter, starts) if self._died_near(d)]
         # The store was silent at their start, so they were added to the count afterwards.
@@ -278,7 +287,7 @@ class Balance:
         if published is None:
             return
         expected = EXPECTED[published.kind]
-        if letter.reason is expected:
+        if letter.reason in (expected if isinstance(expected, frozenset) else (expected,)):
             return
         told = f"{letter.task_id} {published.kind}: {_told(letter)}; {self._story(letter.task_id)}"
         if letter.reason is Reason.MAX_DELIVERIES_EXCEEDED:
@@ -286,6 +295,8 @@ class Balance:
             fair = full and all(self._disturbed(d) for d in letter.history)
             starts = self.starts.get((letter.task_id, letter.retries), [])
             seldom = expected is None and len(starts) < letter.deliveries
+            if letter.deliveries == 1:  # that once, the process died between count and start
+                seldom = seldom and not all(self._killed(d) for d in letter.history)
             where = self.books.explained if fair and not seldom else self.books.faults
             name = "its workers ended under it"
             if not fair:
@@ -311,9 +322,14 @@ class Balance:
 
     def _after_letter(self, key: Key, starts: Sequence[Mark]) -> int:
         """How many starts came after the message's letter was stored."""
-        times = [x.dead_lettered_at.timestamp() for x in self.letters.get(key[0], [])
-                 if x.retries == key[1]]  # fmt: skip
-        return sum(mark.at > times[0] for mark in starts) if times else 0
+        died = [x.dead_lettered_at.timestamp() for x in self.letters.get(key[0], [])
+                if x.retries == key[1]]  # fmt: skip
+        if not died:
+            return 0
+        # One that died while the store was silent is stored later, as the worker's log says.
+        stored = [at for at in self.facts.stored.get(key[0], []) if at >= died[0] - 0.01]
+        then = min(stored, default=died[0])
+        return sum(mark.at > then and not self._in_outage(mark.at) for mark in starts)
 
     def _copies(self, key: Key) -> int:
         """How many messages carried one key: publishing is at least once, retries too."""
@@ -378,6 +394,16 @@ class Balance:
             for ended in self.facts.ended
             if delivery.worker_pid in (None, ended.worker) or delivery.outcome is Outcome.VANISHED
         )
+
+    def _killed(self, delivery: Any) -> bool:
+        """Its worker was killed soon after the delivery was counted, and not asked to end first."""
+        began = delivery.started_at.timestamp()
+        return any(
+            ended.how == -SIGKILL and ended.at - ended.asked_at < KILLED_SECONDS
+            and began - 0.5 <= ended.at <= began + NEAR_SECONDS
+            for ended in self.facts.ended
+            if ended.worker == delivery.worker_pid
+        )  # fmt: skip
 
     def _disturbed(self, delivery: Any) -> bool:
         """Something happened to the delivery that is not the task's doing."""

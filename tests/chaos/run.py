@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import random
 import shutil
@@ -18,16 +19,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from uuid import UUID
 
+import amqp
 import redis
 from chaos.aof import traffic
 from chaos.books import Balance, Books, Facts, Published, read_marks
+from chaos.odd import odd
 from chaos.stage import Said, Slot, environment, said, until
 from kombu.exceptions import OperationalError
 from rabbit import RabbitServer, rabbitmq_executable
@@ -35,13 +40,16 @@ from rich.console import Console
 from rich.table import Table
 from servers import RedisServer, redis_executable
 
+from celery_dlq import DeadLetter
+
 WEIGHTS = {
     "quick": 520, "slow": 100, "retries": 50, "killed": 60, "segfault": 20, "exits": 20,
     "requeues": 50, "fails": 60, "autoretries": 30, "to_dlq": 40, "too_long": 10,
-    "unknown": 20, "undecodable": 18, "kills_worker": 2,
+    "unknown": 20, "undecodable": 18, "kills_worker": 2, "odd": 40, "poison": 10,
 }  # fmt: skip
 MISFORTUNES = {
     "kill": 5, "behead": 2, "pause": 4, "cold": 3, "warm": 3, "redis hangs": 3, "redis dies": 3,
+    "redis drops": 4, "broker drops": 6,
 }  # fmt: skip
 REDIS_ARGUMENTS = (
     "--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0",
@@ -61,15 +69,17 @@ class Publisher(threading.Thread):
         rng: Decides on the mix.
         tasks: How many.
         settled: How many tasks have come to an end so far.
+        without: Kinds that are left out.
     """
 
     def __init__(
-        self, app: ModuleType, rng: random.Random, tasks: int, settled: Callable[[], int]
-    ) -> None:
+        self, app: ModuleType, rng: random.Random, tasks: int, settled: Callable[[], int],
+        without: Sequence[str],
+    ) -> None:  # fmt: skip
         super().__init__(name="publisher", daemon=True)
         self._app = app
         self._settled = settled
-        self._plan = self._mix(rng, tasks)
+        self._plan = self._mix(rng, tasks, {k: w for k, w in WEIGHTS.items() if k not in without})
         self._slow = [rng.uniform(0.2, 1.0) for _ in range(tasks)]
         self.published: dict[str, Published] = {}
         self.stopped = threading.Event()
@@ -95,12 +105,23 @@ class Publisher(threading.Thread):
             try:
                 self._send(task_id, kind, seconds)
                 note.confirmed = True
-            except (redis.RedisError, OSError, OperationalError):
+            except (redis.RedisError, amqp.AMQPError, OSError, OperationalError):
                 if self.stopped.wait(0.2) and note.attempts > MOST_OUTSTANDING:
                     return
 
     def _send(self, task_id: str, kind: str, seconds: float) -> None:
         app = self._app.app
+        if kind in ("odd", "poison"):
+            # The same at each try; uuid4 is random enough to choose by.
+            draft = odd(kind, UUID(task_id).fields[0] / 2**32, task_id, "chaos.app.quick")
+            queue = app.amqp.queues[self._app.QUEUE]
+            with app.producer_pool.acquire(block=True) as producer:
+                producer.publish(
+                    draft["body"], exchange=queue.exchange, routing_key=queue.routing_key,
+                    headers=draft["headers"], content_type=draft["content-type"],
+                    content_encoding=draft["content-encoding"], correlation_id=task_id,
+                )  # fmt: skip
+            return
         if kind == "undecodable":
             headers = {"task": "chaos.app.quick", "id": task_id, "lang": "py", "retries": 0}
             queue = app.amqp.queues[self._app.QUEUE]
@@ -115,9 +136,11 @@ class Publisher(threading.Thread):
         app.send_task(name, args, task_id=task_id, retry=False)
 
     @staticmethod
-    def _mix(rng: random.Random, tasks: int) -> list[tuple[str, str]]:
-        kinds = list(WEIGHTS)[:tasks]  # each at least once
-        kinds += rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=tasks - len(kinds))
+    def _mix(
+        rng: random.Random, tasks: int, weights: dict[str, int]
+    ) -> list[tuple[str, str]]:  # fmt: skip
+        kinds = list(weights)[:tasks]  # each at least once
+        kinds += rng.choices(list(weights), list(weights.values()), k=tasks - len(kinds))
         rng.shuffle(kinds)
         return [(str(UUID(int=rng.getrandbits(128), version=4)), kind) for kind in kinds]
 
@@ -128,24 +151,33 @@ class Chaos:
     Args:
         rng: Decides what and when.
         server: The Redis.
+        rabbit: The RabbitMQ; ``None`` if Redis is the broker.
         slots: The workers.
         tell: Gets a line for everything that is done.
+        deploy_seconds: How often one of the workers is deployed; 0 for never.
     """
 
     def __init__(
-        self, rng: random.Random, server: RedisServer, slots: list[Slot],
-        tell: Callable[[str], None],
+        self, rng: random.Random, server: RedisServer, rabbit: RabbitServer | None,
+        slots: list[Slot], tell: Callable[[str], None], deploy_seconds: float,
     ) -> None:  # fmt: skip
         self._rng = rng
         self._server = server
+        self._rabbit = rabbit
         self._slots = slots
         self._tell = tell
         self._next_at = time.monotonic() + 4.0  # after the workers' start
-        self.owed = rng.sample(list(MISFORTUNES), len(MISFORTUNES))  # each happens once, at first
+        self._deploy_seconds = deploy_seconds
+        self._deploy_at = self._next_at if deploy_seconds else math.inf
+        self._misfortunes = {what: weight for what, weight in MISFORTUNES.items()
+                             if rabbit or what != "broker drops"}  # fmt: skip
+        names = list(self._misfortunes)
+        self.owed = rng.sample(names, len(names))  # each happens once, at first
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._redis_down_since: float | None = None
         self.outages: list[tuple[float, float]] = []
-        self.done: dict[str, int] = dict.fromkeys(MISFORTUNES, 0)
+        self.done: dict[str, int] = dict.fromkeys(names, 0)
+        self.deploys = 0
 
     def tick(self) -> None:
         """Do what is due."""
@@ -153,6 +185,8 @@ class Chaos:
         for item in [item for item in self._later if item[0] <= now]:
             self._later.remove(item)
             item[1]()
+        if now >= self._deploy_at:
+            self._deploy_at = now + (self._deploy_seconds if self._deploy() else AGAIN_SECONDS)
         if now >= self._next_at:
             gap = self._rng.expovariate(1 / MEAN_GAP_SECONDS)
             self._next_at = now + (gap if self._strike() else AGAIN_SECONDS)
@@ -166,10 +200,17 @@ class Chaos:
     def _strike(self) -> bool:
         """Do something bad, unless the one it would befall is down already."""
         rng = self._rng
-        anything = rng.choices(list(MISFORTUNES), list(MISFORTUNES.values()))[0]
+        chances = self._misfortunes
+        anything = rng.choices(list(chances), list(chances.values()))[0]
         what = self.owed[-1] if self.owed else anything
         slot, seconds = rng.choice(self._slots), rng.random()
-        if what.startswith("redis"):
+        if what == "broker drops" and self._rabbit is not None:
+            self._rabbit.close_connections(wait=False)
+        elif what == "redis drops":
+            if self._redis_down_since is not None:
+                return False
+            self._server.close_connections()
+        elif what.startswith("redis"):
             if self._redis_down_since is not None:
                 return False
             self._redis_down_since = time.time()
@@ -190,7 +231,16 @@ class Chaos:
              "warm": lambda: slot.ask(signal.SIGTERM)}[what]()  # fmt: skip
         self.done[what] += 1
         del self.owed[-1:]
-        self._tell(what if what.startswith("redis") else f"{what} {slot.name}")
+        self._tell(what if " " in what else f"{what} {slot.name}")
+        return True
+
+    def _deploy(self) -> bool:
+        """End the worker whose turn it is in order; its slot starts it again."""
+        slot = self._slots[self.deploys % len(self._slots)]
+        if slot.process is None or slot.asked_at is not None or slot.paused:
+            return False
+        slot.ask(signal.SIGTERM)
+        self.deploys += 1
         return True
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
@@ -233,17 +283,19 @@ class Run:
         with ExitStack() as stack:
             server = stack.enter_context(RedisServer(*REDIS_ARGUMENTS))
             data = Path(str(server.client().config_get("dir")["dir"]))
-            broker = None
+            rabbit = None
             if self._options.broker != "redis":
-                broker = stack.enter_context(RabbitServer()).url
-            env = environment(self._folder, server.url, broker, self._options.broker)
+                rabbit = stack.enter_context(RabbitServer())
+            env = environment(self._folder, server.url, rabbit and rabbit.url, self._options.broker)
             env["CHAOS_VISIBILITY"] = str(self._options.visibility)
+            env["CHAOS_LIMIT"] = str(self._options.limit)
             app = stack.enter_context(_app(env))
-            self._slots = [Slot(f"w{n}", self._folder, env) for n in (1, 2)]
+            skew = self._options.skew if rabbit else 0.0  # see README.md
+            self._slots = [Slot("w1", self._folder, env), Slot("w2", self._folder, env, skew)]
             for slot in self._slots:
                 stack.callback(slot.finish)
                 slot.tend()
-            publisher, chaos = self._storm(app, server)
+            publisher, chaos = self._storm(app, server, rabbit)
             self._tell(f"drain; {len(publisher.published)} published")
             rested = self._drain(app, server, publisher)
             for slot in self._slots:
@@ -260,11 +312,13 @@ class Run:
 
     # -- the storm ------------------------------------------------------------------
 
-    def _storm(self, app: ModuleType, server: RedisServer) -> tuple[Publisher, Chaos]:
+    def _storm(
+        self, app: ModuleType, server: RedisServer, rabbit: RabbitServer | None
+    ) -> tuple[Publisher, Chaos]:
         options = self._options
         mix, luck = (random.Random(f"{what} {options.seed}") for what in ("mix", "luck"))  # noqa: S311
-        publisher = Publisher(app, mix, options.tasks, lambda: self._settled(app))
-        chaos = Chaos(luck, server, self._slots, self._tell)
+        publisher = Publisher(app, mix, options.tasks, lambda: self._settled(app), options.without)
+        chaos = Chaos(luck, server, rabbit, self._slots, self._tell, options.deploys)
         publisher.start()
         deadline = time.monotonic() + options.duration
         while (publisher.is_alive() or chaos.owed) and time.monotonic() < deadline:
@@ -337,16 +391,19 @@ class Run:
     def _facts(
         self, app: ModuleType, server: RedisServer, publisher: Publisher, chaos: Chaos, data: Path
     ) -> tuple[Facts, Said]:
-        logs = said({pid: path for slot in self._slots for pid, path in slot.logs.items()})
+        logs = said(self._slots)
         facts = Facts(
             max_deliveries=app.MAX_DELIVERIES,
             published=publisher.published,
             starts=self._marks("starts"),
             ends=self._marks("ends"),
-            letters=self._letters(app),
+            letters=[
+                _on_time(letter, self._slots[1].skew_seconds) for letter in self._letters(app)
+            ],
             received=logs.received,
             doubles=logs.doubles,
             uncounted=logs.uncounted,
+            stored=logs.stored,
             ended=[ended for slot in self._slots for ended in slot.ended],
             outages=chaos.outages,
         )
@@ -369,6 +426,7 @@ class Run:
             "tasks": self._options.tasks,
             "seconds": round(time.monotonic() - self._begun, 1),
             "balanced": books.balanced,
+            "deploys": chaos.deploys,
             "misfortunes": chaos.done,
             "counts": books.counts,
             "faults": {name: found for name, found in books.faults.items() if found},
@@ -378,6 +436,21 @@ class Run:
 
     def _tell(self, text: str) -> None:
         self._console.log(f"{time.time():.2f} {text}", highlight=False)
+
+
+def _on_time(letter: DeadLetter, skew_seconds: float) -> DeadLetter:
+    """The letter as clocks that are right would have it: no run takes half of an hour."""
+
+    def right(at: datetime | None) -> datetime | None:
+        off = 0.0 if at is None else at.timestamp() - time.time()
+        wrong = abs(off - skew_seconds) < abs(off)
+        return at - timedelta(seconds=skew_seconds) if at is not None and wrong else at
+
+    history = tuple(
+        replace(d, started_at=right(d.started_at), ended_at=right(d.ended_at))
+        for d in letter.history
+    )
+    return replace(letter, dead_lettered_at=right(letter.dead_lettered_at), history=history)
 
 
 @contextmanager
@@ -396,7 +469,11 @@ def show(report: dict[str, Any], console: Console) -> None:
     """The report for people."""
     table = Table("", "", title=f"Chaos on {report['broker']}, seed {report['seed']}, "
                   f"{report['seconds']:g} s", show_header=False)  # fmt: skip
-    for name, count in [*report["counts"].items(), *report["misfortunes"].items()]:
+    for name, count in [
+        *report["counts"].items(),
+        *report["misfortunes"].items(),
+        ("deploys", report["deploys"]),
+    ]:
         table.add_row(name, str(count))
     table.add_section()
     for name, found in report["explained"].items():
@@ -423,6 +500,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--duration", type=float, default=600.0, help="most seconds of publishing")
     parser.add_argument("--visibility", type=float, default=8.0,
                         help="visibility_timeout of the Redis broker, in seconds")  # fmt: skip
+    parser.add_argument("--limit", type=int, default=3, help="max_deliveries")
+    parser.add_argument("--deploys", type=float, default=6.0,
+                        help="every so many seconds a worker is ended in order and started again; "
+                        "0 for never")  # fmt: skip
+    parser.add_argument("--skew", type=float, default=3600.0,
+                        help="how many seconds the clock of one worker is ahead, or behind with a "
+                        "minus; only on RabbitMQ")  # fmt: skip
+    parser.add_argument("--without", nargs="+", choices=list(WEIGHTS), default=[],
+                        help="kinds of messages to leave out")  # fmt: skip
     parser.add_argument("--report", type=Path, help="write the report to this JSON file")
     parser.add_argument("--keep", action="store_true", help="keep marks, logs and data")
     options = parser.parse_args(arguments)

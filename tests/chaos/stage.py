@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,11 +19,16 @@ from pathlib import Path
 from chaos.books import Ended, Received
 
 TESTS = Path(__file__).parents[1]
+CLOCK = Path(__file__).with_name("clock")
 PATIENCE_SECONDS = 15.0  # for a worker that was asked to end
-MOST_FALSE_STARTS = 5
+MOST_FALSE_STARTS = 10  # in a row
 
 _RECEIVED = re.compile(
     r"^\[([\d-]+ [\d:]+,\d+): INFO/\w+\] Task \S+\[([0-9a-f-]{36})\] received$", re.MULTILINE
+)
+_STORED = re.compile(
+    r"^\[([\d-]+ [\d:]+,\d+): WARNING/\w+\] Task \S+\[([0-9a-f-]{36})\] dead-lettered to",
+    re.MULTILINE,
 )
 _DOUBLE = re.compile(r"Task ([0-9a-f-]{36}) is delivered again while delivery \d+ of it still runs")
 _UNCOUNTED = re.compile(r"Delivery of ([0-9a-f-]{36}) is not counted, it runs")
@@ -37,11 +42,13 @@ class Slot:
         name: Node name.
         folder: Where the logs go.
         env: The workers' environment.
+        skew_seconds: How far its clock is ahead.
     """
 
     name: str
     folder: Path
     env: dict[str, str]
+    skew_seconds: float = 0.0
     process: subprocess.Popen[bytes] | None = None
     asked_at: float | None = None  # when it was asked to end
     cold: bool = False
@@ -49,6 +56,7 @@ class Slot:
     false_starts: int = 0
     ended: list[Ended] = field(default_factory=list)
     logs: dict[int, Path] = field(default_factory=dict)
+    _started_at: float = 0.0
 
     def tend(self) -> None:
         """Start a process where there is none; note the end of one, and hurry one that hangs."""
@@ -77,7 +85,8 @@ class Slot:
     def _ended_by_itself(self) -> None:
         """Nobody asked it to: an error of the worker, which may come again at every start."""
         assert self.process is not None
-        self.false_starts += 1
+        soon = time.time() - self._started_at < PATIENCE_SECONDS
+        self.false_starts = self.false_starts + 1 if soon else 1
         if self.false_starts > MOST_FALSE_STARTS:
             log = self.logs[self.process.pid].read_text("utf-8", "replace")
             message = f"workers end by themselves; the last one said: {log[-2000:]}"
@@ -130,9 +139,14 @@ class Slot:
         command = [sys.executable, "-m", "celery", "-A", "chaos.app", "worker",
                    "--concurrency", "2", "--hostname", f"{self.name}@chaos", "--loglevel", "INFO",
                    "--queues", "work", "--without-gossip", "--without-mingle"]  # fmt: skip
+        env = dict(self.env)
+        if self.skew_seconds:
+            env |= {"CHAOS_SKEW": str(self.skew_seconds),
+                    "PYTHONPATH": f"{CLOCK}{os.pathsep}{env['PYTHONPATH']}"}  # fmt: skip
+        self._started_at = time.time()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                command, env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output,
+                command, env=env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, start_new_session=True,
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
             )  # fmt: skip
@@ -149,6 +163,7 @@ class Said:
     """What the logs of all workers say."""
 
     received: list[Received] = field(default_factory=list)
+    stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     doubles: Counter[str] = field(default_factory=Counter)
     uncounted: Counter[str] = field(default_factory=Counter)
     complaints: Counter[str] = field(default_factory=Counter)
@@ -161,19 +176,23 @@ _COMPLAINTS = (
 )  # fmt: skip
 
 
-def said(logs: dict[int, Path]) -> Said:
+def said(slots: Sequence[Slot]) -> Said:
     """Read the logs of all workers."""
     result = Said()
-    for worker, path in logs.items():
+    for slot, worker, path in [(s, w, path) for s in slots for w, path in s.logs.items()]:
         text = path.read_text("utf-8", "replace")
-        result.received += [
-            Received(task_id, worker, datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp())  # noqa: DTZ007 - local time, as Celery logs it
-            for at, task_id in _RECEIVED.findall(text)
-        ]
+        for at, task_id in _RECEIVED.findall(text):
+            result.received.append(Received(task_id, worker, _logged(at) - slot.skew_seconds))
+        for at, task_id in _STORED.findall(text):
+            result.stored[task_id].append(_logged(at) - slot.skew_seconds)
         result.doubles.update(_DOUBLE.findall(text))
         result.uncounted.update(_UNCOUNTED.findall(text))
         result.complaints.update({what: n for what in _COMPLAINTS if (n := text.count(what))})
     return result
+
+
+def _logged(at: str) -> float:
+    return datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007 - local time, as Celery logs it
 
 
 def until(question: Callable[[], bool], seconds: float, *, tend: Callable[[], None]) -> bool:

@@ -44,7 +44,7 @@ class Deploys:
             self._publish(len(self._published) + TASKS - len(self._waiting()))
             worker = self._start(conf, **more)
             some = 1 + len(self._published) % 60
-            poll(lambda: TASKS - len(self._waiting()) >= some, timeout_seconds=30)
+            poll(lambda some=some: TASKS - len(self._waiting()) >= some, timeout_seconds=30)  # type: ignore[misc]
             worker.process.send_signal(signal.SIGTERM)
             worker.process.wait(30)
         worker = self._start(conf, **more)

@@ -82,6 +82,11 @@ def _succeeds(sender: Any, **_: Any) -> None:
     mark("SUCCESS", (request.args or ())[:1], vars(request).get("fuzz_case"), request.id)
 
 
+def _fails_outside(request: Any, args: Any, **_: Any) -> None:
+    """An error beside the task's body, which Celery may tell the main process as a success."""
+    mark("OUTSIDE", args, request)
+
+
 @app.task(bind=True)
 def echo(self: Any, *args: Any, **kwargs: Any) -> str:
     _begins(self, args)
@@ -114,4 +119,5 @@ def _tell_what_is_received() -> None:
 
 if "FUZZ_FOLDER" in os.environ:
     signals.task_success.connect(_succeeds)
+    signals.task_internal_error.connect(_fails_outside)
     _tell_what_is_received()

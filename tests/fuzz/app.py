@@ -79,7 +79,7 @@ def _begins(task: Any, args: tuple[Any, ...]) -> None:
 def _succeeds(sender: Any, **_: Any) -> None:
     """Not at the task's own end: what follows it, a chord's part say, can still fail it."""
     request = sender.request
-    mark("SUCCESS", (request.args or ())[:1], vars(request).get("fuzz_case"), request.id)
+    mark("SUCCESS", request.args, vars(request).get("fuzz_case"), request.id)
 
 
 def _fails_outside(request: Any, args: Any, **_: Any) -> None:

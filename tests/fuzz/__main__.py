@@ -146,6 +146,8 @@ class Run:
             for letter in self._dlq.letters(queue.name):
                 held = f"{letter.properties} {letter.headers} {letter.task_id} {letter.body!r}"
                 found = re.search(r"case-\d+-\d+", held)
+                if found and letter.parent_id == found[0]:
+                    continue  # of a message that the task's errbacks sent
                 reasons[found[0] if found else "?"].append(letter.reason.value)
         for outcome in self._sides["guarded"].outcomes.values():
             outcome.letters = reasons[outcome.token]

@@ -43,8 +43,8 @@ class Deploys:
         for _ in range(ROUNDS):
             self._publish(len(self._published) + TASKS - len(self._waiting()))
             worker = self._start(conf, **more)
-            some = 1 + len(self._published) % 60
-            poll(lambda some=some: TASKS - len(self._waiting()) >= some, timeout_seconds=30)  # type: ignore[misc]
+            most = TASKS - 1 - len(self._published) % 60  # not always at the same moment
+            poll(lambda most=most: len(self._waiting()) <= most, timeout_seconds=30)
             worker.process.send_signal(signal.SIGTERM)
             worker.process.wait(30)
         worker = self._start(conf, **more)

@@ -79,7 +79,12 @@ def _begins(task: Any, args: tuple[Any, ...]) -> None:
 def _succeeds(sender: Any, **_: Any) -> None:
     """Not at the task's own end: what follows it, a chord's part say, can still fail it."""
     request = sender.request
-    mark("SUCCESS", (request.args or ())[:1], vars(request).get("fuzz_case"), request.id)
+    mark("SUCCESS", request.args, vars(request).get("fuzz_case"), request.id)
+
+
+def _fails_outside(request: Any, args: Any, **_: Any) -> None:
+    """An error beside the task's body, which Celery may tell the main process as a success."""
+    mark("OUTSIDE", args, request)
 
 
 @app.task(bind=True)
@@ -114,4 +119,5 @@ def _tell_what_is_received() -> None:
 
 if "FUZZ_FOLDER" in os.environ:
     signals.task_success.connect(_succeeds)
+    signals.task_internal_error.connect(_fails_outside)
     _tell_what_is_received()

@@ -92,6 +92,7 @@ class RabbitPlace:
 
     sees_unacknowledged = False
     _EXCHANGE = "anything"
+    _TRIAL = "trial"
 
     def __init__(self, url: str, port: int, vhost: str, kind: str) -> None:
         self.url = url
@@ -105,14 +106,17 @@ class RabbitPlace:
             channel.queue_bind(QUEUE, self._EXCHANGE)
 
     def allows(self, draft: dict[str, Any]) -> bool:
-        """Whether py-amqp can write it: AMQP fixes the types of all properties."""
+        """Tried out in another queue: py-amqp can write it, and RabbitMQ does not close on us."""
         try:
             message, key = _amqp_message(draft)
-            message._serialize_properties()
             key.encode()
+            with amqp.Connection(**self._where, confirm_publish=True) as connection:
+                channel = connection.channel()
+                channel.queue_declare(self._TRIAL, arguments={"x-max-length": 1})
+                channel.basic_publish(message, "", self._TRIAL)
+                return channel.basic_get(self._TRIAL, no_ack=True) is not None
         except Exception:
             return False
-        return True
 
     def publish(self, draft: dict[str, Any]) -> None:
         with amqp.Connection(**self._where, confirm_publish=True) as connection:

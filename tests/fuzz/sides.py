@@ -22,6 +22,7 @@ BATCH = 100
 SOUND_EVERY = 25
 MOST_DEATHS = {"plain": 1, "guarded": 3}  # of one message, alone; once among others before
 QUIET_SECONDS = 3.0
+QUIET_ALONE_SECONDS = 8.0  # one that publishes a retry which cannot be sent tries for seconds
 QUIET_AFTER_DEATH_SECONDS = 12.0
 START_SECONDS = 30.0
 MOST_SECONDS = 60.0  # of one batch
@@ -40,6 +41,7 @@ class Outcome:
     Attributes:
         starts: How often its task began.
         succeeded: Celery called one of these a success.
+        outside: Celery failed beside the task's body.
         acknowledged: It is neither queued nor unacknowledged.
         deaths: How often the worker's main process died of it, when it was alone.
         healthy: The sound messages behind it ran.
@@ -49,6 +51,7 @@ class Outcome:
 
     starts: int = 0
     succeeded: bool = False
+    outside: bool = False
     acknowledged: bool = False
     deaths: int = 0
     healthy: bool = True
@@ -114,8 +117,9 @@ class Side:
         token = self._publish(case)
         behind = [self._publish(sound(-1)) for _ in range(2)]
         self._start(FUZZ_VISIBILITY="4")
-        while not self._rest({token, *behind}, QUIET_AFTER_DEATH_SECONDS if deaths else None):
-            deaths += 1
+        quiet = QUIET_ALONE_SECONDS
+        while not self._rest({token, *behind}, quiet):
+            deaths, quiet = deaths + 1, QUIET_AFTER_DEATH_SECONDS
             self._kill()
             if deaths >= MOST_DEATHS[self.name]:
                 break
@@ -185,6 +189,7 @@ class Side:
         outcome = self.outcomes[case.number] = Outcome(
             starts=self._marks.of("start", token), token=token, acknowledged=token not in left,
             succeeded=self._marks.of("SUCCESS", token) > 0,
+            outside=self._marks.of("OUTSIDE", token) > 0,
         )  # fmt: skip
         return outcome
 
@@ -196,11 +201,10 @@ class Side:
         self.place.publish(case.draft(token))
         return token
 
-    def _rest(self, tokens: set[str], quiet_seconds: float | None = None) -> bool:
+    def _rest(self, tokens: set[str], quiet_seconds: float = QUIET_SECONDS) -> bool:
         """Wait until nothing is left or nothing happens any more; not if the worker dies."""
         assert self._worker is not None
         self._marks.forget_received()
-        quiet_seconds = quiet_seconds or QUIET_SECONDS
         end = time.monotonic() + MOST_SECONDS
         seen: Any = None
         since = time.monotonic()

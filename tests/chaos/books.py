@@ -375,7 +375,9 @@ class Balance:
         """Deliveries in a letter's history without a mark."""
         left = [mark.at for mark in starts]
         missing = []
-        for delivery in reversed(letter.history):  # the latest first: it has the least choice
+        # The latest first: it has the least choice. A letter's own order is that of its workers'
+        # clocks, of which one is wrong.
+        for delivery in sorted(letter.history, key=lambda d: d.started_at, reverse=True):
             if delivery.retries != letter.retries or delivery.outcome is Outcome.SHUTDOWN:
                 continue
             began = delivery.started_at.timestamp()

@@ -160,8 +160,18 @@ class _Drop:
         exc: Exception | None,
         go_on: Callable[[], None],
     ) -> Ending:
+        """Store the letter; an error of our own leaves the message to Celery."""
         try:
-            return self._store(message, body, reason, exc, lambda: self._settle(message, go_on))
+            headers, failure = (
+                _headers(message, body),
+                dropped_failure(exc, "not a Celery task message"),
+            )
+            if reason is Reason.UNKNOWN_TASK:
+                text = f"no worker here knows the task {headers.get('task')!r}"
+                failure = dropped_failure(None, text)
+            return self._guard.dropped(
+                message, headers, reason, failure, partial(self._settle, message, go_on)
+            )
         except Exception:
             self._guard.failed("drop")
             logger.critical("A dropped message is left to Celery, without a letter", exc_info=True)
@@ -179,21 +189,6 @@ class _Drop:
             message.reject_log_error()
         finally:
             HANDLING.reset(handling)
-
-    def _store(
-        self,
-        message: Any,
-        body: Any,
-        reason: Reason,
-        exc: Exception | None,
-        done: Callable[[], None],
-    ) -> Ending:
-        if reason is Reason.UNKNOWN_TASK:
-            text = f"no worker here knows the task {_headers(message, body).get('task')!r}"
-            failure = dropped_failure(None, text)
-        else:
-            failure = dropped_failure(exc, "not a Celery task message")
-        return self._guard.dropped(message, _headers(message, body), reason, failure, done)
 
     def _acknowledge_instead(self, message: Any) -> None:
         """A rejection would also copy it to the broker's own DLX, and not remove it on SQS."""

@@ -53,7 +53,9 @@ def told(command: str) -> str:
     name, _, rest = command.partition(" ")
     if name == "EVAL":
         return f"EVAL {next((one for one, text in TEXTS.items() if rest.startswith(text)), '?')}"
-    return f"{name} {rest.partition(' ')[0]}" if name == "EVALSHA" else name
+    if name == "EVALSHA" or rest.startswith("REPLY"):
+        return f"{name} {rest.partition(' ')[0]}"
+    return name
 
 
 FIRST, LETTER, FORGET = (script(name) for name in ("count_first", "dead_letter", "forget"))
@@ -201,11 +203,14 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
             assert dying.connections() <= 2
     found = healthy.of_tasks
     assert found.pop(FIRST) == TASKS
+    # One before each script that nobody waits for: starts, clean-ups, signs of life.
+    assert found.pop("CLIENT REPLY") <= TASKS + TASKS // 32 + 15
     # A clean-up with every 32nd, and with a tick of the background.
     assert set(found) <= {FORGET}, found
     assert found.get(FORGET, 0) <= TASKS // 32 + 5
     letters = dying.of_tasks
     letters.pop(FORGET, None)
+    assert letters.pop("CLIENT REPLY") <= DYING + 15
     assert letters == {FIRST: DYING, "SADD": DYING, LETTER: DYING}
 
 

@@ -158,7 +158,7 @@ class RedisCounter:
     def flush(self) -> None:
         """Send the clean-ups, and ask Redis whether it takes what is told it."""
         while self._done and self._clean_up():
-            """Until nothing is left, or Redis does not take it."""
+            pass  # until nothing is left, or Redis does not take it
         if counted := self._counted():
             self._wire.tell(counted)
         name, self._told_of = self._told_of, ""

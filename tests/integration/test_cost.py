@@ -204,13 +204,14 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
     found = healthy.of_tasks
     assert found.pop(FIRST) == TASKS
     # One before each script that nobody waits for: starts, clean-ups, signs of life.
-    assert found.pop("CLIENT REPLY") <= TASKS + TASKS // 32 + 15
+    # Redis 6.2 does not show them to MONITOR.
+    assert found.pop("CLIENT REPLY", 0) <= TASKS + TASKS // 32 + 15
     # A clean-up with every 32nd, and with a tick of the background.
     assert set(found) <= {FORGET}, found
     assert found.get(FORGET, 0) <= TASKS // 32 + 5
     letters = dying.of_tasks
     letters.pop(FORGET, None)
-    assert letters.pop("CLIENT REPLY") <= DYING + 15
+    assert letters.pop("CLIENT REPLY", 0) <= DYING + 15
     assert letters == {FIRST: DYING, "SADD": DYING, LETTER: DYING}
 
 

@@ -17,8 +17,8 @@ from celery_dlq.worker.failure import failure_of_exc_info
 from celery_dlq.worker.guard import HANDLING
 
 if TYPE_CHECKING:
-    from celery_dlq.worker.burial import Burial
     from celery_dlq.worker.guard import Guard
+    from celery_dlq.worker.letter_writer import LetterWriter
 
 logger = get_logger("celery_dlq.worker")
 
@@ -43,9 +43,9 @@ class WorkerObservers:
         self._reporter: sentry.SentryReporter | None = None
         self._gauges: Any = None
 
-    def watch(self, guard: Guard, burial: Burial, hostname: str) -> None:
+    def watch(self, guard: Guard, letter_writer: LetterWriter, hostname: str) -> None:
         """Begin; before the pool starts, so that its processes take part."""
-        self._gauges = partial(_gauges, burial, hostname)
+        self._gauges = partial(_gauges, letter_writer, hostname)
         if self._settings.sentry != sentry.OFF and sentry.client() is not None:
             guard.share_overrides()
             keeps = partial(_keeps, guard)
@@ -74,8 +74,8 @@ class WorkerObservers:
             logger.exception("The last metrics of this worker are not written")
 
 
-def _gauges(burial: Burial, hostname: str) -> WorkerGauges:
-    return WorkerGauges(worker=hostname, spool=burial.spooled, waiting=len(burial))
+def _gauges(letter_writer: LetterWriter, hostname: str) -> WorkerGauges:
+    return WorkerGauges(worker=hostname, spool=letter_writer.spooled, waiting=len(letter_writer))
 
 
 def _keeps(guard: Guard, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:

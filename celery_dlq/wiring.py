@@ -21,8 +21,8 @@ from celery_dlq.policybook import PolicyBook
 from celery_dlq.ports import Clock, DeadLetterStore, Keeper, WorkerCard
 from celery_dlq.record import EPOCH
 from celery_dlq.retention import Retention, RetentionRound
-from celery_dlq.worker.burial import Burial
 from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.letter_writer import LetterWriter
 from celery_dlq.worker.plan import Plans
 from celery_dlq.worker.presence import Presence
 from celery_dlq.worker.sampling import Sampler
@@ -76,7 +76,7 @@ def make_guard(
     _warn_of_unknown_queues(app, book)
     place = shown_place(settings, broker_url)  # without the password: that may change
     observers = WorkerObservers(settings, broker_url, events, measuring)
-    burial = Burial(
+    letter_writer = LetterWriter(
         keeper(parts.store),
         Spool(settings.spool_dir, f"{place} {settings.key_prefix}"),
         events=events,
@@ -94,7 +94,7 @@ def make_guard(
         )
     guard = Guard(
         plans,
-        burial,
+        letter_writer,
         parts.counter,
         clock,
         hostname=hostname,
@@ -104,7 +104,7 @@ def make_guard(
         counts=measuring.counts,
         sampler=sampler,
     )
-    observers.watch(guard, burial, hostname)
+    observers.watch(guard, letter_writer, hostname)
     if parts.metrics is not None:
         measuring.use(parts.metrics)
     retention = Retention(parts.store, parts.board, events, hostname)

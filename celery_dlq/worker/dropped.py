@@ -142,13 +142,13 @@ class _Drop:
         ending = self._ending(message, body, reason, exc, go_on)
         if ending is Ending.LEFT:
             go_on()
-        elif ending is Ending.BURIED:
+        elif ending is Ending.STORED:
             self._settle(message, go_on)
 
     def instead(self, message: Any, exc: Exception, go_on: Callable[[], None]) -> bool:
         """Celery would end the worker; whether the message is a letter instead, or will be."""
         ending = self._ending(message, None, _reason_of_unreadable(message), exc, go_on)
-        if ending is Ending.BURIED:
+        if ending is Ending.STORED:
             self._settle(message, go_on)
         return ending is not Ending.LEFT
 

@@ -35,11 +35,11 @@ from celery_dlq.policy import Policy
 from celery_dlq.ports import Clock, DeliveryCounter, MessageKey, Standing
 from celery_dlq.record import Delivery, Outcome, Reason
 from celery_dlq.verdict import Die, Leave, Run, Start, decide_drop, decide_end, decide_start
-from celery_dlq.worker.burial import Burial, Grave
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.dispatched import Dispatched
 from celery_dlq.worker.failure import Failure
 from celery_dlq.worker.letter import Death, bare, letter_of
+from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
 from celery_dlq.worker.plan import Plan, Plans
 
 logger = get_logger("celery_dlq.worker")
@@ -96,7 +96,7 @@ class Ending(Enum):
     """What Celery may do with a message whose delivery ended."""
 
     LEFT = "left"  # nothing died: Celery goes on as ever
-    BURIED = "buried"  # its letter is stored: acknowledge it
+    STORED = "stored"  # its letter is stored: acknowledge it
     WAITS = "waits"  # its letter is not stored yet: do not acknowledge it
 
 
@@ -146,7 +146,7 @@ class Guard:
 
     Args:
         plans: Tells what guards a message.
-        burial: Stores letters.
+        letter_writer: Stores letters.
         counter: Counts deliveries.
         clock: The present, aware UTC.
         hostname: Node name of the worker.
@@ -161,7 +161,7 @@ class Guard:
     def __init__(
         self,
         plans: Plans,
-        burial: Burial,
+        letter_writer: LetterWriter,
         counter: DeliveryCounter,
         clock: Clock,
         *,
@@ -173,7 +173,7 @@ class Guard:
         sampler: Callable[[Any, Tracked], None] | None = None,
     ) -> None:
         self._plans = plans
-        self._burial = burial
+        self._letter_writer = letter_writer
         self._counter = counter
         self._clock = clock
         self._hostname = hostname
@@ -346,7 +346,7 @@ class Guard:
             nesting=kept.nesting,
         )
         death = self._death(plan, key, kept, verdict, failure, (), 0)
-        return self._bury(death, acknowledged=False, done=done)
+        return self._write(death, acknowledged=False, done=done)
 
     def interrupted(self, request: Any) -> None:
         """The worker gives a running message up because it shuts down: recorded, not charged."""
@@ -388,7 +388,7 @@ class Guard:
         """Once a second: a sign of life, what was put off, and what waits for the store."""
         self._counter.alive(self._running_queues())
         self._counter.flush()
-        self._burial.tick()
+        self._letter_writer.tick()
         self._do_chores()
 
     def close(self) -> None:
@@ -580,7 +580,7 @@ class Guard:
             logger.warning("Task %s died and is not kept: %s (%s)", request.id, verdict.reason,
                            verdict.description)  # fmt: skip
             self._forget(tracked)
-            return Ending.BURIED
+            return Ending.STORED
         history = self._history(tracked, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
             self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.VANISHED.value)
@@ -590,7 +590,7 @@ class Guard:
             tracked.plan, tracked.key, message, verdict, failure, history,
             number if failure else number - 1, pid=tracked.delivery.worker_pid,
         )  # fmt: skip
-        return self._bury(death, acknowledged=bool(request.acknowledged), done=done)
+        return self._write(death, acknowledged=bool(request.acknowledged), done=done)
 
     def _death(
         self,
@@ -617,7 +617,7 @@ class Guard:
             release=self._release,
         )
 
-    def _bury(self, death: Death, *, acknowledged: bool, done: Callable[[], None]) -> Ending:
+    def _write(self, death: Death, *, acknowledged: bool, done: Callable[[], None]) -> Ending:
         """Store the letter; after an error of our own a plainer one; at last leave it to Celery."""
         try:
             try:
@@ -626,8 +626,8 @@ class Guard:
                 self._counts.count(INTERNAL_ERRORS, "letter")
                 logger.exception("Task %s died; its letter says less now", death.key.task_id)
                 letter = letter_of(bare(death))
-            grave = Grave(letter, death.key, acknowledged, done)
-            return Ending.BURIED if self._burial.bury(grave) else Ending.WAITS
+            pending = PendingLetter(letter, death.key, acknowledged, done)
+            return Ending.STORED if self._letter_writer.write(pending) else Ending.WAITS
         except Exception:
             self._counts.count(INTERNAL_ERRORS, "letter")
             logger.critical("Task %s died and is left to Celery, without a letter",

@@ -121,7 +121,7 @@ class DeadLetterRequest:
                 return None
             return super().reject(requeue)  # type: ignore[misc,no-any-return]
         ending = self._dlq_end(requeued=requeue)
-        if ending is Ending.BURIED:
+        if ending is Ending.STORED:
             super().acknowledge()  # type: ignore[misc]
         elif ending is Ending.LEFT:
             super().reject(requeue)  # type: ignore[misc]
@@ -239,7 +239,7 @@ class DeadLetterRequest:
                 self.message, self.request_dict, Reason.INVALID_MESSAGE, failure, done
             )
         )
-        if ending is Ending.BURIED:
+        if ending is Ending.STORED:
             done()
         return ending is not Ending.LEFT
 
@@ -265,7 +265,7 @@ class DeadLetterRequest:
         if ending is Ending.WAITS:
             return True
         task_ready(self)
-        if ending is Ending.BURIED:
+        if ending is Ending.STORED:
             _guarded(self._dlq_fail, exc)
             super().acknowledge()  # type: ignore[misc]
         else:

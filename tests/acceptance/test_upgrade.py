@@ -53,7 +53,7 @@ def fix_the_bug(redis_url: str) -> None:
         client.set("fixed", "yes")
 
 
-def test_two_versions_bury_list_and_redrive_each_others_letters(
+def test_two_versions_write_list_and_redrive_each_others_letters(
     poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str,
     next_path: str, next_dlq: Dlq, tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -62,7 +62,7 @@ def test_two_versions_bury_list_and_redrive_each_others_letters(
     start_worker(arguments=("--hostname", "next@host"), env={"PYTHONPATH": next_path})
     sent = 0
 
-    def both_buried() -> bool:
+    def both_stored() -> bool:
         nonlocal sent
         for _ in range(4):
             poison.fails.delay(f"order-{sent}")
@@ -70,7 +70,7 @@ def test_two_versions_bury_list_and_redrive_each_others_letters(
         found = letters(count=sent)
         return {letter.worker_hostname for letter in found} == {"this@host", "next@host"}
 
-    poll(both_buried, timeout_seconds=30)
+    poll(both_stored, timeout_seconds=30)
     poison.requeues.delay("poison")
     mine = letters(count=sent + 1)
     # Each version reads both kinds; the older keeps what it does not know.

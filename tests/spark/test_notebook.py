@@ -1,4 +1,4 @@
-"""The triage notebook, run on letters that a real worker buried a moment ago."""
+"""The triage notebook, run on letters that a real worker stored a moment ago."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shop(monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer) -> Iterator
 
 
 def export(shop: ModuleType, folder: Path, redis_server: RedisServer) -> None:
-    """Let a real worker bury what cannot be done, then write it and the rest to Parquet."""
+    """Let a real worker write what cannot be done, then write it and the rest to Parquet."""
     deaths = shop.publish()
     successes = shop.ORDERS + 1 - deaths
     client, samples = redis_server.client(), Keys().samples("orders-DLQ")

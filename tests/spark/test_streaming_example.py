@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parents[2] / "examples/spark-streaming"
 
 
-def bury(url: str, task_names: list[str]) -> None:
+def write(url: str, task_names: list[str]) -> None:
     store = RedisStore(connect(url, 10), url, Keys())
     for name in task_names:
         letter = a_letter(task_name=name)
@@ -39,11 +39,11 @@ def test_each_letter_is_in_the_lake_once(
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    bury(redis_url, ["shop.charge"] * 3)
+    write(redis_url, ["shop.charge"] * 3)
     module.start(spark, redis_url, tmp_path / "lake").awaitTermination()
     assert spark.read.parquet(str(tmp_path / "lake/letters")).count() == 3
 
-    bury(redis_url, ["shop.charge", "shop.mail"])
+    write(redis_url, ["shop.charge", "shop.mail"])
     shutil.copy(EXAMPLE / "stream_letters.py", tmp_path)
     done = subprocess.run(
         [sys.executable, "stream_letters.py", "lake"], cwd=tmp_path, capture_output=True,

@@ -35,7 +35,7 @@ def test_rabbitmq_says_where_when_and_why() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "shop_"])
-def test_celerys_delay_queues_are_no_graves(prefix: str) -> None:
+def test_celerys_delay_queues_are_no_dead_letter_queues(prefix: str) -> None:
     """On quorum queues a countdown makes a message expire from queue to queue on its way."""
     delay = f"{prefix}celery_delayed_0"
     deaths = [a_death(), a_death(queue=delay, reason="expired")]

@@ -75,7 +75,7 @@ def test_a_letter_that_cannot_be_stored_is_stored_as_plainly_as_it_can_be_made(
     """The message and the reason are worth more than what is told of the death."""
     monkeypatch.setattr(dlq.store, "dead_letter", failing(1, dlq.store.dead_letter))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.BURIED
+    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.STORED
     (letter,) = dlq.letters("orders-DLQ")
     assert (letter.task_id, letter.body, letter.traceback) == ("t-1", a_message().body, None)
     assert letter.headers
@@ -89,7 +89,7 @@ def test_a_death_that_cannot_be_described_is_a_letter_all_the_same(
     """Without its history and traceback."""
     monkeypatch.setattr(guard_module, "letter_of", failing(1, guard_module.letter_of))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.BURIED
+    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.STORED
     (letter,) = dlq.letters("orders-DLQ")
     assert (letter.task_id, letter.history, letter.exception_type) == ("t-1", (), None)
 

@@ -139,10 +139,10 @@ class RedisStore:
             *entry,
         ]
         # The name first: a letter in a queue that no list shows would be lost to people.
-        reply = self._bury(name, places, args)
+        reply = self._write(name, places, args)
         return Stored.NEW if reply == DeadLetterReply.STORED else Stored.ALREADY_THERE
 
-    def _bury(self, name: str, places: list[str], args: list[Any]) -> Any:
+    def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
         """Name the queue, then store: in one write where the first has worked before."""
         named: Command = ("SADD", self._keys.queues(), spelled(name))
         if self._wire is not None and self._wire.is_open and name in self._named:

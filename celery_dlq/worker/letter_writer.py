@@ -26,7 +26,7 @@ _MOST_HELD = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Grave:
+class PendingLetter:
     """A letter that must be stored, and what is to be done then.
 
     Attributes:
@@ -42,7 +42,7 @@ class Grave:
     done: Callable[[], None]
 
 
-class Burial:
+class LetterWriter:
     """Stores letters, keeps those that wait, and tries them again.
 
     Args:
@@ -68,9 +68,9 @@ class Burial:
         self._events = events or Events()
         self._marked = marked
         self._counts = Counts() if counts is None else counts
-        self._waiting: deque[Grave] = deque()
+        self._waiting: deque[PendingLetter] = deque()
 
-    def bury(self, grave: Grave) -> bool:
+    def write(self, pending: PendingLetter) -> bool:
         """Store a letter.
 
         Returns:
@@ -81,28 +81,28 @@ class Burial:
             Exception: An error of our own; no letter of this message can be stored.
         """
         try:
-            self._save_or_plain(grave.letter, grave.key)
+            self._save_or_plain(pending.letter, pending.key)
         except StoreUnavailable as exc:
-            if grave.acknowledged and self._spooled(grave, exc):
+            if pending.acknowledged and self._spooled(pending, exc):
                 return True
-            self._wait(grave, exc)
+            self._wait(pending, exc)
             return False
         return True
 
     def tick(self) -> None:
         """Try again what waits; one refusal of the store ends the attempt."""
         for _ in range(len(self._waiting)):
-            grave = self._waiting[0]
+            pending = self._waiting[0]
             try:
-                self._save_or_plain(grave.letter, grave.key)
+                self._save_or_plain(pending.letter, pending.key)
             except StoreUnavailable:
                 return
             except Exception:
                 self._counts.count(INTERNAL_ERRORS, "letter")
                 logger.critical("Task %s died and is left to Celery, without a letter",
-                                grave.letter.task_id, exc_info=True)  # fmt: skip
+                                pending.letter.task_id, exc_info=True)  # fmt: skip
             self._waiting.popleft()
-            _finish(grave)
+            _finish(pending)
         self._spool.flush(self._save_or_plain)
 
     def __len__(self) -> int:
@@ -151,40 +151,40 @@ class Burial:
             self._counts.count(DIED_AGAIN, *queues)
         self._events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
 
-    def _spooled(self, grave: Grave, exc: StoreUnavailable) -> bool:
+    def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
         try:
-            self._spool.add(grave.letter, grave.key)
+            self._spool.add(pending.letter, pending.key)
         except OSError as problem:
             logger.critical(
                 "Task %s[%s] is acknowledged, and its letter is only in memory: the spool says "
                 "%s, the store says %s",
-                grave.letter.task_name,
-                grave.letter.task_id,
+                pending.letter.task_name,
+                pending.letter.task_id,
                 problem,
                 exc,
             )
             return False
         logger.error(
             "Task %s[%s] is dead-lettered to the spool %s for now: %s",
-            grave.letter.task_name,
-            grave.letter.task_id,
+            pending.letter.task_name,
+            pending.letter.task_id,
             self._spool.folder,
             exc,
         )
         return True
 
-    def _wait(self, grave: Grave, exc: StoreUnavailable) -> None:
+    def _wait(self, pending: PendingLetter, exc: StoreUnavailable) -> None:
         if len(self._waiting) >= _MOST_HELD:
             # Not acknowledged: the broker gives it out again, and it dies again.
             logger.critical("Task %s waits for its letter only at the broker: too many wait here",
-                            grave.letter.task_id)  # fmt: skip
+                            pending.letter.task_id)  # fmt: skip
             return
-        self._waiting.append(grave)
+        self._waiting.append(pending)
         logger.error(
             "Task %s[%s] is not dead-lettered yet and %s: %s (%d wait)",
-            grave.letter.task_name,
-            grave.letter.task_id,
-            "kept in memory" if grave.acknowledged else "not acknowledged",
+            pending.letter.task_name,
+            pending.letter.task_id,
+            "kept in memory" if pending.acknowledged else "not acknowledged",
             exc,
             len(self._waiting),
         )
@@ -198,8 +198,8 @@ def _marked(letter: DeadLetter, mark: Callable[[DeadLetter], DeadLetter] | None)
         return letter
 
 
-def _finish(grave: Grave) -> None:
+def _finish(pending: PendingLetter) -> None:
     try:
-        grave.done()
+        pending.done()
     except Exception:
-        logger.exception("Task %s was dead-lettered, but not settled", grave.letter.task_id)
+        logger.exception("Task %s was dead-lettered, but not settled", pending.letter.task_id)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.actor import whoami
-from celery_dlq.announcing import PostOffice
+from celery_dlq.announcing import DeadLetterExchanges
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Action, Change, DeadLettered, Events
@@ -28,7 +28,7 @@ class Adoptions:
         app: The Celery app; its broker has the queues.
         settings: Gives its checked settings.
         events: Told of every new letter.
-        post_office: Announces it.
+        exchanges: Announces it.
         clock: The present, aware UTC.
     """
 
@@ -37,13 +37,13 @@ class Adoptions:
         app: Any,
         settings: Callable[[], Settings],
         events: Events,
-        post_office: PostOffice,
+        exchanges: DeadLetterExchanges,
         clock: Clock,
     ) -> None:
         self._app = app
         self._settings = settings
         self._events = events
-        self._post_office = post_office
+        self._exchanges = exchanges
         self._clock = clock
 
     def run(
@@ -72,7 +72,7 @@ class Adoptions:
             _drain(adopter, limit, follow=follow)
         finally:
             adopter.close()
-            self._post_office.deliver(adopter.report.by_queue)
+            self._exchanges.deliver(adopter.report.by_queue)
             for name, letters in sorted(adopter.report.by_queue.items()):
                 board.record(self._change(name, letters, queue))
         return adopter.report
@@ -132,7 +132,7 @@ class Adoptions:
             self._app, settings.policies, queue, target,
             hostname=hostname, pid=pid or os.getpid(), release=settings.release,
         )  # fmt: skip
-        keeper = self._post_office.before(store)
+        keeper = self._exchanges.before(store)
         return Adopter(queue, source_of(self._app, queue), adoption, keeper, self._clock, adopted)
 
     def _change(self, dead_letter_queue: str, letters: int, queue: str) -> Change:

@@ -13,18 +13,18 @@ from celery_dlq.parts import make_outbox
 from celery_dlq.ports import DeadLetterStore, Keeper
 
 if TYPE_CHECKING:
-    from celery_dlq.courier import Courier
+    from celery_dlq.dlx.publisher import ExchangePublisher
 
-logger = get_logger("celery_dlq.courier")
+logger = get_logger("celery_dlq.dlx.publisher")
 
 
-class PostOffice:
-    """The courier of an app and what it needs.
+class DeadLetterExchanges:
+    """The publisher of an app and what it needs.
 
     Args:
         app: The Celery app.
         settings: Gives its checked settings.
-        make_store: Makes a store for the courier alone: it works in a thread of its own.
+        make_store: Makes a store for the publisher alone: it works in a thread of its own.
     """
 
     def __init__(
@@ -33,28 +33,28 @@ class PostOffice:
         self._app = app
         self._settings = settings
         self._make_store = make_store
-        self._courier: Courier | None = None
+        self._publisher: ExchangePublisher | None = None
         self._lock = threading.Lock()
 
-    def courier(self) -> Courier | None:
+    def publisher(self) -> ExchangePublisher | None:
         """What publishes the letters; ``None`` if no policy names an exchange.
 
         Raises:
             SettingsError: Two policies name one exchange with two types.
         """
-        from celery_dlq.courier import Courier, Targets  # noqa: PLC0415 - needs kombu
+        from celery_dlq.dlx.publisher import ExchangePublisher, Targets  # noqa: PLC0415 - needs kombu
 
         with self._lock:
             targets = Targets(self._app, self._settings().policies)
-            if self._courier is None and targets.exchanges():
+            if self._publisher is None and targets.exchanges():
                 outbox = make_outbox(self._settings(), self._app.conf.broker_url)
-                self._courier = Courier(self._app, self._make_store(), outbox, targets)
-            return self._courier
+                self._publisher = ExchangePublisher(self._app, self._make_store(), outbox, targets)
+            return self._publisher
 
     def before(self, store: DeadLetterStore) -> Keeper:
         """The store, with a notice of each letter kept before the letter is stored."""
-        courier = self.courier()
-        return store if courier is None else courier.before(store)
+        publisher = self.publisher()
+        return store if publisher is None else publisher.before(store)
 
     def check(self) -> None:
         """Refuse exchanges and queues that are not as the policies say.
@@ -62,24 +62,24 @@ class PostOffice:
         Raises:
             SettingsError: The message says which, and what the broker has.
         """
-        courier = self.courier()
+        publisher = self.publisher()
         try:
-            if courier is not None:
-                courier.check()
+            if publisher is not None:
+                publisher.check()
         except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
             logger.warning("The dead-letter exchanges are not checked: %s", exc)
 
     def deliver(self, dead_letter_queues: Iterable[str]) -> None:
         """Publish now what a command stored; if that fails, a worker does it later."""
-        courier = self.courier()
-        if courier is not None:
+        publisher = self.publisher()
+        if publisher is not None:
             try:
-                courier.deliver(dead_letter_queues)
+                publisher.deliver(dead_letter_queues)
             except DLQError as exc:
                 logger.warning("A worker publishes the letters later: %s", exc)
-            courier.close()
+            publisher.close()
 
     def close(self) -> None:
         """Disconnect; never raises."""
-        if self._courier is not None:
-            self._courier.close()
+        if self._publisher is not None:
+            self._publisher.close()

@@ -13,7 +13,7 @@ from celery.local import Proxy
 from celery_dlq import __version__, delay, signals
 from celery_dlq.actor import whoami
 from celery_dlq.adopting import Adoptions
-from celery_dlq.announcing import PostOffice
+from celery_dlq.announcing import DeadLetterExchanges
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
 from celery_dlq.errors import NotFound, SettingsError
@@ -75,10 +75,8 @@ class DeadLetters(Operator):
         self._board: Board | None = None
         self._job_book: JobBook | None = None
         self.events = Events()
-        self._post_office = PostOffice(app, lambda: self.settings, self._own_store)
-        self._adoptions = Adoptions(
-            app, lambda: self.settings, self.events, self._post_office, clock
-        )
+        self._exchanges = DeadLetterExchanges(app, lambda: self.settings, self._own_store)
+        self._adoptions = Adoptions(app, lambda: self.settings, self.events, self._exchanges, clock)
         self._measuring = Measuring(lambda: make_metrics(self.settings, self.app.conf.broker_url))
         self.events.subscribe(signals.relay, signals.wants)
         if getattr(app, _ATTRIBUTE, None) is None:
@@ -154,7 +152,7 @@ class DeadLetters(Operator):
             if self._store is not None and self.settings.store != "memory":
                 self._store.close()
                 self._store = None
-            self._post_office.close()
+            self._exchanges.close()
 
     @property
     def job_book(self) -> JobBook:
@@ -434,8 +432,8 @@ class DeadLetters(Operator):
     # -- wiring -------------------------------------------------------------------
 
     def _install(self) -> None:
+        from celery_dlq.dlx.bootstep import ExchangeStep  # noqa: PLC0415
         from celery_dlq.worker.adopting import AdoptStep  # noqa: PLC0415 - publishers need none of it
-        from celery_dlq.worker.announcing import AnnounceStep  # noqa: PLC0415
         from celery_dlq.worker.step import GuardStep, TickStep  # noqa: PLC0415 - publishers need none of it
 
         step = type("DeadLetterGuard", (GuardStep,), {"make_guard": staticmethod(self._make_guard)})
@@ -443,8 +441,8 @@ class DeadLetters(Operator):
         self.app.steps["consumer"].add(TickStep)
         adopting = {"make_adopters": staticmethod(self._make_adopters)}
         self.app.steps["worker"].add(type("DeadLetterAdopter", (AdoptStep,), adopting))
-        announcing = {"courier": staticmethod(self._post_office.courier)}
-        self.app.steps["worker"].add(type("DeadLetterCourier", (AnnounceStep,), announcing))
+        announcing = {"publisher": staticmethod(self._exchanges.publisher)}
+        self.app.steps["worker"].add(type("DeadLetterPublisher", (ExchangeStep,), announcing))
         delay.install(self.app, self)
 
     def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
@@ -462,8 +460,8 @@ class DeadLetters(Operator):
         )  # fmt: skip
 
     def _keeper(self, store: DeadLetterStore) -> Keeper:
-        self._post_office.check()
-        return self._post_office.before(store)
+        self._exchanges.check()
+        return self._exchanges.before(store)
 
     def _own_store(self) -> DeadLetterStore:
         """A store for one thread alone; memory is shared, or it would be another one."""

@@ -604,7 +604,7 @@ class Keeper(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class OutboxEntry:
     """A letter that a dead-letter exchange must still get.
 
     Attributes:
@@ -619,22 +619,22 @@ class Notice:
 
 
 class Outbox(Protocol):
-    """Keeps notices until they are published. Every method may raise `StoreUnavailable`."""
+    """Keeps entries until they are published. Every method may raise `StoreUnavailable`."""
 
-    def add(self, dead_letter_queue: str, notice: Notice) -> None:
-        """Keep a notice, due at once; the same one twice is one."""
+    def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
+        """Keep a entry, due at once; the same one twice is one."""
 
-    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[Notice]:
+    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
         """Notices that nobody tried to publish in the last ``lease_seconds``; tried now."""
 
-    def done(self, dead_letter_queue: str, notices: Sequence[Notice]) -> None:
-        """Forget notices: they are published."""
+    def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
+        """Forget entries: they are published."""
 
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Those of some queues that have notices."""
+        """Those of some queues that have entries."""
 
     def waiting(self, dead_letter_queue: str) -> int:
-        """How many notices are kept."""
+        """How many entries are kept."""
 
     def close(self) -> None:
         """Let go of connections; never raises."""

@@ -22,7 +22,7 @@ from celery_dlq.ports import (
     Group,
     Heading,
     MessageKey,
-    Notice,
+    OutboxEntry,
     Override,
     QueueSummary,
     RawPage,
@@ -567,30 +567,30 @@ class MemoryOutbox:
     """The `Outbox` in memory."""
 
     def __init__(self) -> None:
-        self._notices: dict[str, dict[Notice, float]] = {}
+        self._notices: dict[str, dict[OutboxEntry, float]] = {}
         self._lock = threading.Lock()
 
-    def add(self, dead_letter_queue: str, notice: Notice) -> None:
-        """Keep a notice."""
+    def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
+        """Keep a entry."""
         with self._lock:
-            self._notices.setdefault(dead_letter_queue, {})[notice] = 0.0
+            self._notices.setdefault(dead_letter_queue, {})[entry] = 0.0
 
-    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[Notice]:
+    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
         """Notices that nobody tried lately."""
         with self._lock:
             kept, now = self._notices.get(dead_letter_queue, {}), time.monotonic()
-            found = [notice for notice, at in kept.items() if at <= now][:most]
+            found = [entry for entry, at in kept.items() if at <= now][:most]
             kept.update(dict.fromkeys(found, now + lease_seconds))
             return found
 
-    def done(self, dead_letter_queue: str, notices: Sequence[Notice]) -> None:
-        """Forget notices."""
+    def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
+        """Forget entries."""
         with self._lock:
-            for notice in notices:
-                self._notices.get(dead_letter_queue, {}).pop(notice, None)
+            for entry in entries:
+                self._notices.get(dead_letter_queue, {}).pop(entry, None)
 
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Those that have notices."""
+        """Those that have entries."""
         return [name for name in dead_letter_queues if self._notices.get(name)]
 
     def waiting(self, dead_letter_queue: str) -> int:

@@ -54,7 +54,7 @@ class Presence:
         self._told: set[str] = set()
 
     def tick(self) -> None:
-        """Give a sign of life, notice overrides, and look at the other workers now and then.
+        """Give a sign of life, entry overrides, and look at the other workers now and then.
 
         Raises:
             StoreUnavailable: The store does not answer.

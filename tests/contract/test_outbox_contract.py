@@ -11,7 +11,7 @@ from celery_dlq.backends.memory import MemoryOutbox
 from celery_dlq.backends.redis.connection import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.outbox import RedisOutbox
-from celery_dlq.ports import Notice, Outbox
+from celery_dlq.ports import Outbox, OutboxEntry
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -25,11 +25,11 @@ def outbox(request: pytest.FixtureRequest) -> Iterator[Outbox]:
     made.close()
 
 
-def a_notice(number: int = 1) -> Notice:
-    return Notice(letter_id=f"letter-{number}", exchange="deaths", routing_key="süß")
+def a_notice(number: int = 1) -> OutboxEntry:
+    return OutboxEntry(letter_id=f"letter-{number}", exchange="deaths", routing_key="süß")
 
 
-def due(outbox: Outbox, most: int = 10, lease_seconds: float = 60.0) -> list[Notice]:
+def due(outbox: Outbox, most: int = 10, lease_seconds: float = 60.0) -> list[OutboxEntry]:
     return outbox.due(DLQ, most=most, lease_seconds=lease_seconds)
 
 
@@ -60,12 +60,12 @@ def test_a_notice_that_is_put_back_is_due_at_once(outbox: Outbox) -> None:
 
 def test_rounds_are_bounded_and_reach_all(outbox: Outbox) -> None:
     """No more than asked for, each once."""
-    notices = [a_notice(number) for number in range(7)]
-    for notice in notices:
-        outbox.add(DLQ, notice)
+    entries = [a_notice(number) for number in range(7)]
+    for entry in entries:
+        outbox.add(DLQ, entry)
     rounds = [due(outbox, most=3) for _ in range(4)]
     assert [len(found) for found in rounds] == [3, 3, 1, 0]
-    assert {n.letter_id for found in rounds for n in found} == {n.letter_id for n in notices}
+    assert {n.letter_id for found in rounds for n in found} == {n.letter_id for n in entries}
 
 
 def test_what_is_done_is_forgotten(outbox: Outbox) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from builders import a_letter, an_app
 
-from celery_dlq.courier import Targets, announced_headers
+from celery_dlq.dlx.publisher import Targets, announced_headers
 from celery_dlq.errors import SettingsError
 from celery_dlq.exchange import DeadLetterExchange
 from celery_dlq.policy import Policy
@@ -64,12 +64,12 @@ def targets(**policies: Policy) -> Targets:
 
 
 def test_the_routing_key_is_the_source_queue_unless_told() -> None:
-    """And no exchange means no notice."""
+    """And no exchange means no entry."""
     found = targets(orders=policy("deaths"), slow=policy("deaths", "slow.dead"), quiet=Policy())
     keys = {
-        queue: notice and (notice.exchange, notice.routing_key)
+        queue: entry and (entry.exchange, entry.routing_key)
         for queue in ("orders", "slow", "quiet", "unknown")
-        for notice in [found.notice(a_letter(source_queue=queue))]
+        for entry in [found.entry(a_letter(source_queue=queue))]
     }
     assert keys == {
         "orders": ("deaths", "orders"), "slow": ("deaths", "slow.dead"), "quiet": None,

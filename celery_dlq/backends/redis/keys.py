@@ -131,7 +131,7 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:turns"
 
     def outbox(self, dead_letter_queue: str) -> str:
-        """ZSET: notices for a dead-letter exchange, as JSON, by when they may be tried again."""
+        """ZSET: entries for a dead-letter exchange, as JSON, by when they may be tried again."""
         return f"{self._of(dead_letter_queue)}:outbox"
 
     def workers(self, dead_letter_queue: str) -> str:

@@ -11,7 +11,7 @@ from celery_dlq.backends.redis.connection import translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.scripts import Scripts
-from celery_dlq.ports import Notice
+from celery_dlq.ports import OutboxEntry
 
 
 class RedisOutbox:
@@ -29,24 +29,24 @@ class RedisOutbox:
         self._keys = keys
         self._scripts = Scripts.on(client)
 
-    def add(self, dead_letter_queue: str, notice: Notice) -> None:
-        """Keep a notice, due at once."""
+    def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
+        """Keep a entry, due at once."""
         with translated(self._url):
-            self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(notice): 0})
+            self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): 0})
 
-    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[Notice]:
-        """Take notices that are due."""
+    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
+        """Take entries that are due."""
         with translated(self._url):
             found = self._scripts.due(
                 keys=[self._keys.outbox(dead_letter_queue)], args=[most, int(lease_seconds * 1000)]
             )
         return [_notice(text) for text in found]
 
-    def done(self, dead_letter_queue: str, notices: Sequence[Notice]) -> None:
-        """Forget notices."""
-        if notices:
+    def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
+        """Forget entries."""
+        if entries:
             with translated(self._url):
-                texts = [_text(notice) for notice in notices]
+                texts = [_text(entry) for entry in entries]
                 self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
 
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
@@ -67,11 +67,11 @@ class RedisOutbox:
             self._client.close()
 
 
-def _text(notice: Notice) -> str:
-    """The same text for the same notice."""
-    return json.dumps([notice.letter_id, notice.exchange, notice.routing_key])
+def _text(entry: OutboxEntry) -> str:
+    """The same text for the same entry."""
+    return json.dumps([entry.letter_id, entry.exchange, entry.routing_key])
 
 
-def _notice(text: bytes) -> Notice:
+def _notice(text: bytes) -> OutboxEntry:
     letter_id, exchange, routing_key = json.loads(text)[:3]
-    return Notice(letter_id=letter_id, exchange=exchange, routing_key=routing_key)
+    return OutboxEntry(letter_id=letter_id, exchange=exchange, routing_key=routing_key)

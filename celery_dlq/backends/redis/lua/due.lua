@@ -1,14 +1,14 @@
--- Purpose: take notices that are due and put them off, so that two workers rarely publish one.
+-- Purpose: take entries that are due and put them off, so that two workers rarely publish one.
 -- KEYS: 1 outbox (zset)
--- ARGV: 1 most (notices)
+-- ARGV: 1 most (entries)
 --       2 lease (milliseconds for which nobody else tries them)
--- Returns: the notices (JSON texts)
--- Complexity: O(M log N), N notices kept, M taken
+-- Returns: the entries (JSON texts)
+-- Complexity: O(M log N), N entries kept, M taken
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('PERSIST', KEYS[1])  -- first: a full Redis lets no script begin by adding
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, tonumber(ARGV[1]))
-for _, notice in ipairs(due) do
-  redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), notice)
+for _, entry in ipairs(due) do
+  redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), entry)
 end
 return due

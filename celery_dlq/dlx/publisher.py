@@ -1,7 +1,7 @@
 """Publishes letters to dead-letter exchanges, so that other services hear of them.
 
-A notice goes into the outbox before its letter is stored, and out of it when the broker has
-confirmed the message. So whatever is killed between, some worker's courier finds the notice;
+A entry goes into the outbox before its letter is stored, and out of it when the broker has
+confirmed the message. So whatever is killed between, some worker's publisher finds the entry;
 one whose letter was never stored is dropped in the end. At least once: two copies have the
 same message id.
 """
@@ -26,16 +26,16 @@ from celery_dlq.exchange import DeadLetterExchange
 from celery_dlq.logs import get_logger
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import DeadLetterStore, Keeper, MessageKey, Notice, Outbox, Stored
+from celery_dlq.ports import DeadLetterStore, Keeper, MessageKey, Outbox, OutboxEntry, Stored
 from celery_dlq.record import DeadLetter
 
-logger = get_logger("celery_dlq.courier")
+logger = get_logger("celery_dlq.dlx.publisher")
 
 LEASE_SECONDS = 10.0
-"""How long a notice that was tried is left to who tried it."""
+"""How long a entry that was tried is left to who tried it."""
 
 _A_ROUND = 100
-_MISSING_SECONDS = 600.0  # a letter is stored right after its notice
+_MISSING_SECONDS = 600.0  # a letter is stored right after its entry
 _MOST_REMEMBERED = 10_000
 _TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
 _CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
@@ -62,8 +62,8 @@ class Targets:
         self._app = app
         self._policies = policies
 
-    def notice(self, letter: DeadLetter) -> Notice | None:
-        """The notice of a letter; ``None`` if its policy names no exchange."""
+    def entry(self, letter: DeadLetter) -> OutboxEntry | None:
+        """The entry of a letter; ``None`` if its policy names no exchange."""
         task = self._app.tasks.get(letter.task_name)
         own = None if task is None else policy_of(task)
         policy = self._policies.resolve(letter.source_queue, own)
@@ -71,7 +71,7 @@ class Targets:
             return None
         if not policy.dead_letter_exchange.name and policy.dead_letter_routing_key is None:
             return None  # refused at start-up: it would go back to its queue
-        return Notice(
+        return OutboxEntry(
             letter_id=letter.id,
             exchange=policy.dead_letter_exchange.name,
             routing_key=policy.dead_letter_routing_key or letter.source_queue,
@@ -125,14 +125,14 @@ class Targets:
                 yield f"dead_letter_policy of {task.name}", policy
 
 
-class Announced:
-    """Stands before a store: a letter's notice is kept before the letter is stored.
+class WithOutboxEntry:
+    """Stands before a store: a letter's entry is kept before the letter is stored.
 
     Args:
         keeper: The store.
-        outbox: Keeps the notices.
+        outbox: Keeps the entries.
         targets: Tells which letters have one.
-        added: Called with the dead-letter queue of each notice once its letter is stored.
+        added: Called with the dead-letter queue of each entry once its letter is stored.
     """
 
     def __init__(
@@ -144,23 +144,23 @@ class Announced:
         self._added = added
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Keep the notice, then store the letter."""
-        notice = self._targets.notice(letter)
-        if notice is None:
+        """Keep the entry, then store the letter."""
+        entry = self._targets.entry(letter)
+        if entry is None:
             return self._keeper.dead_letter(letter, key)
-        self._outbox.add(letter.dead_letter_queue, notice)
+        self._outbox.add(letter.dead_letter_queue, entry)
         stored = self._keeper.dead_letter(letter, key)
         self._added(letter.dead_letter_queue)
         return stored
 
 
-class Courier:
+class ExchangePublisher:
     """Publishes what is in the outbox.
 
     Args:
         app: The Celery app; its broker has the exchanges.
         store: Where the letters are.
-        outbox: Where the notices are.
+        outbox: Where the entries are.
         targets: Knows the exchanges.
     """
 
@@ -169,7 +169,7 @@ class Courier:
         self._outbox = outbox
         self._targets = targets
         self._exchanges: dict[str, DeadLetterExchange] = {}
-        self._missing: dict[Notice, float] = {}
+        self._missing: dict[OutboxEntry, float] = {}
         self._connection = app.connection_for_write(transport_options=_TRANSPORT_OPTIONS)
         self._returns = self._connection.transport.driver_type == "amqp"
         self._producer: Any = None
@@ -199,9 +199,9 @@ class Courier:
         finally:
             self.close()  # nothing that a pool child would inherit
 
-    def before(self, keeper: Keeper) -> Announced:
-        """A store, with a notice of each letter kept before the letter is stored."""
-        return Announced(keeper, self._outbox, self._targets, self.added)
+    def before(self, keeper: Keeper) -> WithOutboxEntry:
+        """A store, with a entry of each letter kept before the letter is stored."""
+        return WithOutboxEntry(keeper, self._outbox, self._targets, self.added)
 
     def added(self, dead_letter_queue: str) -> None:
         """There is something new; may be called from any thread."""
@@ -209,13 +209,13 @@ class Courier:
         self.wake.set()
 
     def deliver_new(self) -> None:
-        """Publish notices of queues that were named to `added`; see `deliver`."""
+        """Publish entries of queues that were named to `added`; see `deliver`."""
         self.wake.clear()
         while self._new:
             self._deliver(self._new.pop())
 
     def deliver(self, dead_letter_queues: Iterable[str] | None = None) -> None:
-        """Publish all notices that are due.
+        """Publish all entries that are due.
 
         Args:
             dead_letter_queues: Of which queues; ``None`` for all.
@@ -237,51 +237,51 @@ class Courier:
     def _deliver(self, dead_letter_queue: str) -> None:
         while True:
             due = self._outbox.due(dead_letter_queue, most=_A_ROUND, lease_seconds=LEASE_SECONDS)
-            over: list[Notice] = []
+            over: list[OutboxEntry] = []
             try:
-                for number, notice in enumerate(due):
+                for number, entry in enumerate(due):
                     # Not this one: if it is to blame, the others come first next time.
                     with self._put_back(dead_letter_queue, due[number + 1 :]):
-                        if self._published(dead_letter_queue, notice):
-                            over.append(notice)
+                        if self._published(dead_letter_queue, entry):
+                            over.append(entry)
             finally:
                 self._outbox.done(dead_letter_queue, over)
             if len(due) < _A_ROUND:
                 return
 
     @contextmanager
-    def _put_back(self, dead_letter_queue: str, notices: list[Notice]) -> Iterator[None]:
+    def _put_back(self, dead_letter_queue: str, entries: list[OutboxEntry]) -> Iterator[None]:
         """After a failure these are due at once, for any worker."""
         try:
             yield
         except BrokerUnavailable:
-            for notice in notices:
-                self._outbox.add(dead_letter_queue, notice)
+            for entry in entries:
+                self._outbox.add(dead_letter_queue, entry)
             raise
 
-    def _published(self, dead_letter_queue: str, notice: Notice) -> bool:
-        """Publish a notice's letter; whether the notice is over."""
-        letter = self._store.get(dead_letter_queue, notice.letter_id)
+    def _published(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
+        """Publish a entry's letter; whether the entry is over."""
+        letter = self._store.get(dead_letter_queue, entry.letter_id)
         if letter is None:
-            return self._is_lost(notice)
+            return self._is_lost(entry)
         try:
             with self._errors():
-                self._publish(letter, notice)
+                self._publish(letter, entry)
         except _Refused as exc:
-            self._say_once(notice.letter_id, "Letter %s is not published: %s", exc)
+            self._say_once(entry.letter_id, "Letter %s is not published: %s", exc)
             return False
         if not self._returned:
             return True
         self._returned.clear()
-        return self._unroutable(notice)
+        return self._unroutable(entry)
 
-    def _publish(self, letter: DeadLetter, notice: Notice) -> None:
-        producer, exchange = self._open(), self._exchanges.get(notice.exchange)
+    def _publish(self, letter: DeadLetter, entry: OutboxEntry) -> None:
+        producer, exchange = self._open(), self._exchanges.get(entry.exchange)
         properties = letter.decoded("properties") or {}
         producer.publish(
             letter.body,
-            exchange=notice.exchange,
-            routing_key=notice.routing_key,
+            exchange=entry.exchange,
+            routing_key=entry.routing_key,
             declare=[_entity(exchange)] if exchange is not None and exchange.name else None,
             content_type=letter.content_type or "application/octet-stream",
             content_encoding=letter.content_encoding or "binary",
@@ -306,15 +306,15 @@ class Courier:
     def _on_return(self, exc: Any, exchange: str, routing_key: str, _message: Any) -> None:
         self._returned.append(f"{exchange} {routing_key} {exc}")
 
-    def _unroutable(self, notice: Notice) -> bool:
-        """The broker took the message and had no queue for it; whether the notice is over."""
+    def _unroutable(self, entry: OutboxEntry) -> bool:
+        """The broker took the message and had no queue for it; whether the entry is over."""
         self._say_once(
-            f"{notice.exchange!r} with routing key {notice.routing_key!r}",
+            f"{entry.exchange!r} with routing key {entry.routing_key!r}",
             "Nobody gets the letters of exchange %s: %s. The letters are stored; this is said once",
             "no queue is bound to it",
         )
         # A named exchange without subscribers is well; a queue that is gone may come back.
-        return bool(notice.exchange)
+        return bool(entry.exchange)
 
     def _say_once(self, what: str, message: str, why: object) -> None:
         if what in self._said:
@@ -324,19 +324,19 @@ class Courier:
         self._said[what] = None
         logger.warning(message, what, why)
 
-    def _is_lost(self, notice: Notice) -> bool:
+    def _is_lost(self, entry: OutboxEntry) -> bool:
         """No letter: not stored yet, or removed before it could be published."""
         now = time.monotonic()
-        if now - self._missing.setdefault(notice, now) < _MISSING_SECONDS:
+        if now - self._missing.setdefault(entry, now) < _MISSING_SECONDS:
             while len(self._missing) > _MOST_REMEMBERED:
                 del self._missing[next(iter(self._missing))]
             return False
-        del self._missing[notice]
+        del self._missing[entry]
         logger.warning(
             "Letter %s is gone, and exchange %r never got it: it was redriven or removed before "
             "it could be published there",
-            notice.letter_id,
-            notice.exchange,
+            entry.letter_id,
+            entry.exchange,
         )
         return True
 

@@ -31,11 +31,11 @@ CONF: dict[str, Any] = {
     }
 }
 
-# A courier that is killed with its worker, where a message should be published.
+# A publisher that is killed with its worker, where a message should be published.
 DIES = """
 import os, signal
-from celery_dlq.courier import Courier
-Courier._publish = lambda *_: os.killpg(os.getpgid(0), signal.SIGKILL)
+from celery_dlq.dlx.publisher import ExchangePublisher
+ExchangePublisher._publish = lambda *_: os.killpg(os.getpgid(0), signal.SIGKILL)
 from poison_app import *
 """
 

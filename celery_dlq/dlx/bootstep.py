@@ -21,8 +21,8 @@ _LONGEST_REST_SECONDS = 30.0
 _STOP_SECONDS = 5.0
 
 
-class Posts(Protocol):
-    """What the thread drives: a courier."""
+class Publishes(Protocol):
+    """What the thread drives: a publisher."""
 
     wake: threading.Event
 
@@ -36,57 +36,57 @@ class Posts(Protocol):
         """Disconnect."""
 
 
-class AnnounceStep(bootsteps.StartStopStep):
-    """Runs the courier, if a policy names a dead-letter exchange.
+class ExchangeStep(bootsteps.StartStopStep):
+    """Runs the publisher, if a policy names a dead-letter exchange.
 
-    A thread, because the broker may be slow to confirm. The step keeps the courier, because
+    A thread, because the broker may be slow to confirm. The step keeps the publisher, because
     a pool child that let go of its copy of the connection would close it.
     """
 
     requires = ("celery.worker.components:Pool",)
-    courier: Callable[[], Posts | None]
+    publisher: Callable[[], Publishes | None]
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        self._courier: Posts | None = None
+        self._publisher: Publishes | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Begin to publish."""
-        self._courier = type(self).courier()
-        if self._courier is None:
+        self._publisher = type(self).publisher()
+        if self._publisher is None:
             return
         self._thread = threading.Thread(
-            target=post, args=(self._courier, self._stop), name="dlq-courier", daemon=True
+            target=post, args=(self._publisher, self._stop), name="dlq-publisher", daemon=True
         )
         self._thread.start()
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """End with the message at hand; the rest is another worker's, or the next start's."""
         self._stop.set()
-        if self._thread is not None and self._courier is not None:
-            self._courier.wake.set()
+        if self._thread is not None and self._publisher is not None:
+            self._publisher.wake.set()
             self._thread.join(_STOP_SECONDS)
             self._thread = None
 
     terminate = stop
 
 
-def post(courier: Posts, stop: threading.Event) -> None:
+def post(publisher: Publishes, stop: threading.Event) -> None:
     """Publish for ever; what the broker or the store refuses is logged and tried again.
 
     Args:
-        courier: Publishes.
-        stop: Ends it, once ``courier.wake`` is set too.
+        publisher: Publishes.
+        stop: Ends it, once ``publisher.wake`` is set too.
     """
     rest, swept_at = 1.0, -SWEEP_SECONDS
     while True:
         try:
             if time.monotonic() - swept_at >= SWEEP_SECONDS:
-                courier.deliver()
+                publisher.deliver()
                 swept_at = time.monotonic()
-            courier.deliver_new()
+            publisher.deliver_new()
         except Exception as exc:  # noqa: BLE001 - a thread that died would say nothing any more
             _log(exc)
             swept_at, pause = -SWEEP_SECONDS, rest
@@ -95,8 +95,8 @@ def post(courier: Posts, stop: threading.Event) -> None:
             rest = pause = 1.0
         if stop.is_set():
             break
-        (stop if pause > 1.0 else courier.wake).wait(pause)
-    courier.close()
+        (stop if pause > 1.0 else publisher.wake).wait(pause)
+    publisher.close()
 
 
 def _log(exc: Exception) -> None:

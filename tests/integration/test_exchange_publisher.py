@@ -15,10 +15,10 @@ from rabbit import RabbitServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.dlx.bootstep import post
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.parts import make_outbox
-from celery_dlq.ports import Notice
-from celery_dlq.worker.announcing import post
+from celery_dlq.ports import OutboxEntry
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
 EXCHANGES = ("deaths", "letters")
@@ -66,12 +66,12 @@ def an_app(broker_url: str, redis_url: str, exchange: object, key: str | None = 
 def stored(dlq: DeadLetters, **changes: Any) -> DeadLetter:
     """A letter that was stored as a worker does it."""
     letter = a_letter(headers=HEADERS, **changes)
-    dlq._post_office.before(dlq.store).dead_letter(letter, key_of(letter))
+    dlq._exchanges.before(dlq.store).dead_letter(letter, key_of(letter))
     return letter
 
 
 def waiting(dlq: DeadLetters) -> int:
-    """How many notices there are."""
+    """How many entries there are."""
     outbox = make_outbox(dlq.settings, dlq.app.conf.broker_url)
     try:
         return outbox.waiting("orders-DLQ")
@@ -91,14 +91,14 @@ def test_other_services_get_each_letter(
     """Body and headers as they were, the death in headers, a message id of its own."""
     app = an_app(rabbit_server.url, redis_url, {"name": "deaths", "type": kind}, key)
     dlq = DeadLetters(app)
-    dlq._post_office.check()
+    dlq._exchanges.check()
     subscriber = Subscriber(connection, Exchange("deaths", kind), listens_to)
     properties = '{"correlation_id":"t-1","message_id":"m-1","expiration":"1","priority":3}'
     letter = stored(dlq, body=b"\x80\xff", content_type="application/x-python-serialize",
                     content_encoding="binary", properties=properties)  # fmt: skip
-    courier = dlq._post_office.courier()
-    assert courier is not None
-    courier.deliver()
+    publisher = dlq._exchanges.publisher()
+    assert publisher is not None
+    publisher.deliver()
 
     message = subscriber.get()
 
@@ -114,9 +114,9 @@ def test_other_services_get_each_letter(
     assert message.properties["delivery_mode"] == 2
     assert "expiration" not in message.properties
     assert waiting(dlq) == 0
-    courier.deliver()
+    publisher.deliver()
     assert subscriber.is_empty()
-    courier.close()
+    publisher.close()
     dlq.close()
 
 
@@ -128,12 +128,12 @@ def test_a_letter_without_subscribers_is_stored_and_said_once(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     stored(dlq)
     stored(dlq)
-    courier = dlq._post_office.courier()
-    assert courier is not None
-    courier.deliver()
+    publisher = dlq._exchanges.publisher()
+    assert publisher is not None
+    publisher.deliver()
     assert caplog.text.count("no queue is bound") == 1
     assert waiting(dlq) == 0
-    courier.close()
+    publisher.close()
 
 
 def test_while_the_broker_is_down_letters_are_stored_and_published_later(
@@ -141,19 +141,19 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The letter does not wait for the broker."""
-    monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 1.0)
+    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 1.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
     with Door(rabbit_server.port) as door:
         url = rabbit_server.url.replace(str(rabbit_server.port), str(door.port))
         dlq = DeadLetters(an_app(url, redis_url, {"name": "deaths", "type": "fanout"}))
         letter = stored(dlq)
         assert dlq.store.get("orders-DLQ", letter.id) == letter
-        courier, stop = dlq._post_office.courier(), threading.Event()
-        assert courier is not None
+        publisher, stop = dlq._exchanges.publisher(), threading.Event()
+        assert publisher is not None
         with pytest.raises(BrokerUnavailable, match="expected the broker amqp://guest:"):
-            courier.deliver()
+            publisher.deliver()
         assert waiting(dlq) == 1
-        thread = threading.Thread(target=post, args=(courier, stop))
+        thread = threading.Thread(target=post, args=(publisher, stop))
         thread.start()
         try:
             door.open()
@@ -165,7 +165,7 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
             poll(lambda: waiting(dlq) == 0, timeout_seconds=30)
         finally:
             stop.set()
-            courier.wake.set()
+            publisher.wake.set()
             thread.join(30)
         assert not thread.is_alive()
         dlq.close()
@@ -179,16 +179,16 @@ def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     letter = stored(dlq)
     dlq.store.remove("orders-DLQ", [letter.id])
-    courier = dlq._post_office.courier()
-    assert courier is not None
-    monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 0.0)
-    courier.deliver()
+    publisher = dlq._exchanges.publisher()
+    assert publisher is not None
+    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
+    publisher.deliver()
     assert waiting(dlq) == 1
-    monkeypatch.setattr("celery_dlq.courier._MISSING_SECONDS", 0.0)
-    courier.deliver()
+    monkeypatch.setattr("celery_dlq.dlx.publisher._MISSING_SECONDS", 0.0)
+    publisher.deliver()
     assert waiting(dlq) == 0
     assert f"Letter {letter.id} is gone" in caplog.text
-    courier.close()
+    publisher.close()
 
 
 def test_one_that_is_refused_holds_up_no_other(
@@ -196,27 +196,27 @@ def test_one_that_is_refused_holds_up_no_other(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """An exchange that another release named and nobody has; headers that AMQP cannot carry."""
-    monkeypatch.setattr("celery_dlq.courier.LEASE_SECONDS", 0.0)
+    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     subscriber = Subscriber(connection, Exchange("deaths"), "orders")
     gone = stored(dlq)
     outbox = make_outbox(dlq.settings, dlq.app.conf.broker_url)
     for name in ("0", "zzz"):  # the first and the last in the outbox
-        outbox.add("orders-DLQ", Notice(letter_id=gone.id, exchange=name, routing_key="x"))
+        outbox.add("orders-DLQ", OutboxEntry(letter_id=gone.id, exchange=name, routing_key="x"))
     odd = a_letter(headers='{"big":99999999999999999999999}', id="00000000")
-    dlq._post_office.before(dlq.store).dead_letter(odd, key_of(odd))
+    dlq._exchanges.before(dlq.store).dead_letter(odd, key_of(odd))
     fine = [stored(dlq).id for _ in range(3)]
-    courier = dlq._post_office.courier()
-    assert courier is not None
-    courier.deliver()
+    publisher = dlq._exchanges.publisher()
+    assert publisher is not None
+    publisher.deliver()
     heard = {subscriber.get().headers["dlq_letter"] for _ in range(4)}
     assert heard == {gone.id, *fine}
     assert waiting(dlq) == 3
-    courier.deliver()
+    publisher.deliver()
     assert caplog.text.count("Letter 00000000 is not published") == 1
     assert caplog.text.count(f"Letter {gone.id} is not published") == 1
     assert waiting(dlq) == 3
-    courier.close()
+    publisher.close()
     outbox.close()
     dlq.close()
 
@@ -225,7 +225,7 @@ def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:
     """What a starting worker says."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, *policy))
     with pytest.raises(SettingsError) as raised:
-        dlq._post_office.check()
+        dlq._exchanges.check()
     assert "guest:guest" not in str(raised.value)
     return str(raised.value)
 
@@ -249,22 +249,22 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     queue = Queue("alerts", channel=connection.channel())
     queue.declare()
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))
-    dlq._post_office.check()
+    dlq._exchanges.check()
     queue.delete()
     letter = stored(dlq)
-    courier = dlq._post_office.courier()
-    assert courier is not None
-    courier.deliver()
+    publisher = dlq._exchanges.publisher()
+    assert publisher is not None
+    publisher.deliver()
     assert waiting(dlq) == 1
     queue.declare()
-    dlq._post_office.before(dlq.store).dead_letter(letter, key_of(letter))  # due at once
-    courier.deliver()
+    dlq._exchanges.before(dlq.store).dead_letter(letter, key_of(letter))  # due at once
+    publisher.deliver()
     message = poll(lambda: queue.get(no_ack=True))
     assert message is not None
     assert message.headers["dlq_letter"] == letter.id
     assert waiting(dlq) == 0
     queue.delete()
-    courier.close()
+    publisher.close()
 
 
 @pytest.mark.parametrize("kind", ["direct", "topic"])
@@ -275,13 +275,13 @@ def test_redis_has_exchanges_too(redis_url: str, kind: str) -> None:
         queue = Queue("alerts", exchange, "orders", channel=connection.channel())
         queue.declare()
         dlq = DeadLetters(an_app(redis_url, redis_url, {"name": "deaths", "type": kind}))
-        dlq._post_office.check()
+        dlq._exchanges.check()
         letter = stored(dlq)
-        courier = dlq._post_office.courier()
-        assert courier is not None
-        courier.deliver()
+        publisher = dlq._exchanges.publisher()
+        assert publisher is not None
+        publisher.deliver()
         message = queue.get(no_ack=True)
         assert message is not None
         assert message.headers["dlq_letter"] == letter.id
-        courier.close()
+        publisher.close()
         dlq.close()

@@ -14,7 +14,7 @@ from celery_dlq.announcing import DeadLetterExchanges
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Action, Change, DeadLettered, Events
-from celery_dlq.ports import Board, Clock, DeadLetterStore
+from celery_dlq.ports import Clock, DeadLetterStore, WorkerRegistry
 from celery_dlq.record import DeadLetter
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Adoptions:
         queue: str,
         target: str | None,
         store: DeadLetterStore,
-        board: Board,
+        registry: WorkerRegistry,
         *,
         follow: bool,
         limit: int | None,
@@ -64,9 +64,9 @@ class Adoptions:
                 f"expected dlq import to name a queue of messages that the broker dead-lettered, "
                 f"got {queue!r}, which holds letters already; see `dlq list {queue}`"
             )
-        for card in board.workers():
-            if queue in card.queues:
-                raise SettingsError(_alive("dlq import", queue, card.hostname))
+        for info in registry.workers():
+            if queue in info.queues:
+                raise SettingsError(_alive("dlq import", queue, info.hostname))
         adopter = self.adopter(queue, target, store, progress, hostname=socket.gethostname())
         try:
             _drain(adopter, limit, follow=follow)
@@ -74,7 +74,7 @@ class Adoptions:
             adopter.close()
             self._exchanges.deliver(adopter.report.by_queue)
             for name, letters in sorted(adopter.report.by_queue.items()):
-                board.record(self._change(name, letters, queue))
+                registry.record(self._change(name, letters, queue))
         return adopter.report
 
     def for_worker(

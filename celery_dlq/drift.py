@@ -9,12 +9,12 @@ from typing import Any
 from celery_dlq.errors import SettingsError
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import WorkerCard
+from celery_dlq.ports import WorkerInfo
 
 TASK_PREFIX = "task:"
 
 
-def differences(mine: WorkerCard, other: WorkerCard) -> list[str]:
+def differences(mine: WorkerInfo, other: WorkerInfo) -> list[str]:
     """What two workers would do differently with messages of the same queue or task."""
     ours, theirs = _book(mine), _book(other)
     queues = {*mine.queues} & {*other.queues} | {*ours.queues} & {*theirs.queues}
@@ -40,9 +40,9 @@ def _difference(own: Policy, its: Policy) -> str:
     )
 
 
-def _book(card: WorkerCard) -> PolicyBook:
-    """The policies on a card, as far as this version knows their keys."""
-    parsed = {name: _policy(values) for name, values in card.policies.items()}
+def _book(info: WorkerInfo) -> PolicyBook:
+    """The policies on a info, as far as this version knows their keys."""
+    parsed = {name: _policy(values) for name, values in info.policies.items()}
     return PolicyBook(
         {name: policy for name, policy in parsed.items() if not name.startswith(TASK_PREFIX)},
         {name[len(TASK_PREFIX) :]: p for name, p in parsed.items() if name.startswith(TASK_PREFIX)},

@@ -27,13 +27,13 @@ from celery_dlq.operations.report import DiscardReport, RedriveReport
 from celery_dlq.operations.selection import Found, Span, select
 from celery_dlq.policy import Policy
 from celery_dlq.ports import (
-    Board,
     Clock,
     DeadLetterStore,
     Group,
     JobBook,
     QueueSummary,
     Restored,
+    WorkerRegistry,
 )
 from celery_dlq.record import DeadLetter
 
@@ -65,7 +65,7 @@ class Operator:
         raise NotImplementedError
 
     @property
-    def board(self) -> Board:
+    def registry(self) -> WorkerRegistry:
         """What the processes of the app tell each other."""
         raise NotImplementedError
 
@@ -382,7 +382,7 @@ class Operator:
         options = RedriveOptions(limit=limit, to_queue=to_queue)
         self._check_target(to_queue)
         found = self.entries(dead_letter_queue, where, limit=limit, scanned=scanned, **fields)
-        return dry_run(self.app, found, options, self.board.workers())
+        return dry_run(self.app, found, options, self.registry.workers())
 
     # -- discarding ---------------------------------------------------------------
 
@@ -545,7 +545,7 @@ class Operator:
 
     def changes(self, limit: int = 100) -> list[Change]:
         """Who changed what, newest first; the newest ten thousand changes are kept."""
-        return self.board.changes(limit=limit)
+        return self.registry.changes(limit=limit)
 
     # -- how ----------------------------------------------------------------------
 
@@ -689,7 +689,7 @@ class Operator:
             at=self._clock(), action=action, actor=whoami(), target=target, letters=letters,
             detail=detail,
         )  # fmt: skip
-        self.board.record(change)
+        self.registry.record(change)
         self.events.emit(change)
 
     def _died_again(self, job: Job) -> int:

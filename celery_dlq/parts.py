@@ -1,4 +1,4 @@
-"""Makes the store, the board and the counter that the settings name."""
+"""Makes the store, the registry and the counter that the settings name."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_dlq.backends.memory import (
-    MemoryBoard,
     MemoryCounter,
     MemoryJobBook,
     MemoryMetrics,
     MemoryOutbox,
     MemoryReports,
     MemoryStore,
+    MemoryWorkerRegistry,
 )
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.metrics import MetricsStore
-from celery_dlq.ports import Board, DeadLetterStore, DeliveryCounter, JobBook, Outbox, Samples
+from celery_dlq.ports import (
+    DeadLetterStore,
+    DeliveryCounter,
+    JobBook,
+    Outbox,
+    Samples,
+    WorkerRegistry,
+)
 from celery_dlq.reports import Reports
 
 Connect = Callable[..., Any]
@@ -89,16 +96,16 @@ def _broker_store(settings: Settings, broker_url: object, connect: Connect) -> D
     return BrokerStore(shelf, ledger, expected)
 
 
-def make_board(settings: Settings, broker_url: object) -> Board:
-    """The board; see `make_store`."""
+def make_worker_registry(settings: Settings, broker_url: object) -> WorkerRegistry:
+    """The registry; see `make_store`."""
     if settings.store == "memory":
-        return MemoryBoard()
-    from celery_dlq.backends.redis.board import RedisBoard  # noqa: PLC0415
+        return MemoryWorkerRegistry()
     from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.workers import RedisWorkerRegistry  # noqa: PLC0415
 
     url = settings.redis_url(broker_url)
-    return RedisBoard(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
+    return RedisWorkerRegistry(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
 def make_job_book(settings: Settings, broker_url: object) -> JobBook:
@@ -161,7 +168,7 @@ class WorkerParts:
     """What a worker uses of the backend; on Redis two connections in all."""
 
     store: DeadLetterStore
-    board: Board
+    registry: WorkerRegistry
     counter: DeliveryCounter
     samples: Samples | None = None
     metrics: MetricsStore | None = None
@@ -170,17 +177,17 @@ class WorkerParts:
 def make_worker_parts(
     settings: Settings, broker_url: object, connect_broker: Connect
 ) -> WorkerParts:
-    """Store, board and counter of a worker; see `make_store`."""
+    """Store, registry and counter of a worker; see `make_store`."""
     if settings.store == "memory":
         counter = MemoryCounter()
-        return WorkerParts(MemoryStore(counter), MemoryBoard(), counter)
-    from celery_dlq.backends.redis.board import RedisBoard  # noqa: PLC0415
+        return WorkerParts(MemoryStore(counter), MemoryWorkerRegistry(), counter)
     from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
     from celery_dlq.backends.redis.counter import RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
     from celery_dlq.backends.redis.samples import RedisSamples  # noqa: PLC0415
     from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
+    from celery_dlq.backends.redis.workers import RedisWorkerRegistry  # noqa: PLC0415
 
     url, keys = settings.redis_url(broker_url), Keys(settings.key_prefix)
     client = connect(url, settings.store_timeout)
@@ -193,7 +200,7 @@ def make_worker_parts(
     )
     return WorkerParts(
         store,
-        RedisBoard(client, url, keys, wire),
+        RedisWorkerRegistry(client, url, keys, wire),
         RedisCounter(wire, keys, settings.count_ttl),
         RedisSamples(wire, keys),
         RedisMetrics(client, url, keys, wire),

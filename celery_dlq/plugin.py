@@ -25,13 +25,13 @@ from celery_dlq.operations.selection import Found
 from celery_dlq.operator import Operator
 from celery_dlq.parts import (
     WorkerParts,
-    make_board,
     make_job_book,
     make_metrics,
     make_sampled,
     make_store,
+    make_worker_registry,
 )
-from celery_dlq.ports import Board, Clock, DeadLetterStore, JobBook, Keeper, Override
+from celery_dlq.ports import Clock, DeadLetterStore, JobBook, Keeper, Override, WorkerRegistry
 from celery_dlq.retention import Retention
 from celery_dlq.rules import Rulebook, Rules
 
@@ -72,7 +72,7 @@ class DeadLetters(Operator):
         self._lock = threading.RLock()
         self._settings: Settings | None = None
         self._store: DeadLetterStore | None = None
-        self._board: Board | None = None
+        self._registry: WorkerRegistry | None = None
         self._job_book: JobBook | None = None
         self.events = Events()
         self._exchanges = DeadLetterExchanges(app, lambda: self.settings, self._own_store)
@@ -132,20 +132,20 @@ class DeadLetters(Operator):
             return self._store
 
     @property
-    def board(self) -> Board:
+    def registry(self) -> WorkerRegistry:
         """What the processes of the app tell each other."""
         with self._lock:
-            if self._board is None:
-                self._board = make_board(self.settings, self.app.conf.broker_url)
-            return self._board
+            if self._registry is None:
+                self._registry = make_worker_registry(self.settings, self.app.conf.broker_url)
+            return self._registry
 
     def close(self) -> None:
         """Let go of connections; the next operation opens them again."""
         self._measuring.close()
         with self._lock:
-            if self._board is not None and self.settings.store != "memory":
-                self._board.close()
-                self._board = None
+            if self._registry is not None and self.settings.store != "memory":
+                self._registry.close()
+                self._registry = None
             if self._job_book is not None and self.settings.store != "memory":
                 self._job_book.close()
                 self._job_book = None
@@ -270,7 +270,7 @@ class DeadLetters(Operator):
                 letters=letters,
                 detail={"exported_to": shown(destination)},
             )
-            self.board.record(change)
+            self.registry.record(change)
             self.events.emit(change)
 
         return note
@@ -323,7 +323,7 @@ class DeadLetters(Operator):
             StoreUnavailable: The store does not answer.
         """
         return self._adoptions.run(
-            queue, dead_letter_queue, self.store, self.board,
+            queue, dead_letter_queue, self.store, self.registry,
             follow=follow, limit=limit, progress=progress,
         )  # fmt: skip
 
@@ -409,7 +409,7 @@ class DeadLetters(Operator):
         for name in dead_letter_queues:
             self._check_queue(name)
         book = self._rulebook().in_force()
-        retention = Retention(self.store, self.board, self.events, whoami())
+        retention = Retention(self.store, self.registry, self.events, whoami())
         names = dead_letter_queues or self.store.names()
         policies = {name: book.of_dead_letter_queue(name) for name in names}
         policies = {name: policies[name] for name in retention.due(policies)}
@@ -420,7 +420,7 @@ class DeadLetters(Operator):
     def _rulebook(self) -> Rulebook:
         from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
 
-        return Rulebook(book_of(self.app, self.settings), self.board, self.events)
+        return Rulebook(book_of(self.app, self.settings), self.registry, self.events)
 
     def _redriven(self, queue: str, found: Sequence[Found], redrive_id: str) -> None:
         self._measuring.redriven(queue, len(found))
@@ -451,7 +451,7 @@ class DeadLetters(Operator):
         self.validate()
         memory = None
         if isinstance(self.store, MemoryStore):
-            memory = WorkerParts(self.store, self.board, self.store.counter)
+            memory = WorkerParts(self.store, self.registry, self.store.counter)
         return make_guard(
             self.app, self.settings, self._clock, self.events, measuring=self._measuring,
             memory=memory,

@@ -130,7 +130,7 @@ class DeliveryCounter(Protocol):
             StoreUnavailable: The store does not answer.
         """
 
-    def alive(self, dead_letter_queues: Iterable[str]) -> None:
+    def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
         """Give a sign of life beside the counters of these queues; never raises."""
 
     def flush(self) -> None:
@@ -641,7 +641,7 @@ class Outbox(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCard:
+class WorkerInfo:
     """What a worker says of itself to all processes of its app.
 
     Attributes:
@@ -682,27 +682,27 @@ class Override:
     actor: str
 
 
-class Board(Protocol):
+class WorkerRegistry(Protocol):
     """What the processes of one app tell each other. Every method may raise `StoreUnavailable`."""
 
     def now(self) -> datetime:
         """The present by the clock of the store, by which overrides end."""
 
-    def announce(self, card: WorkerCard) -> None:
-        """Put up a worker's card; it stays up while the worker gives signs of life."""
+    def register(self, info: WorkerInfo) -> None:
+        """Put up a worker's info; it stays up while the worker gives signs of life."""
 
-    def alive(self, hostname: str) -> tuple[bool, int]:
+    def heartbeat(self, hostname: str) -> tuple[bool, int]:
         """Give a worker's sign of life.
 
         Returns:
-            Whether its card is still up, and the revision of the overrides.
+            Whether its info is still up, and the revision of the overrides.
         """
 
-    def leave(self, hostname: str) -> None:
-        """Take a worker's card down."""
+    def deregister(self, hostname: str) -> None:
+        """Take a worker's info down."""
 
-    def workers(self, *, with_tasks: bool = True) -> list[WorkerCard]:
-        """The cards of live workers, by host name; much lighter without their tasks."""
+    def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
+        """The infos of live workers, by host name; much lighter without their tasks."""
 
     def record(self, change: Change) -> None:
         """Keep a change for the audit; the newest ten thousand are kept."""

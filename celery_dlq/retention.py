@@ -20,7 +20,7 @@ from celery_dlq.events import Action, Change, Events
 from celery_dlq.logs import get_logger
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import Board, ClaimState, DeadLetterStore, Glance, Heading, ordered
+from celery_dlq.ports import ClaimState, DeadLetterStore, Glance, Heading, WorkerRegistry, ordered
 from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq.retention")
@@ -49,14 +49,16 @@ class Retention:
 
     Args:
         store: Where the letters are.
-        board: Where the audit is.
+        registry: Where the audit is.
         events: Told of every trimming.
         actor: Who follows the rules: a worker's node name, or a person.
     """
 
-    def __init__(self, store: DeadLetterStore, board: Board, events: Events, actor: str) -> None:
+    def __init__(
+        self, store: DeadLetterStore, registry: WorkerRegistry, events: Events, actor: str
+    ) -> None:
         self._store = store
-        self._board = board
+        self._registry = registry
         self._events = events
         self._actor = actor
 
@@ -176,7 +178,7 @@ class Retention:
         change = self._change(name, cause, chosen, policy)
         if not dry_run:
             # The record first: killed in between, the audit says too much, never too little.
-            self._board.record(change)
+            self._registry.record(change)
             self._store.remove(name, [heading.letter_id for heading in chosen], owner=owner)
             self._announce(change)
         return change

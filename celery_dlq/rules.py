@@ -16,7 +16,7 @@ from celery_dlq.events import Action, Change, Events
 from celery_dlq.overrides import LONGEST, by_queue, checked
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook, Sourced
-from celery_dlq.ports import Board, Override, WorkerCard
+from celery_dlq.ports import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.record import iso
 
 
@@ -76,13 +76,13 @@ class Rulebook:
 
     Args:
         book: The configured policies.
-        board: Where overrides, cards and the audit are.
+        registry: Where overrides, cards and the audit are.
         events: Told of every change.
     """
 
-    def __init__(self, book: PolicyBook, board: Board, events: Events) -> None:
+    def __init__(self, book: PolicyBook, registry: WorkerRegistry, events: Events) -> None:
         self._book = book
-        self._board = board
+        self._registry = registry
         self._events = events
 
     def rules(self, known_queues: set[str], task_queues: Mapping[str, str]) -> Rules:
@@ -93,11 +93,11 @@ class Rulebook:
             task_queues: The queue of each task with a policy of its own.
 
         Raises:
-            StoreUnavailable: The board does not answer.
+            StoreUnavailable: The registry does not answer.
         """
         book = self.in_force()
-        workers = self._board.workers(with_tasks=False)
-        known = {*known_queues, *(queue for card in workers for queue in card.queues)}
+        workers = self._registry.workers(with_tasks=False)
+        known = {*known_queues, *(queue for info in workers for queue in info.queues)}
         queues = sorted({*book.queues, *book.overrides, *known})
         views = [_view(book, queue, None) for queue in queues if book.resolve(queue) is not None]
         views += [_view(book, task_queues[task], task) for task in sorted(book.tasks)]
@@ -109,7 +109,7 @@ class Rulebook:
 
     def in_force(self) -> PolicyBook:
         """The configured policies with the overrides over them."""
-        overrides = by_queue(self._board.overrides())
+        overrides = by_queue(self._registry.overrides())
         return PolicyBook(self._book.queues, self._book.tasks, overrides)
 
     def override(self, queue: str, span: timedelta, values: Mapping[str, Any]) -> list[Override]:
@@ -117,17 +117,17 @@ class Rulebook:
 
         Raises:
             SettingsError: A key, a value or the span is not usable; nothing is changed then.
-            StoreUnavailable: The board does not answer.
+            StoreUnavailable: The registry does not answer.
         """
         _check_span(queue, span)
-        now, actor = self._board.now(), whoami()
+        now, actor = self._registry.now(), whoami()
         made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
-        both = by_queue([*self._board.overrides(), *made])
+        both = by_queue([*self._registry.overrides(), *made])
         PolicyBook(self._book.queues, self._book.tasks, both).check()
         detail = {"values": {o.key: o.value for o in made}, "until": iso(now + span)}
         self._record(Action.POLICY_SET, queue, detail)
         for override in made:
-            self._board.override(override)
+            self._registry.override(override)
         return made
 
     def lift(self, queue: str, keys: tuple[str, ...]) -> list[str]:
@@ -135,9 +135,9 @@ class Rulebook:
 
         Raises:
             NotFound: There is no such override.
-            StoreUnavailable: The board does not answer.
+            StoreUnavailable: The registry does not answer.
         """
-        there = [o.key for o in self._board.overrides() if o.queue == queue]
+        there = [o.key for o in self._registry.overrides() if o.queue == queue]
         wanted = list(keys) or there
         missing = [key for key in wanted if key not in there]
         if missing or not wanted:
@@ -149,15 +149,15 @@ class Rulebook:
             raise NotFound(message)
         self._record(Action.POLICY_UNSET, queue, {"keys": wanted})
         for key in wanted:
-            self._board.lift(queue, key)
+            self._registry.lift(queue, key)
         return wanted
 
     def _record(self, action: Action, queue: str, detail: Mapping[str, Any]) -> None:
         """The record first: a change that nobody can trace must not be."""
         change = Change(
-            at=self._board.now(), action=action, actor=whoami(), target=queue, detail=detail
+            at=self._registry.now(), action=action, actor=whoami(), target=queue, detail=detail
         )
-        self._board.record(change)
+        self._registry.record(change)
         self._events.emit(change)
 
 
@@ -172,11 +172,11 @@ def _view(book: PolicyBook, queue: str, task: str | None) -> PolicyView:
     )
 
 
-def _drift(workers: list[WorkerCard]) -> list[str]:
+def _drift(workers: list[WorkerInfo]) -> list[str]:
     """Each worker against the first of each kind of policies: bounded, however many there are."""
-    kinds: dict[str, WorkerCard] = {}
-    for card in workers:
-        kinds.setdefault(repr(sorted(card.policies.items(), key=lambda item: item[0])), card)
+    kinds: dict[str, WorkerInfo] = {}
+    for info in workers:
+        kinds.setdefault(repr(sorted(info.policies.items(), key=lambda item: item[0])), info)
     some = list(kinds.values())[:_MOST_KINDS]
     return [text for one, other in combinations(some, 2) for text in differences(one, other)]
 

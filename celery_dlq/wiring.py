@@ -18,7 +18,7 @@ from celery_dlq.observers import WorkerObservers
 from celery_dlq.parts import WorkerParts, make_worker_parts, shown_place
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import Clock, DeadLetterStore, Keeper, WorkerCard
+from celery_dlq.ports import Clock, DeadLetterStore, Keeper, WorkerInfo
 from celery_dlq.record import EPOCH
 from celery_dlq.retention import Retention, RetentionRound
 from celery_dlq.worker.guard import Guard
@@ -107,12 +107,12 @@ def make_guard(
     observers.watch(guard, letter_writer, hostname)
     if parts.metrics is not None:
         measuring.use(parts.metrics)
-    retention = Retention(parts.store, parts.board, events, hostname)
-    card = replace(
+    retention = Retention(parts.store, parts.registry, events, hostname)
+    info = replace(
         card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()
     )
     guard.chores += [
-        Presence(parts.board, card, plans.obey),
+        Presence(parts.registry, info, plans.obey),
         *_trimming(parts.store, retention, plans),
         observers,
         *([sampler] if sampler is not None else []),
@@ -144,14 +144,14 @@ def task_policies(app: Any) -> dict[str, Policy]:
     return {name: policy for name, policy in found if policy is not None}
 
 
-def card_of(app: Any, settings: Settings) -> WorkerCard:
+def card_of(app: Any, settings: Settings) -> WorkerInfo:
     """What any worker of an app tells the others; who it is, is left open."""
     policies: Mapping[str, Policy] = {
         **settings.queues,
         **{f"{TASK_PREFIX}{name}": policy for name, policy in task_policies(app).items()},
     }
     tasks = sorted(name for name in app.tasks if not name.startswith("celery."))
-    return WorkerCard(
+    return WorkerInfo(
         hostname="",
         pid=0,
         version="",

@@ -1,4 +1,4 @@
-"""Counters, letters and board in memory: for tests, gone with the process."""
+"""Counters, letters and registry in memory: for tests, gone with the process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from celery_dlq.ports import (
     Standing,
     Stored,
     StoredLetter,
-    WorkerCard,
+    WorkerInfo,
 )
 from celery_dlq.record import DeadLetter, Delivery, end_of, ended
 from celery_dlq.reports import MOST_IDS, Report, Why
@@ -182,7 +182,7 @@ class MemoryCounter:
             known = [*self._runs.get(_run(key), {}).values(), *self._aside.get(_run(key), ())]
             return tuple(sorted(known, key=lambda d: (d.started_at, d.retries, d.number)))
 
-    def alive(self, dead_letter_queues: Iterable[str]) -> None:
+    def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
         """One process: nobody else asks."""
 
     def flush(self) -> None:
@@ -601,11 +601,11 @@ class MemoryOutbox:
         """Nothing to let go of."""
 
 
-class MemoryBoard:
-    """The `Board` in memory: the processes of one app are one process here."""
+class MemoryWorkerRegistry:
+    """The `WorkerRegistry` in memory: the processes of one app are one process here."""
 
     def __init__(self) -> None:
-        self._cards: dict[str, WorkerCard] = {}
+        self._infos: dict[str, WorkerInfo] = {}
         self._changes: deque[Change] = deque(maxlen=_MOST_CHANGES)
         self._overrides: dict[tuple[str, str], Override] = {}
         self._revision = 0
@@ -615,22 +615,22 @@ class MemoryBoard:
         """The clock of this process."""
         return _now()
 
-    def announce(self, card: WorkerCard) -> None:
-        """Put up a card."""
-        self._cards[card.hostname] = card
+    def register(self, info: WorkerInfo) -> None:
+        """Put up a info."""
+        self._infos[info.hostname] = info
 
-    def alive(self, hostname: str) -> tuple[bool, int]:
+    def heartbeat(self, hostname: str) -> tuple[bool, int]:
         """Give a sign of life."""
-        return hostname in self._cards, self._revision
+        return hostname in self._infos, self._revision
 
-    def leave(self, hostname: str) -> None:
-        """Take a card down."""
-        self._cards.pop(hostname, None)
+    def deregister(self, hostname: str) -> None:
+        """Take a info down."""
+        self._infos.pop(hostname, None)
 
-    def workers(self, *, with_tasks: bool = True) -> list[WorkerCard]:
-        """All cards."""
-        cards = [card for _, card in sorted(self._cards.items())]
-        return cards if with_tasks else [replace(card, tasks=()) for card in cards]
+    def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
+        """All infos."""
+        infos = [info for _, info in sorted(self._infos.items())]
+        return infos if with_tasks else [replace(info, tasks=()) for info in infos]
 
     def record(self, change: Change) -> None:
         """Keep a change."""

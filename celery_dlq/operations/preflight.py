@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_dlq.operations.message import RedriveOptions
 from celery_dlq.operations.selection import Found
-from celery_dlq.ports import WorkerCard
+from celery_dlq.ports import WorkerInfo
 
 _MOST_NAMES = 1000
 _OTHERS = "(others)"
@@ -67,7 +67,7 @@ def dry_run(
     app: Any,
     found: Iterable[Found],
     options: RedriveOptions,
-    workers: Sequence[WorkerCard],
+    workers: Sequence[WorkerInfo],
 ) -> DryRun:
     """Look at what a redrive would do; changes nothing.
 
@@ -101,11 +101,11 @@ def _count(names: Counter[str], name: str) -> None:
     names[name if name in names or len(names) < _MOST_NAMES else _OTHERS] += 1
 
 
-def _task(name: str, letters: int, workers: Sequence[WorkerCard]) -> Check:
+def _task(name: str, letters: int, workers: Sequence[WorkerInfo]) -> Check:
     if name == _OTHERS or not workers:
         why = "no live worker has said what it can run" if name != _OTHERS else "too many to check"
         return Check(name=name, letters=letters, found=None, why=why)
-    able = [card.hostname for card in workers if name in card.tasks]
+    able = [info.hostname for info in workers if name in info.tasks]
     if able:
         more = f" and {len(able) - 1} more" if len(able) > 1 else ""
         return Check(name=name, letters=letters, found=True, why=f"registered by {able[0]}{more}")
@@ -113,8 +113,8 @@ def _task(name: str, letters: int, workers: Sequence[WorkerCard]) -> Check:
     return Check(name=name, letters=letters, found=False, why=why)
 
 
-def _queue(app: Any, name: str, letters: int, workers: Sequence[WorkerCard]) -> Check:
-    consumers = [card.hostname for card in workers if name in card.queues]
+def _queue(app: Any, name: str, letters: int, workers: Sequence[WorkerInfo]) -> Check:
+    consumers = [info.hostname for info in workers if name in info.queues]
     if consumers:
         return Check(name=name, letters=letters, found=True, why=f"consumed by {consumers[0]}")
     if name == _OTHERS:

@@ -91,7 +91,7 @@ def page(found: Findings, now: datetime) -> str:
     title = f"{_counted(triage.letters, 'dead letter')} in {_counted(len(triage.queues), 'queue')}"
     parts = [
         _head(title, triage, now),
-        _cards(triage),
+        _infos(triage),
         _section("Letters over time, UTC", _timeline(triage)),
         _section("What is dying", _groups(triage)),
         _section("Why: what the largest groups have in common", _causes(found)),
@@ -126,7 +126,7 @@ def _head(title: str, triage: Triage, now: datetime) -> str:
     )
 
 
-def _cards(triage: Triage) -> str:
+def _infos(triage: Triage) -> str:
     largest = triage.groups[0] if triage.groups else None
     share = picture.percent(largest.letters, triage.letters) if largest else "0%"
     cards = [

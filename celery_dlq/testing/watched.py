@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.result import AsyncResult
 
-from celery_dlq.backends.memory import MemoryBoard, MemoryStore
+from celery_dlq.backends.memory import MemoryStore, MemoryWorkerRegistry
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
@@ -98,7 +98,7 @@ class WatchedLetters:
         Settings.from_conf(app.conf)
         override(self._stack, dlq, "_settings", None)
         override(self._stack, dlq, "_store", store)
-        override(self._stack, dlq, "_board", MemoryBoard())
+        override(self._stack, dlq, "_registry", MemoryWorkerRegistry())
         self._ledger.watch_store(store, self._stack)
         self._ledger.watch_publishing(app, self._stack)
         self._eager.add(app, dlq)

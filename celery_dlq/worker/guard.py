@@ -386,7 +386,7 @@ class Guard:
 
     def tick(self) -> None:
         """Once a second: a sign of life, what was put off, and what waits for the store."""
-        self._counter.alive(self._running_queues())
+        self._counter.heartbeat(self._running_queues())
         self._counter.flush()
         self._letter_writer.tick()
         self._do_chores()

@@ -1,4 +1,4 @@
-"""A worker among the others: its card, the overrides it obeys, the differences it sees."""
+"""A worker among the others: its info, the overrides it obeys, the differences it sees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.overrides import by_queue
 from celery_dlq.policy import Policy
-from celery_dlq.ports import Board, WorkerCard
+from celery_dlq.ports import WorkerInfo, WorkerRegistry
 
 logger = get_logger("celery_dlq.worker")
 
@@ -28,24 +28,24 @@ Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
 
 
 class Presence:
-    """Keeps one worker's card up to date; ticks once a second, and rests in between.
+    """Keeps one worker's info up to date; ticks once a second, and rests in between.
 
     Args:
-        board: Where cards and overrides are.
-        card: The worker's card.
+        registry: Where infos and overrides are.
+        info: The worker's info.
         obey: Called with the overrides in force whenever they change.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        board: Board,
-        card: WorkerCard,
+        registry: WorkerRegistry,
+        info: WorkerInfo,
         obey: Obey,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._board = board
-        self._card = card
+        self._registry = registry
+        self._info = info
         self._obey = obey
         self._clock = clock
         self._ticks = self._rest = 0
@@ -69,22 +69,22 @@ class Presence:
             self._look()
 
     def close(self) -> None:
-        """Take the card down."""
+        """Take the info down."""
         try:
-            self._board.leave(self._card.hostname)
+            self._registry.deregister(self._info.hostname)
         except StoreUnavailable as exc:
-            logger.debug("The card of this worker stays up until it is old: %s", exc)
+            logger.debug("The info of this worker stays up until it is old: %s", exc)
 
     def _alive(self) -> None:
-        known, revision = self._board.alive(self._card.hostname)
+        known, revision = self._registry.heartbeat(self._info.hostname)
         if not known:
-            self._board.announce(self._card)
+            self._registry.register(self._info)
         if revision != self._revision or self._over():
-            overrides = self._board.overrides()
+            overrides = self._registry.overrides()
             self._revision = revision
             self._next_end = None
             if overrides:
-                left = min(o.until for o in overrides) - self._board.now()
+                left = min(o.until for o in overrides) - self._registry.now()
                 self._next_end = self._clock() + left / _SECOND
             self._obey(by_queue(overrides))
 
@@ -93,9 +93,9 @@ class Presence:
         return self._next_end is not None and self._next_end <= self._clock()
 
     def _look(self) -> None:
-        for other in self._board.workers(with_tasks=False):
-            if other.hostname != self._card.hostname:
-                for difference in differences(self._card, other):
+        for other in self._registry.workers(with_tasks=False):
+            if other.hostname != self._info.hostname:
+                for difference in differences(self._info, other):
                     self._tell(difference)
 
     def _tell(self, difference: str) -> None:

@@ -119,7 +119,7 @@ def test_the_command_adopts_and_says_what_it_did(
     assert json.loads(done.stdout) == {
         "queue": DEAD, "adopted": 2, "known": 0, "by_queue": {"orders-DLQ": 2}}  # fmt: skip
     assert [letter.task_id for letter in letters(count=2)] == ["id-fails", "id-drops"]
-    assert poison.dlq.board.changes(limit=1)[0].letters == 2
+    assert poison.dlq.registry.changes(limit=1)[0].letters == 2
     assert "nothing to adopt" in run(redis_url, rabbit, DEAD).stdout
     for arguments, code, text in (
         (("orders",), 1, "guarded by dlq_queues['orders']"),
@@ -155,4 +155,4 @@ def test_following_goes_on_until_it_is_told_to_end(
                 os.kill(process.pid, signal.SIGKILL)
     assert process.returncode == 0
     assert json.loads(output)["adopted"] == 2
-    assert poison.dlq.board.changes(limit=1)[0].letters == 2
+    assert poison.dlq.registry.changes(limit=1)[0].letters == 2

@@ -78,7 +78,7 @@ def test_an_app_without_a_policy_leaves_nothing_in_redis(
     assert poison.healthy.delay("after").get(timeout=10) == "after"
     poll(lambda: "no price" in worker.output)
     with redis.Redis.from_url(redis_url) as client:
-        left = {key for key in client.scan_iter("dlq:*") if not key.startswith(b"dlq:{board}:")}
+        left = {key for key in client.scan_iter("dlq:*") if not key.startswith(b"dlq:{app}:")}
         assert left == set()
     assert decorated not in worker.output.partition("ready.")[2]
 

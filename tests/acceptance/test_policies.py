@@ -70,7 +70,7 @@ def test_an_override_reaches_running_workers_and_ends(
     assert "override by " in dlq("policies", conf=conf).stdout
 
     poll(lambda: "override by" not in dlq("policies", conf=conf).stdout, timeout_seconds=60)
-    poll(lambda: poison.dlq.board.overrides() == [], timeout_seconds=10)
+    poll(lambda: poison.dlq.registry.overrides() == [], timeout_seconds=10)
 
     def three_deliveries_again() -> bool:
         known = list(poison.dlq.letters("orders-DLQ"))
@@ -121,7 +121,7 @@ def test_workers_with_different_policies_warn_each_other(
     assert said in " ".join(dlq("policies").stdout.split())
 
     first.stop()
-    poll(lambda: [w.hostname for w in poison.dlq.board.workers()] == ["two@here"])
+    poll(lambda: [w.hostname for w in poison.dlq.registry.workers()] == ["two@here"])
 
 
 def test_a_worker_trims_what_is_past_its_time(
@@ -134,7 +134,7 @@ def test_a_worker_trims_what_is_past_its_time(
         poison.to_dlq.delay(f"x{n}")
     letters(count=1)
     poll(lambda: poison.dlq.store.length("orders-DLQ") == 0, timeout_seconds=30)
-    trimmed = [c for c in poison.dlq.board.changes(limit=9) if c.action == "trimmed"]
+    trimmed = [c for c in poison.dlq.registry.changes(limit=9) if c.action == "trimmed"]
     assert sum(change.letters for change in trimmed) == 3
     poll(lambda: "letters from orders-DLQ because of dead_letter_ttl" in worker.output)
 
@@ -178,7 +178,7 @@ def test_bad_input_changes_nothing(
     assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert poison.dlq.board.changes(limit=9) == []
+    assert poison.dlq.registry.changes(limit=9) == []
 
 
 def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(redis_url: str) -> None:

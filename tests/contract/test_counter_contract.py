@@ -447,11 +447,11 @@ def test_success_forgets_the_deliveries_before_it(counter: DeliveryCounter) -> N
 
 def test_signs_of_life_change_no_count(counter: DeliveryCounter) -> None:
     """They may come at any time, for queues of any name, also before the first count."""
-    counter.alive([])
-    counter.alive([DLQ, "süß-DLQ"])
+    counter.heartbeat([])
+    counter.heartbeat([DLQ, "süß-DLQ"])
     key = a_key()
     delivered(counter, key)
-    counter.alive([DLQ])
+    counter.heartbeat([DLQ])
     assert delivered(counter, key).number == 2
 
 

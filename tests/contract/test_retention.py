@@ -11,7 +11,7 @@ import redis
 from builders import DLQ, NOW, a_letter, key_of
 from waiting import poll
 
-from celery_dlq.backends.memory import MemoryBoard
+from celery_dlq.backends.memory import MemoryWorkerRegistry
 from celery_dlq.backends.redis.connection import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
@@ -43,11 +43,11 @@ class Place:
         monkeypatch.setattr(
             store, "glances", lambda names: [replace(g, at=store.now()) for g in glances(names)]
         )
-        self.board = MemoryBoard()
+        self.registry = MemoryWorkerRegistry()
         self.told: list[Event] = []
         events = Events()
         events.subscribe(self.told.append)
-        self.retention = Retention(store, self.board, events, "celery@web-1")
+        self.retention = Retention(store, self.registry, events, "celery@web-1")
 
     def put(self, **changes: Any) -> DeadLetter:
         """Store a letter."""
@@ -97,7 +97,7 @@ def test_letters_past_their_time_are_trimmed_counted_and_announced(
         "oldest_at": "2026-03-02T23:06:07.891011+00:00",
         "newest_at": "2026-03-03T05:06:07.891011+00:00",
     }
-    assert place.told == [change] == place.board.changes(limit=9)
+    assert place.told == [change] == place.registry.changes(limit=9)
 
 
 @pytest.mark.parametrize("years", [-1, 100])
@@ -202,7 +202,7 @@ def test_a_dry_run_changes_nothing(place: Place) -> None:
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=1.0), dry_run=True)
     assert change.letters == 2
     assert place.ids() == letters
-    assert place.told == place.board.changes(limit=9) == []
+    assert place.told == place.registry.changes(limit=9) == []
     assert place.store.claim(DLQ, letters, owner="ann", lease_seconds=1) == [ClaimState.CLAIMED] * 2
 
 
@@ -226,8 +226,8 @@ def test_without_a_rule_nothing_is_ever_trimmed(place: Place) -> None:
     assert len(place.ids()) == 2
 
 
-class Broken(MemoryBoard):
-    """A board that cannot keep an audit."""
+class Broken(MemoryWorkerRegistry):
+    """A registry that cannot keep an audit."""
 
     def record(self, change: Change) -> None:
         """Refuse."""

@@ -22,7 +22,7 @@ from waiting import poll
 from celery_dlq import DeadLetter, DeadLetters, Reason
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
-from celery_dlq.ports import WorkerCard
+from celery_dlq.ports import WorkerInfo
 
 QUEUES = ("orders", "orders.dead", "orders-DLQ")
 
@@ -126,7 +126,7 @@ def test_what_rabbitmq_dead_lettered_becomes_letters(broker: Broker) -> None:
         assert (death["reason"], death["queue"]) == ("rejected", "orders")
     assert broker.ready("orders.dead") == 0
     assert [event.letter for event in told if isinstance(event, DeadLettered)] == letters
-    (change,) = broker.dlq.board.changes(limit=5)
+    (change,) = broker.dlq.registry.changes(limit=5)
     assert (change.action, change.target, change.letters) == (Action.ADOPTED, "orders-DLQ", 3)
     assert change.detail == {"queue": "orders.dead"}
     assert broker.dlq.adopt("orders.dead").adopted == 0
@@ -270,8 +270,8 @@ def test_mistakes_are_told_in_one_line(broker: Broker, redis_url: str) -> None:
         with pytest.raises(SettingsError, match="dlq_adopt"):
             _ = DeadLetters(guarded, clock=broker.dlq._clock).settings
         del guarded.conf["dlq_adopt"]
-    card = WorkerCard(hostname="w@1", pid=1, version="", started_at=NOW, queues=("orders.dead",))
-    broker.dlq.board.announce(card)
+    card = WorkerInfo(hostname="w@1", pid=1, version="", started_at=NOW, queues=("orders.dead",))
+    broker.dlq.registry.register(card)
     with pytest.raises(SettingsError, match="which worker w@1 consumes"):
         broker.dlq.adopt("orders.dead")
 

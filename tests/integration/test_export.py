@@ -295,7 +295,7 @@ def test_trimming_is_in_the_audit(tmp_path: Path) -> None:
     seen: list[Any] = []
     dlq.events.subscribe(seen.append)
     assert dlq.export(tmp_path, then_trim=True).trimmed == 2
-    (change,) = dlq.board.changes(limit=5)
+    (change,) = dlq.registry.changes(limit=5)
     assert (change.action.value, change.target, change.letters) == ("trimmed", DLQ, 2)
     assert change.detail == {"exported_to": str(tmp_path)}
     assert seen == [change]

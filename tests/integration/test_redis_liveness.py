@@ -67,7 +67,7 @@ class Redelivery:
 
         def certain() -> Count | None:
             for counter in alive:
-                counter.alive([DLQ])
+                counter.heartbeat([DLQ])
             count = self.ask()
             return None if count.standing is Standing.UNCERTAIN else count
 
@@ -162,7 +162,7 @@ def test_signs_of_life_are_kept_for_live_workers_only(
     worker = workers.start()
     worker.count_first(a_key(), a_delivery())
     worker.flush()
-    worker.alive([DLQ])
+    worker.heartbeat([DLQ])
     worker.history(a_key())
     assert client.zcard(place) == 1
     assert client.pttl(place) > 0
@@ -190,7 +190,7 @@ def test_signs_of_life_survive_the_loss_of_scripts(
     worker.count_first(a_key(), a_delivery())
     worker.flush()
     redis_server.client().script_flush()
-    worker.alive(names)
+    worker.heartbeat(names)
     worker.flush()
     worker.history(a_key())
     assert all(redis_server.client().zcard(KEYS.workers(name)) == 1 for name in names)
@@ -224,5 +224,5 @@ def test_signs_of_life_never_raise() -> None:
         worker = Workers(server.url, open_ones).start()
         worker.count_first(a_key(), a_delivery())
         server.kill()
-        worker.alive([DLQ, "mail-DLQ"])
+        worker.heartbeat([DLQ, "mail-DLQ"])
         worker.flush()

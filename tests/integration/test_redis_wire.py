@@ -513,7 +513,7 @@ def test_what_was_told_arrives_though_its_process_dies_at_once(
         for key in (a_key(), a_key()):  # a connection that has been used
             counter.count_first(key, a_delivery())
             counter.ended(key, an_ended_delivery())
-        counter.alive([DLQ])
+        counter.heartbeat([DLQ])
         os.write(says_used, b".")
         os.read(stopped, 1)
         for key in keys:
@@ -620,7 +620,7 @@ def test_a_full_redis_still_counts(own: Parts, server: RedisServer) -> None:
     assert counted(counter, key) == 2
     counter.count_first(fresh, a_delivery())
     counter.ended(fresh, an_ended_delivery())
-    counter.alive([DLQ])
+    counter.heartbeat([DLQ])
     counter.flush()
     assert wire.errors == 0
     assert counter.history(fresh) == (an_ended_delivery(),)

@@ -67,7 +67,7 @@ def test_an_override_lasts_as_long_as_was_said(machine: Machine, hours: int) -> 
     (made,) = wrong.override_policy("mails", timedelta(minutes=30), max_deliveries=4)
 
     assert {view.fields["max_deliveries"].value for view in wrong.policies().views} >= {3, 4}
-    assert [o.value for o in right.board.overrides()] == [4, 3]
+    assert [o.value for o in right.registry.overrides()] == [4, 3]
     left = made.until - datetime.now(timezone.utc)
     assert timedelta(minutes=29) < left <= timedelta(minutes=30)
 
@@ -77,13 +77,13 @@ def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
     dlq, obeyed, seconds = machine(-HOUR), list[int](), [0.0]
     card = card_of(dlq.app, dlq.settings)
     presence = Presence(
-        dlq.board, card, lambda overrides: obeyed.append(len(overrides)), lambda: seconds[0]
+        dlq.registry, card, lambda overrides: obeyed.append(len(overrides)), lambda: seconds[0]
     )
     dlq.override_policy("orders", timedelta(seconds=0.3), max_deliveries=3)
     for _ in range(REST_TICKS + 2):
         presence.tick()
     assert obeyed == [1]
-    while dlq.board.overrides():
+    while dlq.registry.overrides():
         pass
     seconds[0] += 0.3
     presence.tick()

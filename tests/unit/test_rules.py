@@ -9,14 +9,14 @@ import pytest
 from builders import NOW
 
 from celery_dlq.actor import whoami
-from celery_dlq.backends.memory import MemoryBoard
+from celery_dlq.backends.memory import MemoryWorkerRegistry
 from celery_dlq.drift import differences
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events
 from celery_dlq.overrides import by_queue
 from celery_dlq.policy import Policy
 from celery_dlq.policybook import PolicyBook
-from celery_dlq.ports import Override, WorkerCard
+from celery_dlq.ports import Override, WorkerInfo
 from celery_dlq.rules import Rulebook
 
 HOUR = timedelta(hours=1)
@@ -27,9 +27,9 @@ BOOK = PolicyBook(
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> MemoryBoard:
-    """An empty board, with a clock that stands still."""
-    made = MemoryBoard()
+def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryWorkerRegistry:
+    """An empty registry, with a clock that stands still."""
+    made = MemoryWorkerRegistry()
     monkeypatch.setattr(made, "now", lambda: NOW)
     return made
 
@@ -41,22 +41,22 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def rulebook(board: MemoryBoard, told: list[Event]) -> Rulebook:
+def rulebook(registry: MemoryWorkerRegistry, told: list[Event]) -> Rulebook:
     """The rules of a small app."""
     events = Events()
     events.subscribe(told.append)
-    return Rulebook(BOOK, board, events)
+    return Rulebook(BOOK, registry, events)
 
 
-def a_card(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerCard:
+def a_card(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInfo:
     """The card of a worker with these policies."""
-    return WorkerCard(
+    return WorkerInfo(
         hostname=hostname, pid=1, version="0.1.0", started_at=NOW, queues=queues, policies=policies
     )
 
 
 def test_an_override_is_in_force_audited_and_told(
-    rulebook: Rulebook, board: MemoryBoard, told: list[Event]
+    rulebook: Rulebook, registry: MemoryWorkerRegistry, told: list[Event]
 ) -> None:
     """From the command line values are text."""
     rulebook.override("orders", HOUR, {"max_deliveries": "3", "reasons": "failed, rejected"})
@@ -66,20 +66,20 @@ def test_an_override_is_in_force_audited_and_told(
     assert explained["max_deliveries"].source == f"override by {whoami()} until 2026-03-04T06:06Z"
     assert sorted(r.value for r in explained["reasons"].value) == ["failed", "rejected"]
     assert explained["dead_letter_ttl"].value == 60.0
-    (change,) = board.changes(limit=9)
+    (change,) = registry.changes(limit=9)
     assert told == [change]
     assert (change.action, change.target) == (Action.POLICY_SET, "orders")
     assert change.detail["values"] == {"max_deliveries": 3, "reasons": ["failed", "rejected"]}
     assert change.detail["until"] == "2026-03-04T06:06:07.891011+00:00"
 
 
-def test_an_override_can_be_taken_back(rulebook: Rulebook, board: MemoryBoard) -> None:
+def test_an_override_can_be_taken_back(rulebook: Rulebook, registry: MemoryWorkerRegistry) -> None:
     """All keys of a queue, or one."""
     rulebook.override("orders", HOUR, {"max_deliveries": 3, "max_retries": 0})
     assert rulebook.lift("orders", ("max_retries",)) == ["max_retries"]
     assert rulebook.lift("orders", ()) == ["max_deliveries"]
     assert rulebook.in_force().explain("orders")["max_deliveries"].value == 5
-    assert [c.action for c in board.changes(limit=2)] == [Action.POLICY_UNSET] * 2
+    assert [c.action for c in registry.changes(limit=2)] == [Action.POLICY_UNSET] * 2
     with pytest.raises(NotFound, match="expected an override of any key for queue 'orders'"):
         rulebook.lift("orders", ())
 
@@ -101,13 +101,18 @@ def test_an_override_can_be_taken_back(rulebook: Rulebook, board: MemoryBoard) -
     ],
 )
 def test_an_unusable_override_changes_nothing(
-    rulebook: Rulebook, board: MemoryBoard, queue: str, span: timedelta, values: Any, said: str
+    rulebook: Rulebook,
+    registry: MemoryWorkerRegistry,
+    queue: str,
+    span: timedelta,
+    values: Any,
+    said: str,
 ) -> None:
     """One line, and neither an override nor a record of one."""
     with pytest.raises(SettingsError, match="expected ") as raised:
         rulebook.override(queue, span, values)
     assert said in str(raised.value)
-    assert board.overrides() == board.changes(limit=9) == []
+    assert registry.overrides() == registry.changes(limit=9) == []
 
 
 def test_an_override_of_another_version_is_passed_over() -> None:
@@ -156,10 +161,12 @@ def test_apps_that_share_a_redis_do_not_differ() -> None:
     assert differences(one, two) == []
 
 
-def test_all_policies_are_shown_with_their_warnings(rulebook: Rulebook, board: MemoryBoard) -> None:
+def test_all_policies_are_shown_with_their_warnings(
+    rulebook: Rulebook, registry: MemoryWorkerRegistry
+) -> None:
     """Queues, then tasks; unknown queues and differences last."""
-    board.announce(a_card("one", {"orders": {"max_deliveries": 5}}, "orders"))
-    board.announce(a_card("two", {"orders": {"max_deliveries": 6}}, "orders"))
+    registry.register(a_card("one", {"orders": {"max_deliveries": 5}}, "orders"))
+    registry.register(a_card("two", {"orders": {"max_deliveries": 6}}, "orders"))
     rules = rulebook.rules({"default"}, {"shop.charge": "default"})
     assert [(view.queue, view.task) for view in rules.views] == [
         ("ord*", None), ("orders", None), ("default", "shop.charge"),

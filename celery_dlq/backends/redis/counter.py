@@ -28,7 +28,7 @@ STALE_SECONDS = 5.0
 ALIVE_SECONDS = 1.0
 """A sign of life beside a queue's counters is so old at most while its messages run here."""
 
-SCRIPTS = ("count", "count_first", "ended", "forget", "alive")
+SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
 """The scripts of the counter; no client has to load them."""
 
 _STANDINGS = {
@@ -66,7 +66,7 @@ class RedisCounter:
         self._count_first = _Digested("count_first")
         self._ended = _Digested("ended")
         self._forget = _Digested("forget")
-        self._alive = _Digested("alive")
+        self._heartbeat_script = _Digested("heartbeat")
         # A restarted container has the same pid and name as the one that died.
         self._token = uuid4().hex[:8]
         self._worker = ""
@@ -121,7 +121,7 @@ class RedisCounter:
         told = [self._ended.whole([self._keys.run(key)], *args)]
         self._wire.tell(told, told, keep=True)
 
-    def alive(self, dead_letter_queues: Iterable[str]) -> None:
+    def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
         """Write a sign of life."""
         if self._worker:
             self._alive_at.clear()  # of queues whose messages no longer run here, too
@@ -138,7 +138,7 @@ class RedisCounter:
     def _write_alive(self, dead_letter_queue: str) -> None:
         self._alive_at[dead_letter_queue] = time.monotonic()
         keys = [self._keys.workers(dead_letter_queue)]
-        self._wire.tell([self._alive.whole(keys, self._worker)])
+        self._wire.tell([self._heartbeat_script.whole(keys, self._worker)])
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Remember to forget the message, with one of the next writes."""
@@ -163,7 +163,7 @@ class RedisCounter:
             self._wire.tell(counted)
         name, self._told_of = self._told_of, ""
         if name:  # a sign of life: the least that is written as a count is
-            alive = self._alive.whole([self._keys.workers(name)], self._worker)
+            alive = self._heartbeat_script.whole([self._keys.workers(name)], self._worker)
             if not self._wire.probe(*alive):
                 self._told_of = name
 

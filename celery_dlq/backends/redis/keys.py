@@ -28,31 +28,31 @@ class Keys:
 
     def nodes(self) -> str:
         """ZSET: workers by their last sign of life, whatever they guard."""
-        return f"{self.prefix}:{{board}}:nodes"
+        return f"{self.prefix}:{{app}}:nodes"
 
-    def cards(self) -> str:
-        """HASH: worker to its card, as JSON."""
-        return f"{self.prefix}:{{board}}:cards"
+    def worker_infos(self) -> str:
+        """HASH: worker to its info, as JSON."""
+        return f"{self.prefix}:{{app}}:workers"
 
     def tasks(self) -> str:
         """HASH: worker to the names of its tasks, as JSON; apart, because there may be many."""
-        return f"{self.prefix}:{{board}}:tasks"
+        return f"{self.prefix}:{{app}}:tasks"
 
     def overrides(self) -> str:
         """HASH: ``[queue, key]`` as JSON to an override of a policy, as JSON; and ``revision``."""
-        return f"{self.prefix}:{{board}}:overrides"
+        return f"{self.prefix}:{{app}}:overrides"
 
     def changes(self) -> str:
         """STREAM: changes for the audit, bounded."""
-        return f"{self.prefix}:{{board}}:changes"
+        return f"{self.prefix}:{{app}}:changes"
 
     def counts(self) -> str:
         """HASH: metric and its labels as JSON to a count; bounded."""
-        return f"{self.prefix}:{{board}}:counts"
+        return f"{self.prefix}:{{app}}:counts"
 
     def gauges(self) -> str:
         """HASH: worker to ``time|gauges as JSON``; bounded."""
-        return f"{self.prefix}:{{board}}:gauges"
+        return f"{self.prefix}:{{app}}:gauges"
 
     def report(self, dead_letter_queue: str, fingerprint: str) -> str:
         """HASH: what an error tracker was told of a group; expires."""
@@ -64,15 +64,15 @@ class Keys:
 
     def jobs(self) -> str:
         """HASH: job id to its state, as JSON; bounded."""
-        return f"{self.prefix}:{{board}}:jobs"
+        return f"{self.prefix}:{{app}}:jobs"
 
     def wishes(self) -> str:
         """HASH: job id to what somebody else wants of it; bounded with the jobs."""
-        return f"{self.prefix}:{{board}}:wishes"
+        return f"{self.prefix}:{{app}}:wishes"
 
     def successes(self) -> str:
         """HASH: id of a redrive to how many of its messages succeeded; bounded like jobs."""
-        return f"{self.prefix}:{{board}}:successes"
+        return f"{self.prefix}:{{app}}:successes"
 
     def letters(self, dead_letter_queue: str) -> str:
         """STREAM: one entry per letter; see `celery_dlq.backends.redis.packing`."""

@@ -1,4 +1,4 @@
-"""The board in Redis: cards of workers, changes for the audit, overrides of policies."""
+"""The registry in Redis: infos of workers, changes for the audit, overrides of policies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_dlq.backends.redis.scripts import NodeReply, Scripts, source
 from celery_dlq.backends.redis.store import now
 from celery_dlq.events import Change
 from celery_dlq.logs import get_logger
-from celery_dlq.ports import Override, WorkerCard
+from celery_dlq.ports import Override, WorkerInfo
 from celery_dlq.record import from_micros, to_micros
 
 logger = get_logger("celery_dlq.store")
@@ -31,8 +31,8 @@ _NODE_DIGEST = sha1(_NODE.encode(), usedforsecurity=False).hexdigest()
 _REVISION = b"revision"
 
 
-class RedisBoard:
-    """The `Board` of Redis.
+class RedisWorkerRegistry:
+    """The `WorkerRegistry` of Redis.
 
     Args:
         client: A redis-py client that answers bytes.
@@ -53,33 +53,33 @@ class RedisBoard:
         """The clock of Redis."""
         return now(self._client, self._url)
 
-    def announce(self, card: WorkerCard) -> None:
-        """Put up a card."""
-        text = {**asdict(card), "started_at": to_micros(card.started_at)}
+    def register(self, info: WorkerInfo) -> None:
+        """Put up a info."""
+        text = {**asdict(info), "started_at": to_micros(info.started_at)}
         tasks = text.pop("tasks")
-        self._node(card.hostname, _json(text), _json(tasks))
+        self._node(info.hostname, _json(text), _json(tasks))
 
-    def alive(self, hostname: str) -> tuple[bool, int]:
+    def heartbeat(self, hostname: str) -> tuple[bool, int]:
         """Give a sign of life."""
         return self._node(hostname, "", "")
 
-    def leave(self, hostname: str) -> None:
-        """Take a card down."""
+    def deregister(self, hostname: str) -> None:
+        """Take a info down."""
         with translated(self._url):
             self._client.zrem(self._keys.nodes(), hostname)
-            self._client.hdel(self._keys.cards(), hostname)
+            self._client.hdel(self._keys.worker_infos(), hostname)
             self._client.hdel(self._keys.tasks(), hostname)
 
-    def workers(self, *, with_tasks: bool = True) -> list[WorkerCard]:
-        """The cards of live workers."""
+    def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
+        """The infos of live workers."""
         with translated(self._url):
             live = self._live()
-            cards = self._client.hmget(self._keys.cards(), live) if live else []
+            infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
             tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
         return [
-            _card(json.loads(card), json.loads(names or b"[]"))
-            for card, names in zip_longest(cards, tasks)
-            if card is not None
+            _info(json.loads(info), json.loads(names or b"[]"))
+            for info, names in zip_longest(infos, tasks)
+            if info is not None
         ]
 
     def record(self, change: Change) -> None:
@@ -146,10 +146,10 @@ class RedisBoard:
             pipe.hincrby(self._keys.overrides(), _REVISION, 1)
             return bool(pipe.execute()[0])
 
-    def _node(self, hostname: str, card: str, tasks: str) -> tuple[bool, int]:
+    def _node(self, hostname: str, info: str, tasks: str) -> tuple[bool, int]:
         keys = self._keys
-        places = [keys.nodes(), keys.cards(), keys.tasks(), keys.overrides()]
-        args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), card, tasks]
+        places = [keys.nodes(), keys.worker_infos(), keys.tasks(), keys.overrides()]
+        args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), info, tasks]
         if self._wire is not None:
             known, revision = self._wire.call_script(_NODE_DIGEST, _NODE, places, *args)
         else:
@@ -167,8 +167,8 @@ def _json(value: Any) -> str:
     return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
 
 
-def _card(text: Mapping[str, Any], tasks: Sequence[str]) -> WorkerCard:
-    return WorkerCard(
+def _info(text: Mapping[str, Any], tasks: Sequence[str]) -> WorkerInfo:
+    return WorkerInfo(
         hostname=str(text["hostname"]),
         pid=int(text["pid"]),
         version=str(text["version"]),

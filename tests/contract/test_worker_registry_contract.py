@@ -1,0 +1,114 @@
+"""What every `WorkerRegistry` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from builders import NOW
+
+from celery_dlq.backends.memory import MemoryWorkerRegistry
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.workers import RedisWorkerRegistry
+from celery_dlq.events import Action, Change
+from celery_dlq.ports import Override, WorkerInfo, WorkerRegistry
+
+
+@pytest.fixture(params=["memory", "redis"])
+def registry(request: pytest.FixtureRequest) -> Iterator[WorkerRegistry]:
+    """Give each registry in turn, empty."""
+    made: WorkerRegistry = MemoryWorkerRegistry()
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_url")
+        made = RedisWorkerRegistry(connect(url, 2.0), url, Keys())
+    yield made
+    made.close()
+
+
+def a_card(**changes: Any) -> WorkerInfo:
+    """The info of a worker."""
+    values: dict[str, Any] = {
+        "hostname": "celery@web-1",
+        "pid": 4711,
+        "version": "0.1.0",
+        "started_at": NOW,
+        "queues": ("orders", "mails"),
+        "tasks": ("shop.charge",),
+        "policies": {"orders": {"max_deliveries": 3}},
+    }
+    return WorkerInfo(**{**values, **changes})
+
+
+def an_override(**changes: Any) -> Override:
+    """An override for an hour."""
+    values: dict[str, Any] = {
+        "queue": "orders",
+        "key": "max_deliveries",
+        "value": 3,
+        "until": datetime.now(timezone.utc) + timedelta(hours=1),
+        "actor": "ann@desk",
+    }
+    return Override(**{**values, **changes})
+
+
+def test_a_card_is_up_until_its_worker_takes_it_down(registry: WorkerRegistry) -> None:
+    """Everything on it is read as it was written."""
+    first, second = a_card(), a_card(hostname="celery@web-2", policies={})
+    registry.register(second)
+    registry.register(first)
+
+    assert registry.workers() == [first, second]
+    assert [info.tasks for info in registry.workers(with_tasks=False)] == [(), ()]
+    assert registry.workers(with_tasks=False)[0].policies == first.policies
+
+    registry.deregister("celery@web-1")
+
+    assert registry.workers() == [second]
+    assert registry.heartbeat("celery@web-1")[0] is False
+    assert registry.heartbeat("celery@web-2")[0] is True
+
+
+def test_the_newest_changes_come_first(registry: WorkerRegistry) -> None:
+    """What was done, by whom, to how many letters."""
+    changes = [
+        Change(
+            at=NOW + timedelta(seconds=n), action=Action.REDRIVEN, actor="ann@desk",
+            target="orders-DLQ", letters=n, detail={"filter": {"reason": "failed"}},
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    for change in changes:
+        registry.record(change)
+
+    assert registry.changes(limit=2) == [changes[2], changes[1]]
+
+
+def test_an_override_is_in_force_until_its_end(
+    registry: WorkerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker notices by the revision; the store's clock says when the end is."""
+    now = registry.now()
+    _, before = registry.heartbeat("celery@web-1")
+    registry.override(an_override(value=5))
+    registry.override(an_override(until=now + timedelta(hours=1)))
+    registry.override(an_override(key="reasons", value=["failed"], until=now + timedelta(hours=2)))
+    _, after = registry.heartbeat("celery@web-1")
+
+    assert after > before
+    assert [o.value for o in registry.overrides()] == [3, ["failed"]]
+    with monkeypatch.context() as later:
+        later.setattr(registry, "now", lambda: now + timedelta(hours=1))
+        assert [o.key for o in registry.overrides()] == ["reasons"]
+    assert [o.key for o in registry.overrides()] == ["reasons"]
+
+
+def test_an_override_can_be_lifted(registry: WorkerRegistry) -> None:
+    """Once."""
+    registry.override(an_override())
+
+    assert registry.lift("orders", "max_deliveries") is True
+    assert registry.lift("orders", "max_deliveries") is False
+    assert registry.overrides() == []

@@ -30,7 +30,7 @@ from celery_dlq.ports import (
     Clock,
     DeadLetterStore,
     Group,
-    JobBook,
+    JobStore,
     QueueSummary,
     Restored,
     WorkerRegistry,
@@ -70,7 +70,7 @@ class Operator:
         raise NotImplementedError
 
     @property
-    def job_book(self) -> JobBook:
+    def job_store(self) -> JobStore:
         """Where jobs are kept."""
         raise NotImplementedError
 
@@ -489,7 +489,7 @@ class Operator:
 
     def jobs(self) -> list[Job]:
         """The newest jobs, newest first; at most five hundred are remembered."""
-        return Jobs(self.job_book).all()
+        return Jobs(self.job_store).all()
 
     def job(self, job_id: str) -> Job:
         """One job; of a redrive also how many of its messages ``died_again`` and ``succeeded``.
@@ -500,10 +500,10 @@ class Operator:
         Raises:
             NotFound: There is no such job.
         """
-        job = Jobs(self.job_book).get(job_id)
+        job = Jobs(self.job_store).get(job_id)
         if job.kind != "redrive":
             return job
-        ends = {"died_again": self._died_again(job), "succeeded": self.job_book.succeeded(job_id)}
+        ends = {"died_again": self._died_again(job), "succeeded": self.job_store.succeeded(job_id)}
         return replace(job, counts={**job.counts, **ends})
 
     def cancel(self, job_id: str) -> Job:
@@ -513,7 +513,7 @@ class Operator:
             NotFound: There is no such job.
             DLQError: It has ended.
         """
-        return Jobs(self.job_book).cancel(job_id)
+        return Jobs(self.job_store).cancel(job_id)
 
     def resume(
         self,
@@ -530,7 +530,7 @@ class Operator:
             NotFound: There is no such job.
             DLQError: It runs, it is done, or it was an edit, whose change is not kept.
         """
-        jobs = Jobs(self.job_book)
+        jobs = Jobs(self.job_store)
         job = jobs.get(job_id)
         if job.options.get("edited"):
             message = f"expected a job that can go on, got {job_id}, an edit; edit the letter again"
@@ -650,7 +650,7 @@ class Operator:
             total = len(where.ids)
         elif not where:
             total = self.store.length(queue)
-        return Jobs(self.job_book).new(
+        return Jobs(self.job_store).new(
             kind, queue, where=where.to_json(), options=options,
             until=self.store.last_position(queue), total=total,
         )  # fmt: skip

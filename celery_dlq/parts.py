@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_dlq.backends.memory import (
     MemoryCounter,
-    MemoryJobBook,
+    MemoryJobStore,
     MemoryMetrics,
     MemoryOutbox,
     MemoryReports,
@@ -21,7 +21,7 @@ from celery_dlq.metrics import MetricsStore
 from celery_dlq.ports import (
     DeadLetterStore,
     DeliveryCounter,
-    JobBook,
+    JobStore,
     Outbox,
     Samples,
     WorkerRegistry,
@@ -108,16 +108,16 @@ def make_worker_registry(settings: Settings, broker_url: object) -> WorkerRegist
     return RedisWorkerRegistry(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
-def make_job_book(settings: Settings, broker_url: object) -> JobBook:
+def make_job_store(settings: Settings, broker_url: object) -> JobStore:
     """The job book; see `make_store`."""
     if settings.store == "memory":
-        return MemoryJobBook()
+        return MemoryJobStore()
     from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
-    from celery_dlq.backends.redis.jobs import RedisJobBook  # noqa: PLC0415
+    from celery_dlq.backends.redis.jobs import RedisJobStore  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
 
     url = settings.redis_url(broker_url)
-    return RedisJobBook(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
+    return RedisJobStore(connect(url, settings.store_timeout), url, Keys(settings.key_prefix))
 
 
 def make_metrics(settings: Settings, broker_url: object) -> MetricsStore:

@@ -25,13 +25,13 @@ from celery_dlq.operations.selection import Found
 from celery_dlq.operator import Operator
 from celery_dlq.parts import (
     WorkerParts,
-    make_job_book,
+    make_job_store,
     make_metrics,
     make_sampled,
     make_store,
     make_worker_registry,
 )
-from celery_dlq.ports import Clock, DeadLetterStore, JobBook, Keeper, Override, WorkerRegistry
+from celery_dlq.ports import Clock, DeadLetterStore, JobStore, Keeper, Override, WorkerRegistry
 from celery_dlq.retention import Retention
 from celery_dlq.rules import Rulebook, Rules
 
@@ -73,7 +73,7 @@ class DeadLetters(Operator):
         self._settings: Settings | None = None
         self._store: DeadLetterStore | None = None
         self._registry: WorkerRegistry | None = None
-        self._job_book: JobBook | None = None
+        self._job_store: JobStore | None = None
         self.events = Events()
         self._exchanges = DeadLetterExchanges(app, lambda: self.settings, self._own_store)
         self._adoptions = Adoptions(app, lambda: self.settings, self.events, self._exchanges, clock)
@@ -146,21 +146,21 @@ class DeadLetters(Operator):
             if self._registry is not None and self.settings.store != "memory":
                 self._registry.close()
                 self._registry = None
-            if self._job_book is not None and self.settings.store != "memory":
-                self._job_book.close()
-                self._job_book = None
+            if self._job_store is not None and self.settings.store != "memory":
+                self._job_store.close()
+                self._job_store = None
             if self._store is not None and self.settings.store != "memory":
                 self._store.close()
                 self._store = None
             self._exchanges.close()
 
     @property
-    def job_book(self) -> JobBook:
+    def job_store(self) -> JobStore:
         """Where jobs are kept."""
         with self._lock:
-            if self._job_book is None:
-                self._job_book = make_job_book(self.settings, self.app.conf.broker_url)
-            return self._job_book
+            if self._job_store is None:
+                self._job_store = make_job_store(self.settings, self.app.conf.broker_url)
+            return self._job_store
 
     # -- letters as data ----------------------------------------------------------
 

@@ -723,7 +723,7 @@ class WorkerRegistry(Protocol):
         """Let go of connections; never raises."""
 
 
-class JobBook(Protocol):
+class JobStore(Protocol):
     """Keeps what is known of jobs, bounded. Every method may raise `StoreUnavailable`."""
 
     def now(self) -> datetime:
@@ -747,7 +747,7 @@ class JobBook(Protocol):
     def succeeded(self, job_id: str) -> int:
         """How many messages of a redrive have succeeded, as far as guarded queues tell."""
 
-    def take(self, job_id: str, run: int) -> bool:
+    def acquire_run(self, job_id: str, run: int) -> bool:
         """Become the one process that does this run of a job; whether nobody else has."""
 
     def close(self) -> None:

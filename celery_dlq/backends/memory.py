@@ -686,8 +686,8 @@ class MemoryMetrics:
         """Nothing to let go of."""
 
 
-class MemoryJobBook:
-    """The `JobBook` in memory."""
+class MemoryJobStore:
+    """The `JobStore` in memory."""
 
     def __init__(self) -> None:
         self._states: dict[str, Mapping[str, Any]] = {}
@@ -726,7 +726,7 @@ class MemoryJobBook:
         """Nothing here tells."""
         return 0
 
-    def take(self, job_id: str, run: int) -> bool:
+    def acquire_run(self, job_id: str, run: int) -> bool:
         """Become the one that does this run."""
         with self._lock:
             free = (job_id, run) not in self._taken

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from celery_dlq.actor import whoami
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.ports import JobBook
+from celery_dlq.ports import JobStore
 from celery_dlq.record import from_micros, iso, to_micros
 
 SILENT = timedelta(seconds=15)
@@ -102,16 +102,16 @@ class Jobs:
     """The jobs of an app.
 
     Args:
-        book: Where they are kept, and the clock by which they fall silent.
+        store: Where they are kept, and the clock by which they fall silent.
     """
 
-    def __init__(self, book: JobBook) -> None:
-        self._book = book
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
 
     def all(self) -> list[Job]:
         """All jobs that are remembered, newest first."""
-        states = self._book.all()
-        now = self._book.now()
+        states = self._store.all()
+        now = self._store.now()
         return [_seen(Job.from_stored(state), now) for state in states]
 
     def get(self, job_id: str) -> Job:
@@ -120,11 +120,11 @@ class Jobs:
         Raises:
             NotFound: There is none of this id, or it is forgotten.
         """
-        state = self._book.read(job_id)
+        state = self._store.read(job_id)
         if state is None:
             message = f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them"
             raise NotFound(message)
-        return _seen(Job.from_stored(state), self._book.now())
+        return _seen(Job.from_stored(state), self._store.now())
 
     def cancel(self, job_id: str) -> Job:
         """Let a job end after its present batch.
@@ -135,13 +135,13 @@ class Jobs:
         """
         job = self.get(job_id)
         if job.state == INTERRUPTED:
-            ended = replace(job, state=CANCELLED, ended_at=self._book.now())
-            self._book.write(job_id, ended.to_stored())
+            ended = replace(job, state=CANCELLED, ended_at=self._store.now())
+            self._store.write(job_id, ended.to_stored())
             return ended
         if job.state != RUNNING:
             message = f"expected a job that runs, got {job_id}, which is {job.state}"
             raise DLQError(message)
-        self._book.cancel(job_id)
+        self._store.cancel(job_id)
         return job
 
     def new(
@@ -155,14 +155,14 @@ class Jobs:
         total: int | None,
     ) -> JobRun:
         """A job that begins; nothing is kept of it before its first `JobRun.beat`."""
-        now = self._book.now()
+        now = self._store.now()
         moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
         job = Job(
             id=f"{moment}-{uuid4().hex[:6]}", kind=kind, queue=queue, actor=whoami(),
             started_at=now, updated_at=now, filter=where, options=options, until=until,
             total=total, pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
-        return JobRun(self._book, job)
+        return JobRun(self._store, job)
 
     def again(self, job_id: str) -> JobRun:
         """Go on with a job whose process has died, or that was cancelled or stopped.
@@ -175,15 +175,15 @@ class Jobs:
         if job.state in (RUNNING, DONE):
             message = f"expected a job that was interrupted, got {job_id}, which is {job.state}"
             raise DLQError(message)
-        if not self._book.take(job_id, job.run + 1):
+        if not self._store.acquire_run(job_id, job.run + 1):
             message = f"expected job {job_id} to be free, got one that somebody just resumed"
             raise DLQError(message)
-        self._book.cancel(job_id, wanted=False)
+        self._store.cancel(job_id, wanted=False)
         job = replace(
             job, state=RUNNING, run=job.run + 1, ended_at=None, note="", pid=os.getpid(),
             host=socket.gethostname(),
         )  # fmt: skip
-        run = JobRun(self._book, job)
+        run = JobRun(self._store, job)
         run.beat(now=True)
         return run
 
@@ -192,12 +192,12 @@ class JobRun:
     """One process at work on a job.
 
     Args:
-        book: Where the job is kept.
+        store: Where the job is kept.
         job: The job as it is now.
     """
 
-    def __init__(self, book: JobBook, job: Job) -> None:
-        self._book = book
+    def __init__(self, store: JobStore, job: Job) -> None:
+        self._store = store
         self.job = job
         self._token = uuid4().hex
         self._written_at: float | None = None
@@ -240,7 +240,7 @@ class JobRun:
         at = time.monotonic()
         if self._written_at is None or now or at - self._written_at >= _BEAT_SECONDS:
             self._written_at = at
-            self.job = replace(self.job, updated_at=self._book.now())
+            self.job = replace(self.job, updated_at=self._store.now())
             if self._write():
                 raise CancelledError
 
@@ -251,7 +251,7 @@ class JobRun:
 
     def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
         """Keep the result."""
-        at = self._book.now()
+        at = self._store.now()
         self.job = replace(
             self.job, state=state, counts=dict(counts), note=note, updated_at=at, ended_at=at
         )
@@ -260,10 +260,10 @@ class JobRun:
         return self.job
 
     def _write(self) -> bool:
-        known = self._book.read(self.job.id)
+        known = self._store.read(self.job.id)
         if known is not None and int(known.get("run", 1)) > self.job.run:
             raise CancelledError  # we were taken for dead, and somebody goes on with it
-        return self._book.write(self.job.id, self.job.to_stored())
+        return self._store.write(self.job.id, self.job.to_stored())
 
 
 def _seen(job: Job, now: datetime) -> Job:

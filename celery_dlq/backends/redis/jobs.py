@@ -19,8 +19,8 @@ MOST_JOBS = 500
 _CANCEL = b"cancel"
 
 
-class RedisJobBook:
-    """The `JobBook` of Redis.
+class RedisJobStore:
+    """The `JobStore` of Redis.
 
     Args:
         client: A redis-py client that answers bytes.
@@ -44,11 +44,11 @@ class RedisJobBook:
             pipe = self._client.pipeline(transaction=False)
             pipe.hset(self._keys.jobs(), job_id, text)
             pipe.hlen(self._keys.jobs())
-            pipe.hget(self._keys.wishes(), job_id)
-            _new, known, wish = pipe.execute()
+            pipe.hget(self._keys.cancel_requests(), job_id)
+            _new, known, request = pipe.execute()
             if known > MOST_JOBS:
                 self._prune()
-        return bool(wish == _CANCEL)
+        return bool(request == _CANCEL)
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
         """One state."""
@@ -67,19 +67,21 @@ class RedisJobBook:
         """Want a job cancelled, or no more."""
         with translated(self._url):
             if wanted:
-                self._client.hset(self._keys.wishes(), job_id, _CANCEL)
+                self._client.hset(self._keys.cancel_requests(), job_id, _CANCEL)
             else:
-                self._client.hdel(self._keys.wishes(), job_id)
+                self._client.hdel(self._keys.cancel_requests(), job_id)
 
     def succeeded(self, job_id: str) -> int:
         """As the workers counted."""
         with translated(self._url):
             return int(self._client.hget(self._keys.successes(), job_id) or 0)
 
-    def take(self, job_id: str, run: int) -> bool:
+    def acquire_run(self, job_id: str, run: int) -> bool:
         """Become the one process that does this run."""
         with translated(self._url):
-            return bool(self._client.hsetnx(self._keys.wishes(), f"{job_id}:{run}", "taken"))
+            return bool(
+                self._client.hsetnx(self._keys.cancel_requests(), f"{job_id}:{run}", "taken")
+            )
 
     def close(self) -> None:
         """Disconnect."""
@@ -91,11 +93,13 @@ class RedisJobBook:
         old = job_ids[: len(job_ids) - MOST_JOBS]
         if old:
             self._client.hdel(self._keys.jobs(), *old)
-            wishes = self._client.hkeys(self._keys.wishes())
-            gone = [wish for wish in wishes if wish.partition(b":")[0] in set(old)]
+            cancel_requests = self._client.hkeys(self._keys.cancel_requests())
+            gone = [
+                request for request in cancel_requests if request.partition(b":")[0] in set(old)
+            ]
             self._client.hdel(self._keys.successes(), *old)
             if gone:
-                self._client.hdel(self._keys.wishes(), *gone)
+                self._client.hdel(self._keys.cancel_requests(), *gone)
 
 
 def _state(text: bytes) -> Mapping[str, Any] | None:

@@ -66,9 +66,9 @@ class Keys:
         """HASH: job id to its state, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:jobs"
 
-    def wishes(self) -> str:
+    def cancel_requests(self) -> str:
         """HASH: job id to what somebody else wants of it; bounded with the jobs."""
-        return f"{self.prefix}:{{app}}:wishes"
+        return f"{self.prefix}:{{app}}:cancel_requests"
 
     def successes(self) -> str:
         """HASH: id of a redrive to how many of its messages succeeded; bounded like jobs."""

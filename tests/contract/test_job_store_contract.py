@@ -1,0 +1,65 @@
+"""What every `JobStore` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from celery_dlq.backends.memory import MemoryJobStore
+from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.jobs import MOST_JOBS, RedisJobStore
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.ports import JobStore
+
+
+@pytest.fixture(params=["memory", "redis"])
+def jobs(request: pytest.FixtureRequest) -> Iterator[JobStore]:
+    """Give each jobs in turn, empty."""
+    made: JobStore = MemoryJobStore()
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_url")
+        made = RedisJobStore(connect(url, 2.0), url, Keys())
+    yield made
+    made.close()
+
+
+def test_states_are_kept_newest_first(jobs: JobStore) -> None:
+    """The last state of each job counts."""
+    jobs.write("20260101-1", {"id": "a", "done": 1})
+    jobs.write("20260102-1", {"id": "b"})
+    jobs.write("20260101-1", {"id": "a", "done": 2})
+    assert jobs.all() == [{"id": "b"}, {"id": "a", "done": 2}]
+    assert jobs.read("20260101-1") == {"id": "a", "done": 2}
+    assert jobs.read("x") is None
+
+
+def test_a_wish_to_cancel_is_told_at_the_next_write(jobs: JobStore) -> None:
+    """And not to others, and no more once it is taken back."""
+    jobs.write("1", {})
+    jobs.cancel("1")
+    assert (jobs.write("1", {}), jobs.write("2", {})) == (True, False)
+    jobs.cancel("1", wanted=False)
+    assert not jobs.write("1", {})
+
+
+def test_one_process_takes_a_run(jobs: JobStore) -> None:
+    """Two that resume one job at once would redrive its letters twice."""
+    assert [jobs.acquire_run("1", 2), jobs.acquire_run("1", 2), jobs.acquire_run("1", 3)] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_the_oldest_jobs_are_forgotten(jobs: JobStore) -> None:
+    """With what was wanted of them."""
+    jobs.cancel("0000")
+    jobs.acquire_run("0000", 2)
+    for number in range(MOST_JOBS + 5):
+        jobs.write(f"{number:04d}", {"n": number})
+    assert len(jobs.all()) == MOST_JOBS
+    assert jobs.read("0004") is None
+    assert jobs.read("0005") is not None
+    if isinstance(jobs, RedisJobStore):
+        assert jobs._client.hlen(Keys().cancel_requests()) == 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from celery_dlq.errors import DLQError
     from celery_dlq.filters import LetterFilter
     from celery_dlq.plugin import DeadLetters
-    from celery_dlq.policy import Policy
+    from celery_dlq.policies.policy import Policy
     from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ _HOME = {
     "Delivery": "record",
     "LetterFilter": "filters",
     "Outcome": "record",
-    "Policy": "policy",
+    "Policy": "policies.policy",
     "Reason": "record",
     "RejectToDLQ": "decorators",
     "dead_letter_policy": "decorators",

@@ -17,8 +17,15 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.jsontext import safe_repr
-from celery_dlq.policy import Policy, positive_seconds, queue_name, seconds, suggestion, text
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.policy import (
+    Policy,
+    positive_seconds,
+    queue_name,
+    seconds,
+    suggestion,
+    text,
+)
+from celery_dlq.policies.table import PolicyTable
 
 PREFIX = "dlq_"
 _STORES = ("redis", "broker", "memory")
@@ -205,9 +212,9 @@ class Settings:
     )
 
     @cached_property
-    def policies(self) -> PolicyBook:
+    def policies(self) -> PolicyTable:
         """The queue policies, ready to be asked."""
-        return PolicyBook(self.queues)
+        return PolicyTable(self.queues)
 
     @classmethod
     def from_conf(cls, conf: Any) -> Settings:
@@ -277,19 +284,19 @@ class Settings:
                     f"({self.max_delay:g} s), got {delay:g} s"
                 )
 
-    def check_store(self, book: PolicyBook) -> None:
+    def check_store(self, table: PolicyTable) -> None:
         """Refuse what letters in queues of the broker cannot have.
 
         Args:
-            book: All policies of the app.
+            table: All policies of the app.
 
         Raises:
             SettingsError: A policy names a dead-letter exchange.
         """
         if self.store != "broker":
             return
-        named = {f"dlq_queues[{name!r}]": policy for name, policy in book.queues.items()}
-        named |= {f"dead_letter_policy of {name}": p for name, p in book.tasks.items()}
+        named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
+        named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
         for place, policy in named.items():
             if policy.dead_letter_exchange is not None:
                 raise SettingsError(
@@ -299,7 +306,7 @@ class Settings:
                 )
 
     def check_visibility(
-        self, book: PolicyBook, transport: str, options: Mapping[str, Any]
+        self, table: PolicyTable, transport: str, options: Mapping[str, Any]
     ) -> None:
         """Refuse default delays that outlast the broker's visibility timeout.
 
@@ -307,7 +314,7 @@ class Settings:
         broker takes the worker for dead and gives the message to another one, again and again.
 
         Args:
-            book: All policies of the app.
+            table: All policies of the app.
             transport: The broker's transport, as kombu names it.
             options: ``broker_transport_options``.
 
@@ -320,8 +327,8 @@ class Settings:
         if default is None:
             return
         timeout = float((options or {}).get("visibility_timeout", default))
-        named = {f"dlq_queues[{name!r}]": policy for name, policy in book.queues.items()}
-        named |= {f"dead_letter_policy of {name}": p for name, p in book.tasks.items()}
+        named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
+        named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
         for place, policy in named.items():
             delay = policy.default_delay
             if delay is not None and delay >= timeout:

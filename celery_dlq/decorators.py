@@ -10,7 +10,7 @@ from celery import _state
 from celery.exceptions import Reject
 from celery.local import PromiseProxy, Proxy
 
-from celery_dlq.policy import Policy
+from celery_dlq.policies.policy import Policy
 
 T = TypeVar("T")
 

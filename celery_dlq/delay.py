@@ -25,8 +25,8 @@ from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
 from celery_dlq.logs import get_logger
-from celery_dlq.policybook import PolicyBook
-from celery_dlq.queuenames import QueueNames
+from celery_dlq.policies.queue_names import QueueNames
+from celery_dlq.policies.table import PolicyTable
 
 logger = get_logger("celery_dlq.delay")
 
@@ -84,7 +84,7 @@ def _method(target: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DelayRule:
     """What happens to the delay of messages for one queue.
 
     Attributes:
@@ -111,8 +111,8 @@ class DefaultDelays:
         self._settings = settings
         self.seen: Settings | None = None
         self.queues_have = True
-        self._remembered: dict[tuple[Any, ...], Rule] = {}
-        self._rules: dict[tuple[str, str], Rule] = {}
+        self._remembered: dict[tuple[Any, ...], DelayRule] = {}
+        self._rules: dict[tuple[str, str], DelayRule] = {}
 
     @property
     def exist(self) -> bool:
@@ -163,7 +163,7 @@ class DefaultDelays:
 
     def _rule(
         self, name: str, given: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[Rule, dict[str, Any]]:
+    ) -> tuple[DelayRule, dict[str, Any]]:
         key = _kind(name, options)
         known = self._remembered.get(key)
         if known is not None:
@@ -193,17 +193,17 @@ class DefaultDelays:
                     place.setdefault(part, found)
         return place
 
-    def _rule_of(self, queue: str, task: Any) -> Rule:
+    def _rule_of(self, queue: str, task: Any) -> DelayRule:
         name = getattr(task, "name", "")
         rule = self._rules.get((queue, name))
         if rule is None:
             policy = policy_of(task) if task is not None else None
-            book = PolicyBook(self._settings().queues, {name: policy} if policy else {})
-            explained = book.explain(queue, name)
+            table = PolicyTable(self._settings().queues, {name: policy} if policy else {})
+            explained = table.explain(queue, name)
             delay, ignores = explained["default_delay"], explained["ignore_message_delay"]
             rule = _NOTHING
             if delay.value or ignores.value:
-                rule = Rule(delay.value or 0.0, delay.source, bool(ignores.value))
+                rule = DelayRule(delay.value or 0.0, delay.source, bool(ignores.value))
             _remember(self._rules, (queue, name), rule)
         return rule
 
@@ -270,7 +270,7 @@ class RoutedOnce:
         return getattr(self._router, name)
 
 
-_NOTHING = Rule()
+_NOTHING = DelayRule()
 
 
 def _kind(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
@@ -288,7 +288,7 @@ def _kind(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _remember(memory: dict[Any, Rule], key: Any, rule: Rule) -> None:
+def _remember(memory: dict[Any, DelayRule], key: Any, rule: DelayRule) -> None:
     if len(memory) >= _MOST_REMEMBERED:  # names made up at run time
         memory.clear()
     memory[key] = rule

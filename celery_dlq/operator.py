@@ -25,7 +25,7 @@ from celery_dlq.operations.preflight import DryRun, dry_run
 from celery_dlq.operations.redrive import Redriver
 from celery_dlq.operations.report import DiscardReport, RedriveReport
 from celery_dlq.operations.selection import Found, Span, select
-from celery_dlq.policy import Policy
+from celery_dlq.policies.policy import Policy
 from celery_dlq.ports import (
     Clock,
     DeadLetterStore,

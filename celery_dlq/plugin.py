@@ -21,6 +21,7 @@ from celery_dlq.events import Action, Change, Events
 from celery_dlq.filters import LetterFilter
 from celery_dlq.logs import get_logger
 from celery_dlq.measuring import Measuring
+from celery_dlq.operations.policies import PolicyAdmin, PolicyReport
 from celery_dlq.operations.selection import Found
 from celery_dlq.operator import Operator
 from celery_dlq.parts import (
@@ -33,7 +34,6 @@ from celery_dlq.parts import (
 )
 from celery_dlq.ports import Clock, DeadLetterStore, JobStore, Keeper, Override, WorkerRegistry
 from celery_dlq.retention import Retention
-from celery_dlq.rules import Rulebook, Rules
 
 if TYPE_CHECKING:
     from celery_dlq.export.parquet import ExportReport
@@ -108,18 +108,18 @@ class DeadLetters(Operator):
         Raises:
             SettingsError: Something is wrong; the message says what and where.
         """
-        from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.wiring import policy_table_of  # noqa: PLC0415 - publishers need none of it
 
-        book = book_of(self.app, self.settings)
-        book.check()
-        for name, policy in book.tasks.items():
+        table = policy_table_of(self.app, self.settings)
+        table.check()
+        for name, policy in table.tasks.items():
             self.settings.check_delays(policy, f"dead_letter_policy of {name}")
         self.settings.check_visibility(
-            book,
+            table,
             self.app.connection_for_write().transport_cls,
             self.app.conf.broker_transport_options,
         )
-        self.settings.check_store(book)
+        self.settings.check_store(table)
         if self.settings.store != "memory":
             self.settings.redis_url(self.app.conf.broker_url)
 
@@ -329,7 +329,7 @@ class DeadLetters(Operator):
 
     # -- policies -----------------------------------------------------------------
 
-    def policies(self, queue: str | None = None) -> Rules:
+    def policies(self, queue: str | None = None) -> PolicyReport:
         """Every queue's and task's policy in force, with the source of each value.
 
         Args:
@@ -344,23 +344,23 @@ class DeadLetters(Operator):
         """
         from celery_dlq.wiring import known_queues, queue_of_tasks  # noqa: PLC0415 - as above
 
-        rulebook = self._rulebook()
+        policy_admin = self._policy_admin()
         extra = {queue} if queue is not None else set()
-        rules = rulebook.rules(known_queues(self.app) | extra, queue_of_tasks(self.app))
+        rules = policy_admin.report(known_queues(self.app) | extra, queue_of_tasks(self.app))
         if queue is None:
             return rules
         views = tuple(view for view in rules.views if view.queue == queue)
         if not views:
             message = f"expected a queue with a policy, got {queue!r}, which nothing rules"
             raise NotFound(message)
-        return Rules(views=views, warnings=rules.warnings)
+        return PolicyReport(views=views, warnings=rules.warnings)
 
     def override_policy(self, queue: str, span: timedelta, **values: Any) -> list[Override]:
         """Override policy keys of a queue for a while, without a deploy.
 
         Workers notice within seconds; when the time is over, the configured values come
         back. An override beats task decorators too. Only keys that workers obey can be
-        overridden, see `celery_dlq.overrides.KEYS`.
+        overridden, see `celery_dlq.policies.overrides.KEYS`.
 
         Args:
             queue: The queue, by its exact name.
@@ -371,7 +371,7 @@ class DeadLetters(Operator):
             SettingsError: A key or a value is not usable; nothing is changed then.
             StoreUnavailable: Redis does not answer.
         """
-        return self._rulebook().override(queue, span, values)
+        return self._policy_admin().override(queue, span, values)
 
     def lift_policy(self, queue: str, *keys: str) -> list[str]:
         """Take overrides back before their time.
@@ -387,7 +387,7 @@ class DeadLetters(Operator):
             NotFound: There is no such override.
             StoreUnavailable: Redis does not answer.
         """
-        return self._rulebook().lift(queue, keys)
+        return self._policy_admin().lift(queue, keys)
 
     def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
         """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
@@ -408,19 +408,19 @@ class DeadLetters(Operator):
         """
         for name in dead_letter_queues:
             self._check_queue(name)
-        book = self._rulebook().in_force()
+        table = self._policy_admin().in_force()
         retention = Retention(self.store, self.registry, self.events, whoami())
         names = dead_letter_queues or self.store.names()
-        policies = {name: book.of_dead_letter_queue(name) for name in names}
+        policies = {name: table.of_dead_letter_queue(name) for name in names}
         policies = {name: policies[name] for name in retention.due(policies)}
         if dry_run:
             return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
         return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
 
-    def _rulebook(self) -> Rulebook:
-        from celery_dlq.wiring import book_of  # noqa: PLC0415 - publishers need none of it
+    def _policy_admin(self) -> PolicyAdmin:
+        from celery_dlq.wiring import policy_table_of  # noqa: PLC0415 - publishers need none of it
 
-        return Rulebook(book_of(self.app, self.settings), self.registry, self.events)
+        return PolicyAdmin(policy_table_of(self.app, self.settings), self.registry, self.events)
 
     def _redriven(self, queue: str, found: Sequence[Found], redrive_id: str) -> None:
         self._measuring.redriven(queue, len(found))

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.logs import get_logger
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.ports import ClaimState, DeadLetterStore, Glance, Heading, WorkerRegistry, ordered
 from celery_dlq.record import iso
 
@@ -235,15 +235,15 @@ class RetentionRound:
     Args:
         retention: Trims.
         store: Names the queues.
-        book: Gives the policies in force.
+        table: Gives the policies in force.
     """
 
     def __init__(
-        self, retention: Retention, store: DeadLetterStore, book: Callable[[], PolicyBook]
+        self, retention: Retention, store: DeadLetterStore, table: Callable[[], PolicyTable]
     ) -> None:
         self._retention = retention
         self._store = store
-        self._book = book
+        self._table = table
         self._names: list[str] = []
         self._more: list[str] = []
         self._rest = 0
@@ -259,8 +259,8 @@ class RetentionRound:
             return
         if not self._names:
             self._names = self._store.names()
-        book, looked = self._book(), [*self._names[-QUEUES_A_LOOK:], *self._more]
-        policies = {name: book.of_dead_letter_queue(name) for name in looked}
+        table, looked = self._table(), [*self._names[-QUEUES_A_LOOK:], *self._more]
+        policies = {name: table.of_dead_letter_queue(name) for name in looked}
         del self._names[-QUEUES_A_LOOK:]
         due = self._retention.due(policies)
         self._more = due[QUEUES_A_TICK:]

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.delay import DefaultDelays
-from celery_dlq.drift import TASK_PREFIX
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
 from celery_dlq.logs import get_logger
 from celery_dlq.measuring import Measuring
 from celery_dlq.observers import WorkerObservers
 from celery_dlq.parts import WorkerParts, make_worker_parts, shown_place
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.drift import TASK_PREFIX
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.ports import Clock, DeadLetterStore, Keeper, WorkerInfo
 from celery_dlq.record import EPOCH
 from celery_dlq.retention import Retention, RetentionRound
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.letter_writer import LetterWriter
-from celery_dlq.worker.plan import Plans
+from celery_dlq.worker.policy_cache import PolicyCache
 from celery_dlq.worker.presence import Presence
 from celery_dlq.worker.sampling import Sampler
 from celery_dlq.worker.spool import Spool
@@ -71,9 +71,9 @@ def make_guard(
     broker_url = app.conf.broker_url
     parts = memory or make_worker_parts(settings, broker_url, app.connection_for_write)
     wait_for(parts.store, settings.start_timeout)
-    book = book_of(app, settings)
-    plans = Plans(book, app.amqp.queues, app.conf.task_default_queue)
-    _warn_of_unknown_queues(app, book)
+    table = policy_table_of(app, settings)
+    policy_cache = PolicyCache(table, app.amqp.queues, app.conf.task_default_queue)
+    _warn_of_unknown_queues(app, table)
     place = shown_place(settings, broker_url)  # without the password: that may change
     observers = WorkerObservers(settings, broker_url, events, measuring)
     letter_writer = LetterWriter(
@@ -93,7 +93,7 @@ def make_guard(
             release=settings.release,
         )
     guard = Guard(
-        plans,
+        policy_cache,
         letter_writer,
         parts.counter,
         clock,
@@ -112,19 +112,21 @@ def make_guard(
         card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()
     )
     guard.chores += [
-        Presence(parts.registry, info, plans.obey),
-        *_trimming(parts.store, retention, plans),
+        Presence(parts.registry, info, policy_cache.obey),
+        *_trimming(parts.store, retention, policy_cache),
         observers,
         *([sampler] if sampler is not None else []),
     ]
     return guard
 
 
-def _trimming(store: DeadLetterStore, retention: Retention, plans: Plans) -> list[RetentionRound]:
+def _trimming(
+    store: DeadLetterStore, retention: Retention, policy_cache: PolicyCache
+) -> list[RetentionRound]:
     if store.capabilities.random_access:
-        return [RetentionRound(retention, store, lambda: plans.policies)]
-    book = plans.policies
-    policies = [*book.queues.values(), *book.tasks.values()]
+        return [RetentionRound(retention, store, lambda: policy_cache.policies)]
+    table = policy_cache.policies
+    policies = [*table.queues.values(), *table.tasks.values()]
     if any(p.dead_letter_ttl or p.dead_letter_max_length for p in policies):
         logger.warning(
             "dlq_store is 'broker', so workers trim nothing: dead_letter_ttl and "
@@ -133,9 +135,9 @@ def _trimming(store: DeadLetterStore, retention: Retention, plans: Plans) -> lis
     return []
 
 
-def book_of(app: Any, settings: Settings) -> PolicyBook:
+def policy_table_of(app: Any, settings: Settings) -> PolicyTable:
     """The policies of an app's queues and of its registered tasks."""
-    return PolicyBook(settings.queues, task_policies(app))
+    return PolicyTable(settings.queues, task_policies(app))
 
 
 def task_policies(app: Any) -> dict[str, Policy]:
@@ -196,7 +198,7 @@ def wait_for(store: DeadLetterStore, timeout_seconds: float) -> None:
             time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
 
-def _warn_of_unknown_queues(app: Any, book: PolicyBook) -> None:
-    for name, hint in book.unknown_queues(known_queues(app)).items():
+def _warn_of_unknown_queues(app: Any, table: PolicyTable) -> None:
+    for name, hint in table.unknown_queues(known_queues(app)).items():
         logger.warning("dlq_queues[%r] is a policy for a queue that this app does not know; %s",
                        name, hint)  # fmt: skip

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from celery_dlq.cli.drawing import Console, Padding, Table, Text, line
-from celery_dlq.exchange import DeadLetterExchange
-from celery_dlq.rules import PolicyView, Rules
+from celery_dlq.operations.policies import PolicyReport, PolicyView
+from celery_dlq.policies.exchange import DeadLetterExchange
 
 _SECONDS = {"default_delay", "dead_letter_ttl"}
 
 
-def show_policies(console: Console, rules: Rules) -> None:
+def show_policies(console: Console, report: PolicyReport) -> None:
     """Every queue and task: the values that are set and their sources, then what is not set."""
-    if not rules.views:
+    if not report.views:
         console.print("No policy: no queue and no task is guarded.")
-    for view in rules.views:
+    for view in report.views:
         console.print(_title(view))
         console.print(_values(view))
         unset = [name for name, sourced in view.fields.items() if sourced.value is None]
         console.print(Padding(Text(f"not set: {', '.join(unset)}", "dim"), (0, 0, 0, 2)))
         console.print()
-    for warning in rules.warnings:
+    for warning in report.warnings:
         console.print(line(f"! {warning}", "yellow"))
 
 

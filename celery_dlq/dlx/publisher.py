@@ -22,10 +22,10 @@ from kombu.exceptions import OperationalError
 from celery_dlq.deaths import death_headers
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
-from celery_dlq.exchange import DeadLetterExchange
 from celery_dlq.logs import get_logger
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.exchange import DeadLetterExchange
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.ports import DeadLetterStore, Keeper, MessageKey, Outbox, OutboxEntry, Stored
 from celery_dlq.record import DeadLetter
 
@@ -58,7 +58,7 @@ class Targets:
         policies: Its queue policies.
     """
 
-    def __init__(self, app: Any, policies: PolicyBook) -> None:
+    def __init__(self, app: Any, policies: PolicyTable) -> None:
         self._app = app
         self._policies = policies
 

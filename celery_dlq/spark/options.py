@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from celery_dlq import jsontext
 from celery_dlq.errors import SettingsError
-from celery_dlq.policy import suggestion
+from celery_dlq.policies.policy import suggestion
 from celery_dlq.record import field_kinds
 
 T = TypeVar("T", "ReadOptions", "WriteOptions")

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 
 from celery_dlq.errors import SettingsError, StoreError
-from celery_dlq.policy import suggestion
+from celery_dlq.policies.policy import suggestion
 from celery_dlq.spark.live import START, LiveLetters, Span, Window, older
 from celery_dlq.spark.options import ReadOptions, WriteOptions
 from celery_dlq.spark.triage import column_ddl

@@ -36,9 +36,9 @@ from kombu.serialization import dumps
 
 from celery_dlq.errors import MaxDeliveriesExceeded
 from celery_dlq.plugin import DeadLetters
+from celery_dlq.policies.decisions import Die
 from celery_dlq.record import Reason
 from celery_dlq.testing.overriding import itself, override
-from celery_dlq.verdict import Die
 from celery_dlq.worker.failure import failure_of
 from celery_dlq.worker.guard import Begin, Guard
 

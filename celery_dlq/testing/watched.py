@@ -16,7 +16,7 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.plugin import _ATTRIBUTE, DeadLetters
-from celery_dlq.policy import suggestion
+from celery_dlq.policies.policy import suggestion
 from celery_dlq.record import DeadLetter, Reason, field_kinds
 from celery_dlq.testing.eager import EagerGuards
 from celery_dlq.testing.ledger import Ledger

@@ -15,16 +15,16 @@ from celery_dlq import jsontext
 from celery_dlq.decorators import policy_of
 from celery_dlq.fingerprint import fingerprint
 from celery_dlq.logs import get_logger
-from celery_dlq.policy import DLQ_SUFFIX, Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.decisions import Die
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
+from celery_dlq.policies.queue_names import QueueNames
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.ports import MessageKey
-from celery_dlq.queuenames import QueueNames
 from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.verdict import Die
 from celery_dlq.worker.capture import Message, captured, wire_body
 from celery_dlq.worker.letter import Death, letter_of
 from celery_dlq.worker.native import NativeDeath, native_death
-from celery_dlq.worker.plan import Plan
+from celery_dlq.worker.policy_cache import ResolvedPolicy
 
 logger = get_logger("celery_dlq.worker")
 
@@ -69,7 +69,7 @@ class Adoption:
     def __init__(
         self,
         app: Any,
-        policies: PolicyBook,
+        policies: PolicyTable,
         queue: str,
         target: str | None,
         *,
@@ -125,19 +125,19 @@ class Adoption:
         request = {**_request(message, headers), "id": identity.task_id}
         kept = captured(message, request)
         native = native_death(headers, _mapping(message.properties))
-        plan = self._plan(kept, native)
+        resolved = self._resolved(kept, native)
         key = MessageKey(
-            dead_letter_queue=plan.dead_letter_queue,
+            dead_letter_queue=resolved.dead_letter_queue,
             task_id=kept.task_id,
             retries=kept.retries,
             redrives=kept.redrives,
             nesting=kept.nesting,
         )
         death = Death(
-            plan=plan,
+            resolved=resolved,
             key=key,
             message=kept,
-            verdict=Die(Reason.ADOPTED, self._description(plan, native)),
+            verdict=Die(Reason.ADOPTED, self._description(resolved, native)),
             failure=None,
             history=(),
             deliveries=native.deliveries,
@@ -156,12 +156,12 @@ class Adoption:
         )
         return letter, key
 
-    def _plan(self, kept: Message, native: NativeDeath) -> Plan:
+    def _resolved(self, kept: Message, native: NativeDeath) -> ResolvedPolicy:
         queue = native.queue or self._source(kept)
         task = self._app.tasks.get(kept.task_name)
         policy = self._policies.resolve(queue, None if task is None else policy_of(task))
         target = self._target or (policy or Policy()).dead_letter_queue_of(queue or self._queue)
-        return Plan(queue, target, policy, None if policy is None else policy.max_retries)
+        return ResolvedPolicy(queue, target, policy, None if policy is None else policy.max_retries)
 
     def _source(self, kept: Message) -> str:
         """The queue of a message whose broker does not tell it; empty if nothing does."""
@@ -171,8 +171,8 @@ class Adoption:
             return self._target.removesuffix(DLQ_SUFFIX)
         return ""
 
-    def _description(self, plan: Plan, native: NativeDeath) -> str:
-        unknown = "" if plan.queue else "; its original queue is not known"
+    def _description(self, resolved: ResolvedPolicy, native: NativeDeath) -> str:
+        unknown = "" if resolved.queue else "; its original queue is not known"
         return f"adopted from {self._queue!r}: {native.words}{unknown}"
 
 

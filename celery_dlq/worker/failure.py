@@ -20,9 +20,9 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from celery_dlq import jsontext
 from celery_dlq.decorators import RejectToDLQ
-from celery_dlq.policy import qualified_name
+from celery_dlq.policies.decisions import End
+from celery_dlq.policies.policy import qualified_name
 from celery_dlq.record import Outcome
-from celery_dlq.verdict import End
 
 SENTRY_EVENT_ID = "dlq_sentry_event_id"
 """Attribute of the pool's ``ExceptionInfo``; see `celery_dlq.contrib.sentry`."""
@@ -44,7 +44,7 @@ class Failure:
     """How a delivery ended, with the exception described.
 
     Attributes:
-        end: The facts for `celery_dlq.verdict.decide_end`; ``None`` if the task is done
+        end: The facts for `celery_dlq.policies.decisions.decide_end`; ``None`` if the task is done
             (ignored or revoked) and nothing died.
         exception_type: Dotted name of the class of what was raised.
         exception_message: Its text, capped.

@@ -1,7 +1,7 @@
 """The guard: what the worker does for each guarded message, at its start and at its end.
 
 Celery's hooks (`celery_dlq.worker.request`, `celery_dlq.worker.dropped`) call it; it
-gathers facts, asks `celery_dlq.verdict`, and carries the verdict out. An error in
+gathers facts, asks `celery_dlq.policies.decisions`, and carries the verdict out. An error in
 here is logged and neither fails a task nor acknowledges one.
 """
 
@@ -31,16 +31,24 @@ from celery_dlq.metrics import (
     UNCOUNTED,
     Counts,
 )
-from celery_dlq.policy import Policy
+from celery_dlq.policies.decisions import (
+    Die,
+    Leave,
+    Run,
+    Start,
+    decide_drop,
+    decide_end,
+    decide_start,
+)
+from celery_dlq.policies.policy import Policy
 from celery_dlq.ports import Clock, DeliveryCounter, MessageKey, Standing
 from celery_dlq.record import Delivery, Outcome, Reason
-from celery_dlq.verdict import Die, Leave, Run, Start, decide_drop, decide_end, decide_start
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.dispatched import Dispatched
 from celery_dlq.worker.failure import Failure
 from celery_dlq.worker.letter import Death, bare, letter_of
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
-from celery_dlq.worker.plan import Plan, Plans
+from celery_dlq.worker.policy_cache import PolicyCache, ResolvedPolicy
 
 logger = get_logger("celery_dlq.worker")
 
@@ -63,7 +71,7 @@ class Tracked:
     """One guarded message between its start and its end.
 
     Attributes:
-        plan: What guards it.
+        resolved: What guards it.
         key: Which message it is.
         delivery: Its present delivery.
         first: It was never delivered before.
@@ -74,7 +82,7 @@ class Tracked:
         suspect: Its last delivery vanished: it may have killed its worker.
     """
 
-    plan: Plan
+    resolved: ResolvedPolicy
     key: MessageKey
     delivery: Delivery
     first: bool
@@ -145,7 +153,7 @@ class Guard:
     """Guards the messages of one worker.
 
     Args:
-        plans: Tells what guards a message.
+        policy_cache: Tells what guards a message.
         letter_writer: Stores letters.
         counter: Counts deliveries.
         clock: The present, aware UTC.
@@ -160,7 +168,7 @@ class Guard:
 
     def __init__(
         self,
-        plans: Plans,
+        policy_cache: PolicyCache,
         letter_writer: LetterWriter,
         counter: DeliveryCounter,
         clock: Clock,
@@ -172,7 +180,7 @@ class Guard:
         counts: Counts | None = None,
         sampler: Callable[[Any, Tracked], None] | None = None,
     ) -> None:
-        self._plans = plans
+        self._policies = policy_cache
         self._letter_writer = letter_writer
         self._counter = counter
         self._clock = clock
@@ -188,11 +196,11 @@ class Guard:
         self._one_at_a_time = Lock()
         self.chores: list[Chore] = []
         self._rest_ticks, self._next_rest = 0, 1
-        self.guards_all = plans.may_guard(None)
+        self.guards_all = policy_cache.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:
         """Whether any message of this task could be guarded; ``None``: of every task."""
-        return self._plans.may_guard(task)
+        return self._policies.may_guard(task)
 
     def begin(self, request: Any) -> Begin:
         """Count a start of execution, and decide whether it may happen.
@@ -200,13 +208,13 @@ class Guard:
         Args:
             request: Celery's request, about to be given to the pool.
         """
-        plan = self._plans.of(request.delivery_info, request.task)
-        if plan.policy is None:
+        resolved = self._policies.of(request.delivery_info, request.task)
+        if resolved.policy is None:
             return Begin.RUN
         tracked = request.dlq_tracked
         if tracked is None:
-            tracked = request.dlq_tracked = self._track(request, plan)
-        verdict = self._start(plan.policy, tracked, request)
+            tracked = request.dlq_tracked = self._track(request, resolved)
+        verdict = self._start(resolved.policy, tracked, request)
         if verdict is None:
             return Begin.LATER
         return (
@@ -274,7 +282,7 @@ class Guard:
             self._dispatched.accepted(request)
             self._forget(tracked)
             self._missed.forget(tracked.key)
-            self._counts.count(DELIVERIES, tracked.plan.queue, SUCCEEDED)
+            self._counts.count(DELIVERIES, tracked.resolved.queue, SUCCEEDED)
             if tracked.key.redrives:
                 self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
 
@@ -293,14 +301,14 @@ class Guard:
             self.succeeded(request)
             return Ending.LEFT
         self._dispatched.accepted(request)
-        plan = self._plans.of(request.delivery_info, request.task)
+        resolved = self._policies.of(request.delivery_info, request.task)
         end = replace(failure.end, final=failure.end.final and not requeued)
-        verdict = decide_end(plan.policy, end)
-        tracked = request.dlq_tracked or self._track(request, plan)
+        verdict = decide_end(resolved.policy, end)
+        tracked = request.dlq_tracked or self._track(request, resolved)
         self._close_delivery(request, tracked, failure)
         if isinstance(verdict, Die):
             return self._die(request, tracked, verdict, failure, done)
-        if plan.policy is not None:
+        if resolved.policy is not None:
             self._note(tracked, final=end.final)
         return Ending.LEFT
 
@@ -311,13 +319,13 @@ class Guard:
             request: Celery's request.
             done: Lets Celery mark the task as revoked and acknowledge the message.
         """
-        plan = self._plans.of(request.delivery_info, request.task)
+        resolved = self._policies.of(request.delivery_info, request.task)
         verdict = decide_drop(
-            plan.policy, Reason.EXPIRED, f"expired at {request.expires} before it could run"
+            resolved.policy, Reason.EXPIRED, f"expired at {request.expires} before it could run"
         )
         if isinstance(verdict, Leave):
             return Ending.LEFT
-        tracked = request.dlq_tracked or self._track(request, plan)
+        tracked = request.dlq_tracked or self._track(request, resolved)
         return self._die(request, tracked, verdict, None, done)
 
     def dropped(
@@ -333,26 +341,26 @@ class Guard:
             failure: The error, described.
             done: Lets Celery drop it.
         """
-        plan = self._plans.of(message.delivery_info or {})
-        verdict = decide_drop(plan.policy, reason, failure.exception_message or reason.value)
+        resolved = self._policies.of(message.delivery_info or {})
+        verdict = decide_drop(resolved.policy, reason, failure.exception_message or reason.value)
         if isinstance(verdict, Leave):
             return Ending.LEFT
         kept = captured(message, headers)
         key = MessageKey(
-            dead_letter_queue=plan.dead_letter_queue,
+            dead_letter_queue=resolved.dead_letter_queue,
             task_id=kept.task_id,
             retries=kept.retries,
             redrives=kept.redrives,
             nesting=kept.nesting,
         )
-        death = self._death(plan, key, kept, verdict, failure, (), 0)
+        death = self._death(resolved, key, kept, verdict, failure, (), 0)
         return self._write(death, acknowledged=False, done=done)
 
     def interrupted(self, request: Any) -> None:
         """The worker gives a running message up because it shuts down: recorded, not charged."""
         tracked = request.dlq_tracked
         self._dispatched.accepted(request)
-        if tracked is None or tracked.plan.policy is None or request.acknowledged:
+        if tracked is None or tracked.resolved.policy is None or request.acknowledged:
             return
         tracked.delivery = replace(
             tracked.delivery,
@@ -360,21 +368,21 @@ class Guard:
             outcome=Outcome.SHUTDOWN,
             worker_pid=request.worker_pid or tracked.delivery.worker_pid,
         )
-        self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.SHUTDOWN.value)
+        self._counts.count(DELIVERIES, tracked.resolved.queue, Outcome.SHUTDOWN.value)
         if tracked.charged:
             self._counter.ended(tracked.key, tracked.delivery, charged=False)
             tracked.charged = False
 
     def share_overrides(self) -> None:
         """Let pool processes know of overrides, for `keeps`; before the pool starts."""
-        self._plans.share()
+        self._policies.share()
 
     def keeps(self, task: Any, delivery_info: dict[str, Any], failure: Failure) -> bool:
         """Whether this end of a delivery will be a letter; decides nothing, changes nothing."""
         if failure.end is None:
             return False
-        self._plans.catch_up()  # this is asked in pool processes too
-        verdict = decide_end(self._plans.of(delivery_info, task).policy, failure.end)
+        self._policies.catch_up()  # this is asked in pool processes too
+        verdict = decide_end(self._policies.of(delivery_info, task).policy, failure.end)
         return isinstance(verdict, Die) and verdict.kept
 
     def crashed(self, request: Any, failure: Failure) -> None:
@@ -429,11 +437,11 @@ class Guard:
         if isinstance(redrive_id, str) and len(redrive_id) <= _LONGEST_ID:
             self._counter.redrive_succeeded(redrive_id)
 
-    def _track(self, request: Any, plan: Plan) -> Tracked:
+    def _track(self, request: Any, resolved: ResolvedPolicy) -> Tracked:
         headers = request.request_dict
         retries = whole_number(headers.get("retries"))
         key = MessageKey(
-            dead_letter_queue=plan.dead_letter_queue,
+            dead_letter_queue=resolved.dead_letter_queue,
             # Quick for what every message has: this is what each task pays.
             task_id=request.id if type(request.id) is str else message_id(request.message, headers),
             retries=retries,
@@ -448,7 +456,7 @@ class Guard:
             worker_pid=self._pid,
         )
         first = self._flags_redelivery and not request.delivery_info.get("redelivered")
-        return Tracked(plan, key, delivery, first)
+        return Tracked(resolved, key, delivery, first)
 
     def _start(self, policy: Policy, tracked: Tracked, request: Any) -> Run | Die | Leave | None:
         """The verdict on a start; ``None`` if it is too early for one."""
@@ -487,7 +495,7 @@ class Guard:
     def _uncounted(self, tracked: Tracked) -> None:
         tracked.missed = True
         self._missed.add(tracked.key)
-        self._counts.count(UNCOUNTED, tracked.plan.queue)
+        self._counts.count(UNCOUNTED, tracked.resolved.queue)
         self._counts.count(STORE_ERRORS, "count")
 
     def _lane_is_free(self) -> bool:
@@ -522,9 +530,9 @@ class Guard:
         tracked.suspect = count.suspect
         tracked.charged = count.standing is Standing.COUNTED
         if count.suspect and count.standing is Standing.COUNTED:
-            self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.VANISHED.value)
+            self._counts.count(DELIVERIES, tracked.resolved.queue, Outcome.VANISHED.value)
         if count.standing in (Standing.DEAD, Standing.RUNNING):
-            self._counts.count(DUPLICATES, tracked.plan.queue)
+            self._counts.count(DUPLICATES, tracked.resolved.queue)
         if count.standing is Standing.DEAD:
             return Leave()
         if count.standing is Standing.RUNNING:
@@ -583,18 +591,18 @@ class Guard:
             return Ending.STORED
         history = self._history(tracked, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
-            self._counts.count(DELIVERIES, tracked.plan.queue, Outcome.VANISHED.value)
+            self._counts.count(DELIVERIES, tracked.resolved.queue, Outcome.VANISHED.value)
         message = captured(request.message, request.request_dict)
         number = tracked.delivery.number
         death = self._death(
-            tracked.plan, tracked.key, message, verdict, failure, history,
+            tracked.resolved, tracked.key, message, verdict, failure, history,
             number if failure else number - 1, pid=tracked.delivery.worker_pid,
         )  # fmt: skip
         return self._write(death, acknowledged=bool(request.acknowledged), done=done)
 
     def _death(
         self,
-        plan: Plan,
+        resolved: ResolvedPolicy,
         key: MessageKey,
         message: Message,
         verdict: Die,
@@ -604,7 +612,7 @@ class Guard:
         pid: int | None = None,
     ) -> Death:
         return Death(
-            plan=plan,
+            resolved=resolved,
             key=key,
             message=message,
             verdict=verdict,
@@ -636,8 +644,8 @@ class Guard:
 
     def _close_delivery(self, request: Any, tracked: Tracked, failure: Failure) -> None:
         assert failure.end is not None  # noqa: S101 - the callers looked
-        if tracked.plan.policy is not None:
-            self._counts.count(DELIVERIES, tracked.plan.queue, failure.end.outcome.value)
+        if tracked.resolved.policy is not None:
+            self._counts.count(DELIVERIES, tracked.resolved.queue, failure.end.outcome.value)
         tracked.delivery = replace(
             tracked.delivery,
             ended_at=self._clock(),

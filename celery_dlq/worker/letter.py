@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.fingerprint import fingerprint
+from celery_dlq.policies.decisions import Die
 from celery_dlq.ports import MessageKey
 from celery_dlq.record import DeadLetter, Delivery, Reason, letter_id
-from celery_dlq.verdict import Die
 from celery_dlq.worker.capture import Message
 from celery_dlq.worker.failure import MESSAGE_LIMIT, Failure
-from celery_dlq.worker.plan import Plan
+from celery_dlq.worker.policy_cache import ResolvedPolicy
 
 _FROM_MESSAGE = (
     "task_id",
@@ -42,7 +42,7 @@ class Death:
     """All that is known about a death.
 
     Attributes:
-        plan: What guards the message.
+        resolved: What guards the message.
         key: Which message it is.
         message: What the letter keeps of it.
         verdict: Why it dies.
@@ -55,7 +55,7 @@ class Death:
         release: Version of the user's code.
     """
 
-    plan: Plan
+    resolved: ResolvedPolicy
     key: MessageKey
     message: Message
     verdict: Die
@@ -70,14 +70,14 @@ class Death:
 
 def letter_of(death: Death) -> DeadLetter:
     """The letter of a death."""
-    key, failure, policy = death.key, death.failure, death.plan.policy
+    key, failure, policy = death.key, death.failure, death.resolved.policy
     exception_type = failure.exception_type if failure else None
     traceback = failure.traceback if failure else None
     reason = death.verdict.reason
     return DeadLetter(
         **{name: getattr(death.message, name) for name in _FROM_MESSAGE},
         id=letter_id(*astuple(key)),
-        source_queue=death.plan.queue,
+        source_queue=death.resolved.queue,
         dead_letter_queue=key.dead_letter_queue,
         reason=reason,
         description=_description(death)[:MESSAGE_LIMIT],
@@ -87,7 +87,7 @@ def letter_of(death: Death) -> DeadLetter:
         retries=key.retries,
         redrives=key.redrives,
         max_deliveries=policy.max_deliveries if policy else None,
-        max_retries=death.plan.max_retries,
+        max_retries=death.resolved.max_retries,
         exception_type=exception_type,
         exception_message=failure.exception_message if failure else None,
         traceback=traceback,

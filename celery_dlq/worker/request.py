@@ -26,8 +26,8 @@ from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
 from celery_dlq.logs import get_logger
+from celery_dlq.policies.decisions import Die, End
 from celery_dlq.record import Outcome, Reason
-from celery_dlq.verdict import Die, End
 from celery_dlq.worker.dispatched import drop_failed, is_closed
 from celery_dlq.worker.failure import (
     Failure,
@@ -251,13 +251,13 @@ class DeadLetterRequest:
         """
         drop_failed(pool, self.id)
         tracked = self.dlq_tracked
-        if tracked is None or tracked.plan.policy is None:
+        if tracked is None or tracked.resolved.policy is None:
             return False
         logger.error("Task %s cannot be given to the pool: %r", self.id, exc)
         text = f"could not be given to the pool: {exc}"
         end = End(outcome=Outcome.FAILED, exception_names=(type(exc).__name__,), text=text)
         failure = replace(dropped_failure(exc, text), end=end)
-        again = tracked.plan.policy.max_deliveries is not None
+        again = tracked.resolved.policy.max_deliveries is not None
         ending = self._dlq_wait_for(
             lambda: self.dlq_guard.end(self, failure, self._dlq_stored_late, requeued=again)
         )

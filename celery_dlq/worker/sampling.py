@@ -104,13 +104,13 @@ class Sampler:
         self._samples.flush()
 
     def _fields(self, request: Any, tracked: Tracked) -> dict[str, bytes]:
-        key, plan = tracked.key, tracked.plan
+        key, resolved = tracked.key, tracked.resolved
         message = captured(request.message, request.request_dict)
         noted = DeadLetter(
             id=letter_id(*astuple(key)),
             task_id=key.task_id,
             task_name=message.task_name,
-            source_queue=plan.queue,
+            source_queue=resolved.queue,
             dead_letter_queue=key.dead_letter_queue,
             reason=Reason.FAILED,  # replaced below: succeeding is no reason to die
             dead_lettered_at=self._clock(),
@@ -118,8 +118,8 @@ class Sampler:
             deliveries=tracked.delivery.number,
             retries=key.retries,
             redrives=key.redrives,
-            max_deliveries=plan.policy.max_deliveries if plan.policy else None,
-            max_retries=plan.max_retries,
+            max_deliveries=resolved.policy.max_deliveries if resolved.policy else None,
+            max_retries=resolved.max_retries,
             fingerprint="",
             args_json=_short(message.args_json),
             kwargs_json=_short(message.kwargs_json),

@@ -24,8 +24,8 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.config import PREFIX, Settings
 from celery_dlq.export.arrow import schema
 from celery_dlq.metrics import METRICS
-from celery_dlq.overrides import KEYS as OVERRIDABLE
-from celery_dlq.policy import Policy
+from celery_dlq.policies.overrides import KEYS as OVERRIDABLE
+from celery_dlq.policies.policy import Policy
 from celery_dlq.ports import MessageKey
 from celery_dlq.record import DeadLetter, Delivery, Kind, Outcome, Reason
 from celery_dlq.spark.options import ReadOptions, WriteOptions

@@ -22,9 +22,9 @@ from celery_dlq.backends.redis.connection import Wire, connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import ExportError, SettingsError
 from celery_dlq.plugin import utc_now
-from celery_dlq.policy import Policy
+from celery_dlq.policies.policy import Policy
 from celery_dlq.worker.guard import Tracked
-from celery_dlq.worker.plan import Plan
+from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.sampling import LONGEST_ARGUMENTS, Sampler
 
 Letters = Callable[..., list[DeadLetter]]
@@ -115,7 +115,7 @@ def a_success(**kwargs: Any) -> tuple[Any, Tracked]:
     """A request whose task returned, with what the guard knows of it."""
     message = a_message(body=json.dumps([[], kwargs, {}]).encode())
     request = SimpleNamespace(id="1", message=message, request_dict=a_request(), worker_pid=7)
-    plan = Plan("orders", "orders-DLQ", Policy(max_deliveries=3), None)
+    plan = ResolvedPolicy("orders", "orders-DLQ", Policy(max_deliveries=3), None)
     return request, Tracked(plan, a_key(), a_delivery(number=2), first=False)
 
 

@@ -16,8 +16,8 @@ from celery_dlq.backends.redis.connection import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.events import Action, Change, Event, Events
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.ports import ClaimState, DeadLetterStore
 from celery_dlq.record import DeadLetter
 from celery_dlq.retention import (
@@ -249,7 +249,7 @@ def test_a_worker_looks_after_one_queue_after_the_other(place: Place) -> None:
     place.put(dead_letter_queue="a-DLQ")
     place.put(dead_letter_queue="b-DLQ")
     place.ahead = 9 * HOUR
-    book = PolicyBook({"a": Policy(dead_letter_ttl=1.0), "b": Policy(dead_letter_ttl=9e6)})
+    book = PolicyTable({"a": Policy(dead_letter_ttl=1.0), "b": Policy(dead_letter_ttl=9e6)})
     chore = RetentionRound(place.retention, place.store, lambda: book)
     for _ in range(2 * (REST_TICKS + 1)):
         chore.tick()
@@ -265,7 +265,7 @@ def test_a_worker_gets_round_many_queues(place: Place) -> None:
     for name in names:
         place.put(dead_letter_queue=name)
         place.put(dead_letter_queue=name)
-    book = PolicyBook({"*": Policy(dead_letter_max_length=1)})
+    book = PolicyTable({"*": Policy(dead_letter_max_length=1)})
     chore = RetentionRound(place.retention, place.store, lambda: book)
     for _ in names:  # one after the other, with no rest as long as there is more
         chore.tick()

@@ -25,14 +25,14 @@ from celery_dlq.backends.redis.connection import Wire, connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.errors import ExportError
-from celery_dlq.policy import Policy
+from celery_dlq.policies.policy import Policy
 from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.spark import picture, report
 from celery_dlq.spark.findings import Findings, findings
 from celery_dlq.spark.page import page, write_page
 from celery_dlq.spark.picture import EARLIEST, LATEST
 from celery_dlq.worker.guard import Tracked
-from celery_dlq.worker.plan import Plan
+from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def command(redis_url: str) -> Iterator[Command]:
     wire = Wire(connect(redis_url, 5), redis_url)
     samples = RedisSamples(wire, Keys())
     sampler = Sampler(samples, 0.5, lambda: NOON, hostname="celery@web-1", chance=lambda: 0.0)
-    plan = Plan("orders", DLQ, Policy(max_deliveries=5), None)
+    plan = ResolvedPolicy("orders", DLQ, Policy(max_deliveries=5), None)
     for number in range(90):
         body = json.dumps([[], {"currency": ("EUR", "USD")[number % 2], "n": number % 9}, {}])
         request = SimpleNamespace(id="1", message=a_message(body=body.encode()),

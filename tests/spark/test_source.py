@@ -239,7 +239,7 @@ def test_spark_shows_our_words(source: SparkSession, redis_url: str, fill: Fill)
 
 
 def test_password_is_shown_nowhere(source: SparkSession, tmp_path: Path) -> None:
-    """Plans, errors, logs and checkpoints do not hold the secret of the store."""
+    """PolicyCache, errors, logs and checkpoints do not hold the secret of the store."""
     with RedisServer() as server:
         server.client().config_set("requirepass", PASSWORD)
         url = server.url.replace("redis://", f"redis://:{PASSWORD}@")

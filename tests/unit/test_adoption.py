@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from builders import NOW, a_message, a_request, an_app
 
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.adoption import Adoption
 
@@ -31,7 +31,7 @@ PLAIN: dict[str, Any] = {
 
 def an_adoption(target: str | None = None, **policies: Policy) -> Adoption:
     return Adoption(
-        an_app(), PolicyBook(policies), "orders.dead", target,
+        an_app(), PolicyTable(policies), "orders.dead", target,
         hostname="web-1", pid=4711, release="v1",
     )  # fmt: skip
 

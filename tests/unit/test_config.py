@@ -12,7 +12,7 @@ from builders import an_app
 
 from celery_dlq.config import PREFIX, Settings
 from celery_dlq.errors import SettingsError
-from celery_dlq.policy import Policy
+from celery_dlq.policies.policy import Policy
 
 SECRET = "s3cret"
 
@@ -90,7 +90,7 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 def test_the_queue_policies_can_be_asked() -> None:
-    """Settings give the book that resolves a queue's policy."""
+    """Settings give the table that resolves a queue's policy."""
     settings = Settings.from_conf({"dlq_queues": {"orders": {"max_deliveries": 5}}})
     assert settings.policies.resolve("orders") == Policy(max_deliveries=5)
 

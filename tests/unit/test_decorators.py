@@ -17,7 +17,7 @@ from celery.utils.serialization import get_pickleable_exception, get_pickled_exc
 
 from celery_dlq.decorators import RejectToDLQ, dead_letter_policy, policy_of
 from celery_dlq.errors import SettingsError
-from celery_dlq.policy import Policy
+from celery_dlq.policies.policy import Policy
 
 POLICY = Policy(max_deliveries=3)
 

@@ -9,9 +9,9 @@ from builders import a_letter, an_app
 
 from celery_dlq.dlx.publisher import Targets, announced_headers
 from celery_dlq.errors import SettingsError
-from celery_dlq.exchange import DeadLetterExchange
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.exchange import DeadLetterExchange
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.record import Reason
 
 
@@ -60,7 +60,7 @@ def test_anything_else_is_refused(exchange: object, routing_key: object, text: s
 
 
 def targets(**policies: Policy) -> Targets:
-    return Targets(an_app(), PolicyBook(policies))
+    return Targets(an_app(), PolicyTable(policies))
 
 
 def test_the_routing_key_is_the_source_queue_unless_told() -> None:

@@ -24,8 +24,8 @@ from celery.utils.serialization import UnpickleableExceptionWrapper, get_picklea
 from celery.worker.request import Request
 
 from celery_dlq.decorators import RejectToDLQ
+from celery_dlq.policies.decisions import End
 from celery_dlq.record import Outcome
-from celery_dlq.verdict import End
 from celery_dlq.worker.failure import (
     MESSAGE_LIMIT,
     TRACEBACK_LIMIT,

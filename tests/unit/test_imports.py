@@ -21,8 +21,8 @@ print(",".join(sorted(foreign)))
     "modules",
     [
         "celery_dlq",
-        "celery_dlq.record, celery_dlq.policy, celery_dlq.filters",
-        "celery_dlq.verdict, celery_dlq.ports",
+        "celery_dlq.record, celery_dlq.policies.policy, celery_dlq.filters",
+        "celery_dlq.policies.decisions, celery_dlq.ports",
         "celery_dlq.events, celery_dlq.metrics, celery_dlq.reports",
         "celery_dlq.errors, celery_dlq.headers, celery_dlq.jsontext, celery_dlq.fingerprint",
     ],

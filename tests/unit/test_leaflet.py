@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from builders import an_app
 
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.worker.leaflet import Leaflet
-from celery_dlq.worker.plan import Plans
+from celery_dlq.worker.policy_cache import PolicyCache
 
 
 class Child:
@@ -42,7 +42,7 @@ class Child:
 
 def test_an_override_reaches_a_process_that_was_forked_before() -> None:
     """And its end does; the process need not ask anybody."""
-    plans = Plans(PolicyBook({"orders": Policy(max_deliveries=3)}), an_app().amqp.queues)
+    plans = PolicyCache(PolicyTable({"orders": Policy(max_deliveries=3)}), an_app().amqp.queues)
     plans.share()
 
     def limit() -> str:

@@ -13,8 +13,8 @@ from celery_dlq import DeadLetters
 from celery_dlq.backends.memory import MemoryMetrics
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.metrics import INTERNAL_ERRORS
+from celery_dlq.policies.decisions import End
 from celery_dlq.record import Outcome
-from celery_dlq.verdict import End
 from celery_dlq.worker import guard as guard_module
 from celery_dlq.worker.failure import Failure
 from celery_dlq.worker.guard import Begin, Ending, Guard

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.policy import (
+from celery_dlq.policies.policy import (
     Policy,
     qualified_name,
     seconds,

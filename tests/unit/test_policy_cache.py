@@ -8,32 +8,32 @@ import pytest
 from builders import an_app
 from kombu import Queue
 
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
-from celery_dlq.worker.plan import Plans
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
+from celery_dlq.worker.policy_cache import PolicyCache
 
 
-def plans(*consumed: str, **policies: Policy) -> Plans:
+def policy_cache(*consumed: str, **policies: Policy) -> PolicyCache:
     """What a worker knows that consumes these queues."""
     app = an_app(task_queues=[Queue(name) for name in ("orders", "mails")])
     app.amqp.queues.select(consumed)
-    return Plans(PolicyBook({"*": Policy(max_deliveries=3), **policies}), app.amqp.queues)
+    return PolicyCache(PolicyTable({"*": Policy(max_deliveries=3), **policies}), app.amqp.queues)
 
 
-def queue(known: Plans, routing_key: Any, exchange: Any = "") -> str:
+def queue(known: PolicyCache, routing_key: Any, exchange: Any = "") -> str:
     return known.of({"exchange": exchange, "routing_key": routing_key}).queue
 
 
 def test_routing_keys_that_anybody_makes_up_are_no_queues(caplog: pytest.LogCaptureFixture) -> None:
     """Each would have a dead-letter queue, and a sign of life every second; it is said once."""
-    known = plans("orders")
+    known = policy_cache("orders")
     assert {queue(known, f"made-up-{n}") for n in range(2000)} == {"orders"}
     assert caplog.text.count("come from no queue that this app knows") == 1
 
 
 def test_queues_that_the_app_a_policy_or_an_override_names_are_known() -> None:
     """Also without a declaration."""
-    known = plans("orders", **{"by-hand": Policy(max_deliveries=1)})
+    known = policy_cache("orders", **{"by-hand": Policy(max_deliveries=1)})
     assert [queue(known, name) for name in ("orders", "mails", "by-hand")] == [
         "orders", "mails", "by-hand"]  # fmt: skip
     known.obey({"later": (Policy(max_deliveries=2), "ann")})
@@ -43,6 +43,6 @@ def test_queues_that_the_app_a_policy_or_an_override_names_are_known() -> None:
 @pytest.mark.parametrize("odd", [5, None, ["orders"], {"a": 1}, True])
 def test_routing_keys_and_exchanges_of_odd_types_are_taken(odd: Any) -> None:
     """They come over the wire; Celery runs such messages."""
-    known = plans("mails")
+    known = policy_cache("mails")
     assert queue(known, odd) == "mails"
     assert queue(known, "orders", odd) in {"orders", "mails"}

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.ports import WorkerInfo
 
 TASK_PREFIX = "task:"
@@ -16,7 +16,7 @@ TASK_PREFIX = "task:"
 
 def differences(mine: WorkerInfo, other: WorkerInfo) -> list[str]:
     """What two workers would do differently with messages of the same queue or task."""
-    ours, theirs = _book(mine), _book(other)
+    ours, theirs = _table(mine), _table(other)
     queues = {*mine.queues} & {*other.queues} | {*ours.queues} & {*theirs.queues}
     pairs = [(f"queue {name!r}", ours.resolve(name), theirs.resolve(name)) for name in queues]
     pairs += [
@@ -40,10 +40,10 @@ def _difference(own: Policy, its: Policy) -> str:
     )
 
 
-def _book(info: WorkerInfo) -> PolicyBook:
+def _table(info: WorkerInfo) -> PolicyTable:
     """The policies on a info, as far as this version knows their keys."""
     parsed = {name: _policy(values) for name, values in info.policies.items()}
-    return PolicyBook(
+    return PolicyTable(
         {name: policy for name, policy in parsed.items() if not name.startswith(TASK_PREFIX)},
         {name[len(TASK_PREFIX) :]: p for name, p in parsed.items() if name.startswith(TASK_PREFIX)},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celery_dlq.policy import Policy
+from celery_dlq.policies.policy import Policy
 from celery_dlq.record import Outcome, Reason
 
 

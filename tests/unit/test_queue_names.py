@@ -6,7 +6,7 @@ import pytest
 from builders import an_app
 from kombu import Exchange, Queue, binding
 
-from celery_dlq.queuenames import QueueNames
+from celery_dlq.policies.queue_names import QueueNames
 
 DIRECT = Exchange("shop", type="direct")
 TOPIC = Exchange("news", type="topic")

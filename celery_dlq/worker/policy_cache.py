@@ -9,9 +9,9 @@ from typing import Any
 
 from celery_dlq.decorators import policy_of
 from celery_dlq.logs import get_logger
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
-from celery_dlq.queuenames import QueueNames
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.queue_names import QueueNames
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.worker.leaflet import Leaflet
 
 logger = get_logger("celery_dlq.worker")
@@ -20,7 +20,7 @@ _MOST_PLANS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResolvedPolicy:
     """What guards the messages of one task from one queue.
 
     Attributes:
@@ -36,8 +36,8 @@ class Plan:
     max_retries: int | None
 
 
-class Plans:
-    """Makes and remembers plans.
+class PolicyCache:
+    """Makes and remembers policy_cache.
 
     Args:
         policies: The app's queue policies.
@@ -45,13 +45,13 @@ class Plans:
         default_queue: The setting ``task_default_queue``.
     """
 
-    def __init__(self, policies: PolicyBook, queues: Any, default_queue: str = "celery") -> None:
+    def __init__(self, policies: PolicyTable, queues: Any, default_queue: str = "celery") -> None:
         self.policies = policies
         self._queues = queues
         self._default_queue = default_queue
         self._told = False
         self._queue_names = QueueNames(queues)
-        self._plans: dict[tuple[str, str, str], Plan] = {}
+        self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
         self._leaflet: Leaflet | None = None
 
     def share(self) -> None:
@@ -78,15 +78,15 @@ class Plans:
             )
 
     def _apply(self, overrides: Mapping[str, tuple[Policy, str]]) -> None:
-        self.policies = PolicyBook(self.policies.queues, self.policies.tasks, overrides)
-        self._plans.clear()
+        self.policies = PolicyTable(self.policies.queues, self.policies.tasks, overrides)
+        self._policies.clear()
 
     def may_guard(self, task: Any) -> bool:
         """Whether any message of this task could be guarded; ``None``: of every task."""
         return bool(self.policies) or (task is not None and policy_of(task) is not None)
 
-    def of(self, delivery_info: dict[str, Any], task: Any = None) -> Plan:
-        """The plan of a message.
+    def of(self, delivery_info: dict[str, Any], task: Any = None) -> ResolvedPolicy:
+        """The resolved of a message.
 
         Args:
             delivery_info: Its exchange and routing key.
@@ -98,18 +98,18 @@ class Plans:
             exchange if type(exchange) is str else str(exchange or ""),
             routing_key if type(routing_key) is str else str(routing_key or ""),
         )
-        plan = self._plans.get(place)
-        if plan is None:
-            if len(self._plans) >= _MOST_PLANS:  # routing keys made up at run time
-                self._plans.clear()
-            plan = self._plans[place] = self._make(place[1], place[2], task)
-        return plan
+        resolved = self._policies.get(place)
+        if resolved is None:
+            if len(self._policies) >= _MOST_PLANS:  # routing keys made up at run time
+                self._policies.clear()
+            resolved = self._policies[place] = self._make(place[1], place[2], task)
+        return resolved
 
-    def _make(self, exchange: str, routing_key: str, task: Any) -> Plan:
+    def _make(self, exchange: str, routing_key: str, task: Any) -> ResolvedPolicy:
         queue = self._known_queue(self._queue_names.of(exchange, routing_key), routing_key)
         policy = self.policies.resolve(queue, None if task is None else policy_of(task))
         target = (policy or Policy()).dead_letter_queue_of(queue)
-        return Plan(queue, target, policy, _max_retries(policy, task))
+        return ResolvedPolicy(queue, target, policy, _max_retries(policy, task))
 
     def _known_queue(self, queue: str, routing_key: str) -> str:
         """A queue that the app knows: anybody can make up routing keys, and each would be one.

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.policy import DLQ_SUFFIX, Policy, suggestion
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, suggestion
 
 RETENTION = ("dead_letter_ttl", "dead_letter_max_length", "keep_until_exported")
 """Policy keys about the letters of a dead-letter queue, not about one message."""
@@ -34,7 +34,7 @@ class Sourced:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyBook:
+class PolicyTable:
     """All policies of one app; answers which one guards a message.
 
     Attributes:
@@ -174,10 +174,10 @@ def check_targets(queues: Mapping[str, Policy]) -> None:
                 f"{name + DLQ_SUFFIX!r}"
             )
     targets = {policy.dead_letter_queue_of(name): name for name, policy in queues.items()}
-    book = PolicyBook(queues)
+    table = PolicyTable(queues)
     for name in queues:  # the DLQ of a queue that only a pattern guards
         source = name.removesuffix(DLQ_SUFFIX)
-        guarding = book.resolve(source) if source != name else None
+        guarding = table.resolve(source) if source != name else None
         if guarding is not None and guarding.dead_letter_queue_of(source) == name:
             targets.setdefault(name, source)
     for name in queues:

@@ -10,17 +10,17 @@ from builders import NOW
 
 from celery_dlq.actor import whoami
 from celery_dlq.backends.memory import MemoryWorkerRegistry
-from celery_dlq.drift import differences
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events
-from celery_dlq.overrides import by_queue
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook
+from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.policies.drift import differences
+from celery_dlq.policies.overrides import by_queue
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.ports import Override, WorkerInfo
-from celery_dlq.rules import Rulebook
 
 HOUR = timedelta(hours=1)
-BOOK = PolicyBook(
+BOOK = PolicyTable(
     {"orders": Policy(max_deliveries=5), "ord*": Policy(dead_letter_ttl=60.0)},
     {"shop.charge": Policy(max_retries=2)},
 )
@@ -36,16 +36,16 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryWorkerRegistry:
 
 @pytest.fixture
 def told() -> list[Event]:
-    """What the rulebook told."""
+    """What the policy_admin told."""
     return []
 
 
 @pytest.fixture
-def rulebook(registry: MemoryWorkerRegistry, told: list[Event]) -> Rulebook:
+def policy_admin(registry: MemoryWorkerRegistry, told: list[Event]) -> PolicyAdmin:
     """The rules of a small app."""
     events = Events()
     events.subscribe(told.append)
-    return Rulebook(BOOK, registry, events)
+    return PolicyAdmin(BOOK, registry, events)
 
 
 def a_card(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInfo:
@@ -56,12 +56,12 @@ def a_card(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInfo:
 
 
 def test_an_override_is_in_force_audited_and_told(
-    rulebook: Rulebook, registry: MemoryWorkerRegistry, told: list[Event]
+    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry, told: list[Event]
 ) -> None:
     """From the command line values are text."""
-    rulebook.override("orders", HOUR, {"max_deliveries": "3", "reasons": "failed, rejected"})
+    policy_admin.override("orders", HOUR, {"max_deliveries": "3", "reasons": "failed, rejected"})
 
-    explained = rulebook.in_force().explain("orders")
+    explained = policy_admin.in_force().explain("orders")
     assert explained["max_deliveries"].value == 3
     assert explained["max_deliveries"].source == f"override by {whoami()} until 2026-03-04T06:06Z"
     assert sorted(r.value for r in explained["reasons"].value) == ["failed", "rejected"]
@@ -73,15 +73,17 @@ def test_an_override_is_in_force_audited_and_told(
     assert change.detail["until"] == "2026-03-04T06:06:07.891011+00:00"
 
 
-def test_an_override_can_be_taken_back(rulebook: Rulebook, registry: MemoryWorkerRegistry) -> None:
+def test_an_override_can_be_taken_back(
+    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry
+) -> None:
     """All keys of a queue, or one."""
-    rulebook.override("orders", HOUR, {"max_deliveries": 3, "max_retries": 0})
-    assert rulebook.lift("orders", ("max_retries",)) == ["max_retries"]
-    assert rulebook.lift("orders", ()) == ["max_deliveries"]
-    assert rulebook.in_force().explain("orders")["max_deliveries"].value == 5
+    policy_admin.override("orders", HOUR, {"max_deliveries": 3, "max_retries": 0})
+    assert policy_admin.lift("orders", ("max_retries",)) == ["max_retries"]
+    assert policy_admin.lift("orders", ()) == ["max_deliveries"]
+    assert policy_admin.in_force().explain("orders")["max_deliveries"].value == 5
     assert [c.action for c in registry.changes(limit=2)] == [Action.POLICY_UNSET] * 2
     with pytest.raises(NotFound, match="expected an override of any key for queue 'orders'"):
-        rulebook.lift("orders", ())
+        policy_admin.lift("orders", ())
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_an_override_can_be_taken_back(rulebook: Rulebook, registry: MemoryWorke
     ],
 )
 def test_an_unusable_override_changes_nothing(
-    rulebook: Rulebook,
+    policy_admin: PolicyAdmin,
     registry: MemoryWorkerRegistry,
     queue: str,
     span: timedelta,
@@ -110,7 +112,7 @@ def test_an_unusable_override_changes_nothing(
 ) -> None:
     """One line, and neither an override nor a record of one."""
     with pytest.raises(SettingsError, match="expected ") as raised:
-        rulebook.override(queue, span, values)
+        policy_admin.override(queue, span, values)
     assert said in str(raised.value)
     assert registry.overrides() == registry.changes(limit=9) == []
 
@@ -126,10 +128,10 @@ def test_an_override_of_another_version_is_passed_over() -> None:
     }
 
 
-def test_a_duration_may_be_written_as_people_do(rulebook: Rulebook) -> None:
+def test_a_duration_may_be_written_as_people_do(policy_admin: PolicyAdmin) -> None:
     """``14d`` for the time to live of letters."""
-    rulebook.override("mails", HOUR, {"dead_letter_ttl": "14d"})
-    assert rulebook.in_force().explain("mails")["dead_letter_ttl"].value == 14 * 86400
+    policy_admin.override("mails", HOUR, {"dead_letter_ttl": "14d"})
+    assert policy_admin.in_force().explain("mails")["dead_letter_ttl"].value == 14 * 86400
 
 
 def test_workers_that_differ_are_named() -> None:
@@ -162,12 +164,12 @@ def test_apps_that_share_a_redis_do_not_differ() -> None:
 
 
 def test_all_policies_are_shown_with_their_warnings(
-    rulebook: Rulebook, registry: MemoryWorkerRegistry
+    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry
 ) -> None:
     """Queues, then tasks; unknown queues and differences last."""
     registry.register(a_card("one", {"orders": {"max_deliveries": 5}}, "orders"))
     registry.register(a_card("two", {"orders": {"max_deliveries": 6}}, "orders"))
-    rules = rulebook.rules({"default"}, {"shop.charge": "default"})
+    rules = policy_admin.report({"default"}, {"shop.charge": "default"})
     assert [(view.queue, view.task) for view in rules.views] == [
         ("ord*", None), ("orders", None), ("default", "shop.charge"),
     ]  # fmt: skip

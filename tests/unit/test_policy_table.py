@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook, Sourced, check_targets
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable, Sourced, check_targets
 
 
 def one_line(raised: pytest.ExceptionInfo[SettingsError]) -> str:
@@ -20,29 +20,29 @@ def one_line(raised: pytest.ExceptionInfo[SettingsError]) -> str:
 
 def test_layers_fill_each_other_field_by_field() -> None:
     """The task's decorator wins, then the exact queue name, then the pattern."""
-    book = PolicyBook(
+    table = PolicyTable(
         {
             "orders": Policy(max_deliveries=5, max_retries=7),
             "*": Policy(max_deliveries=20, max_retries=20, default_delay=3.0),
         }
     )
     task = Policy(max_deliveries=2)
-    assert book.resolve("orders", task) == Policy(
+    assert table.resolve("orders", task) == Policy(
         max_deliveries=2, max_retries=7, default_delay=3.0
     )
-    assert book.resolve("orders") == Policy(max_deliveries=5, max_retries=7, default_delay=3.0)
-    assert book.resolve("other") == Policy(max_deliveries=20, max_retries=20, default_delay=3.0)
+    assert table.resolve("orders") == Policy(max_deliveries=5, max_retries=7, default_delay=3.0)
+    assert table.resolve("other") == Policy(max_deliveries=20, max_retries=20, default_delay=3.0)
 
 
 def test_a_value_of_zero_is_set() -> None:
     """``0`` retries and ``0`` seconds are decisions, not gaps."""
-    book = PolicyBook(
+    table = PolicyTable(
         {
             "orders": Policy(max_retries=0, default_delay=0.0),
             "*": Policy(max_retries=3, default_delay=9.0),
         }
     )
-    assert book.resolve("orders") == Policy(max_retries=0, default_delay=0.0)
+    assert table.resolve("orders") == Policy(max_retries=0, default_delay=0.0)
 
 
 @pytest.mark.parametrize(
@@ -65,45 +65,47 @@ def test_the_most_specific_pattern_wins_in_any_order(
     queue: str, patterns: list[str], winner: str, step: int
 ) -> None:
     """The order in the settings says nothing; literal characters do, and a class is one of many."""
-    book = PolicyBook({name: Policy(dead_letter_queue=f"for {name}") for name in patterns[::step]})
-    resolved = book.resolve(queue)
+    table = PolicyTable(
+        {name: Policy(dead_letter_queue=f"for {name}") for name in patterns[::step]}
+    )
+    resolved = table.resolve(queue)
     assert resolved is not None
     assert resolved.dead_letter_queue == f"for {winner}"
 
 
 def test_nothing_guards_a_queue_without_a_policy() -> None:
     """No default policy exists."""
-    assert PolicyBook({"orders": Policy(max_deliveries=5)}).resolve("mail") is None
-    assert not PolicyBook()
+    assert PolicyTable({"orders": Policy(max_deliveries=5)}).resolve("mail") is None
+    assert not PolicyTable()
 
 
 def test_a_task_policy_alone_guards_in_any_queue() -> None:
     """A decorator needs no queue policy beside it."""
     policy = Policy(max_deliveries=3)
-    assert PolicyBook().resolve("anything", policy) == policy
+    assert PolicyTable().resolve("anything", policy) == policy
 
 
 @pytest.mark.parametrize("queue", ["orders-DLQ", "anything-DLQ", "graveyard"])
 def test_no_pattern_guards_a_dead_letter_queue(queue: str) -> None:
     """Letters of letters would never end."""
-    book = PolicyBook(
+    table = PolicyTable(
         {"*": Policy(max_deliveries=20), "orders": Policy(dead_letter_queue="graveyard")}
     )
-    assert book.resolve(queue) is None
+    assert table.resolve(queue) is None
 
 
 def test_resolving_gives_the_same_object_again() -> None:
     """A worker asks for each message; the answer is made once."""
-    book = PolicyBook({"*": Policy(max_deliveries=20)})
-    assert book.resolve("orders") is book.resolve("orders")
+    table = PolicyTable({"*": Policy(max_deliveries=20)})
+    assert table.resolve("orders") is table.resolve("orders")
 
 
 def test_made_up_queue_names_do_not_fill_the_memory() -> None:
     """Routing keys may be made at run time, without end."""
-    book = PolicyBook({"*": Policy(max_deliveries=20)})
+    table = PolicyTable({"*": Policy(max_deliveries=20)})
     for number in range(10_000):
-        assert book.resolve(f"q-{number}") == Policy(max_deliveries=20)
-    assert len(book._resolved) <= 4096
+        assert table.resolve(f"q-{number}") == Policy(max_deliveries=20)
+    assert len(table._resolved) <= 4096
 
 
 @pytest.mark.parametrize(
@@ -143,27 +145,27 @@ def test_queues_may_share_a_dead_letter_queue(queues: dict[str, dict[str, Any]])
 
 def test_every_value_says_where_it_comes_from() -> None:
     """What `dlq policies` shows: override, decorator, exact name, pattern, default."""
-    book = PolicyBook(
+    table = PolicyTable(
         {"orders": Policy(max_retries=7), "*": Policy(default_delay=3.0, max_retries=9)},
         {"shop.charge": Policy(max_deliveries=3)},
         {"orders": (Policy(ignore=("KeyError",)), "ann@desk")},
     )
-    explained = book.explain("orders", "shop.charge")
+    explained = table.explain("orders", "shop.charge")
     assert {name: sourced for name, sourced in explained.items() if sourced.value is not None} == {
         "ignore": Sourced(("KeyError",), "override by ann@desk"),
         "max_deliveries": Sourced(3, "dead_letter_policy of shop.charge"),
         "max_retries": Sourced(7, "dlq_queues['orders']"),
         "default_delay": Sourced(3.0, "dlq_queues['*']"),
     }
-    assert book.explain("orders")["max_deliveries"] == Sourced(None, "default")
+    assert table.explain("orders")["max_deliveries"] == Sourced(None, "default")
 
 
 def test_an_override_beats_everything_and_guards_alone() -> None:
     """An operator at night means it."""
-    book = PolicyBook({}, {}, {"orders": (Policy(max_deliveries=1), "ann@desk")})
-    assert book.resolve("orders", Policy(max_deliveries=5)) == Policy(max_deliveries=1)
-    assert book
-    assert book.resolve("mail") is None
+    table = PolicyTable({}, {}, {"orders": (Policy(max_deliveries=1), "ann@desk")})
+    assert table.resolve("orders", Policy(max_deliveries=5)) == Policy(max_deliveries=1)
+    assert table
+    assert table.resolve("mail") is None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_an_override_beats_everything_and_guards_alone() -> None:
 )  # fmt: skip
 def test_a_dead_letter_queue_finds_the_policy_that_rules_it(name: str, ttl: float | None) -> None:
     """Through the queue that names it, through its default name, or through a task."""
-    book = PolicyBook(
+    table = PolicyTable(
         {
             "*": Policy(dead_letter_ttl=1.0),
             "orders": Policy(dead_letter_ttl=5.0),
@@ -181,22 +183,22 @@ def test_a_dead_letter_queue_finds_the_policy_that_rules_it(name: str, ttl: floa
         },
         {"shop.charge": Policy(dead_letter_queue="charges", dead_letter_ttl=9.0)},
     )
-    book.check()
-    ruling = book.of_dead_letter_queue(name)
+    table.check()
+    ruling = table.of_dead_letter_queue(name)
     assert (ruling.dead_letter_ttl if ruling else None) == ttl
 
 
 @pytest.mark.parametrize("key", ["dead_letter_ttl", "dead_letter_max_length"])
 def test_one_dead_letter_queue_has_one_retention(key: str) -> None:
     """Two policies for one DLQ would take turns to trim it."""
-    book = PolicyBook(
+    table = PolicyTable(
         {
             "orders": Policy.parse({key: 5, "dead_letter_queue": "grave"}, "x"),
             "mails": Policy.parse({key: 6, "dead_letter_queue": "grave"}, "x"),
         }
     )
     with pytest.raises(SettingsError) as raised:
-        book.check()
+        table.check()
     assert f"expected one {key} for the dead-letter queue 'grave'" in one_line(raised)
     assert "'orders'" in str(raised.value)
     assert "'mails'" in str(raised.value)
@@ -211,12 +213,12 @@ def test_one_dead_letter_queue_has_one_retention(key: str) -> None:
 )
 def test_a_task_keeps_the_same_rules(policy: dict[str, Any], said: str) -> None:
     """Its decorator makes neither a chain nor a second retention."""
-    book = PolicyBook({"orders": Policy()}, {"shop.charge": Policy.parse(policy, "x")})
+    table = PolicyTable({"orders": Policy()}, {"shop.charge": Policy.parse(policy, "x")})
     with pytest.raises(SettingsError, match=said):
-        book.check()
+        table.check()
 
 
 def test_a_policy_for_a_queue_that_nobody_knows_is_named() -> None:
     """Patterns are left out: they are meant to match what is not there yet."""
-    book = PolicyBook({"ordesr": Policy(), "mail*": Policy(), "mails": Policy()})
-    assert book.unknown_queues({"orders", "mails"}) == {"ordesr": "did you mean 'orders'?"}
+    table = PolicyTable({"ordesr": Policy(), "mail*": Policy(), "mails": Policy()})
+    assert table.unknown_queues({"orders", "mails"}) == {"ordesr": "did you mean 'orders'?"}

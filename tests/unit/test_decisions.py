@@ -6,9 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from celery_dlq.policy import Policy
+from celery_dlq.policies.decisions import (
+    Die,
+    End,
+    Leave,
+    Run,
+    Start,
+    decide_drop,
+    decide_end,
+    decide_start,
+)
+from celery_dlq.policies.policy import Policy
 from celery_dlq.record import Outcome, Reason
-from celery_dlq.verdict import Die, End, Leave, Run, Start, decide_drop, decide_end, decide_start
 
 FAILED = End(
     outcome=Outcome.FAILED,

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.logs import get_logger
-from celery_dlq.policy import Policy, suggestion
+from celery_dlq.policies.policy import Policy, suggestion
 from celery_dlq.ports import Override
 from celery_dlq.record import iso
 

@@ -10,12 +10,12 @@ from itertools import combinations
 from typing import Any
 
 from celery_dlq.actor import whoami
-from celery_dlq.drift import differences
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events
-from celery_dlq.overrides import LONGEST, by_queue, checked
-from celery_dlq.policy import Policy
-from celery_dlq.policybook import PolicyBook, Sourced
+from celery_dlq.policies.drift import differences
+from celery_dlq.policies.overrides import LONGEST, by_queue, checked
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable, Sourced
 from celery_dlq.ports import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.record import iso
 
@@ -54,7 +54,7 @@ class PolicyView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class PolicyReport:
     """All policies of an app, and what is odd about them.
 
     Attributes:
@@ -71,21 +71,21 @@ class Rules:
         yield from ({"warning": warning} for warning in self.warnings)
 
 
-class Rulebook:
+class PolicyAdmin:
     """Shows and changes the policies in force.
 
     Args:
-        book: The configured policies.
+        table: The configured policies.
         registry: Where overrides, cards and the audit are.
         events: Told of every change.
     """
 
-    def __init__(self, book: PolicyBook, registry: WorkerRegistry, events: Events) -> None:
-        self._book = book
+    def __init__(self, table: PolicyTable, registry: WorkerRegistry, events: Events) -> None:
+        self._table = table
         self._registry = registry
         self._events = events
 
-    def rules(self, known_queues: set[str], task_queues: Mapping[str, str]) -> Rules:
+    def report(self, known_queues: set[str], task_queues: Mapping[str, str]) -> PolicyReport:
         """All policies in force.
 
         Args:
@@ -95,22 +95,22 @@ class Rulebook:
         Raises:
             StoreUnavailable: The registry does not answer.
         """
-        book = self.in_force()
+        table = self.in_force()
         workers = self._registry.workers(with_tasks=False)
         known = {*known_queues, *(queue for info in workers for queue in info.queues)}
-        queues = sorted({*book.queues, *book.overrides, *known})
-        views = [_view(book, queue, None) for queue in queues if book.resolve(queue) is not None]
-        views += [_view(book, task_queues[task], task) for task in sorted(book.tasks)]
+        queues = sorted({*table.queues, *table.overrides, *known})
+        views = [_view(table, queue, None) for queue in queues if table.resolve(queue) is not None]
+        views += [_view(table, task_queues[task], task) for task in sorted(table.tasks)]
         unknown = [
             f"dlq_queues[{name!r}] is a policy for a queue that this app does not know; {hint}"
-            for name, hint in book.unknown_queues(known).items()
+            for name, hint in table.unknown_queues(known).items()
         ]
-        return Rules(views=tuple(views), warnings=(*unknown, *_drift(workers)))
+        return PolicyReport(views=tuple(views), warnings=(*unknown, *_drift(workers)))
 
-    def in_force(self) -> PolicyBook:
+    def in_force(self) -> PolicyTable:
         """The configured policies with the overrides over them."""
         overrides = by_queue(self._registry.overrides())
-        return PolicyBook(self._book.queues, self._book.tasks, overrides)
+        return PolicyTable(self._table.queues, self._table.tasks, overrides)
 
     def override(self, queue: str, span: timedelta, values: Mapping[str, Any]) -> list[Override]:
         """Override policy keys of a queue for a while.
@@ -123,7 +123,7 @@ class Rulebook:
         now, actor = self._registry.now(), whoami()
         made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
         both = by_queue([*self._registry.overrides(), *made])
-        PolicyBook(self._book.queues, self._book.tasks, both).check()
+        PolicyTable(self._table.queues, self._table.tasks, both).check()
         detail = {"values": {o.key: o.value for o in made}, "until": iso(now + span)}
         self._record(Action.POLICY_SET, queue, detail)
         for override in made:
@@ -161,8 +161,8 @@ class Rulebook:
         self._events.emit(change)
 
 
-def _view(book: PolicyBook, queue: str, task: str | None) -> PolicyView:
-    fields = book.explain(queue, task)
+def _view(table: PolicyTable, queue: str, task: str | None) -> PolicyView:
+    fields = table.explain(queue, task)
     named = fields["dead_letter_queue"].value
     return PolicyView(
         queue=queue,

@@ -2,7 +2,7 @@
 
 A policy is written as keyword arguments of ``dead_letter_policy(...)`` or as a
 mapping in the setting ``dlq_queues``; both take the same keys, which are the
-fields of `Policy`. How policies combine is in `celery_dlq.policybook`.
+fields of `Policy`. How policies combine is in `celery_dlq.policies.table`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from datetime import timedelta
 from typing import Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.exchange import (
+from celery_dlq.jsontext import safe_repr
+from celery_dlq.policies.exchange import (
     DeadLetterExchange,
     dead_letter_exchange,
     dead_letter_routing_key,
 )
-from celery_dlq.jsontext import safe_repr
 from celery_dlq.record import Reason
 
 DLQ_SUFFIX = "-DLQ"

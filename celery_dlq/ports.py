@@ -39,7 +39,7 @@ class MessageKey:
     nesting: int = 0
 
 
-class Standing(Enum):
+class CountStatus(Enum):
     """What counting a delivery found."""
 
     COUNTED = "counted"
@@ -55,12 +55,12 @@ class Count:
     """The answer to a count.
 
     Attributes:
-        standing: What was found.
+        status: What was found.
         number: The number of this delivery, or of the last one counted.
         suspect: The message's last delivery vanished: it may have killed its worker.
     """
 
-    standing: Standing
+    status: CountStatus
     number: int
     suspect: bool = field(default=False, compare=False)
 
@@ -81,7 +81,7 @@ class DeliveryCounter(Protocol):
         delivery: Delivery,
         limit: int | None,
         *,
-        missed: int = 0,
+        uncounted: int = 0,
         waited_seconds: float | None = None,
         alone: bool = True,
         unless_dead: bool = False,
@@ -92,7 +92,7 @@ class DeliveryCounter(Protocol):
             key: The message.
             delivery: The start; its ``number`` is not looked at.
             limit: Most deliveries; at the limit nothing is counted.
-            missed: Deliveries that could not be counted before, and are now.
+            uncounted: Deliveries that could not be counted before, and are now.
             waited_seconds: How long ago this delivery was first put off; ``None`` if never.
             alone: Whether a message whose last delivery vanished may be counted now.
             unless_dead: Count only if its letter was not stored before. Not for new messages

@@ -17,6 +17,7 @@ from celery_dlq.ports import (
     Capabilities,
     ClaimState,
     Count,
+    CountStatus,
     Fate,
     Glance,
     Group,
@@ -27,7 +28,6 @@ from celery_dlq.ports import (
     QueueSummary,
     RawPage,
     Restored,
-    Standing,
     Stored,
     StoredLetter,
     WorkerInfo,
@@ -71,7 +71,7 @@ class MemoryCounter:
         delivery: Delivery,
         limit: int | None,
         *,
-        missed: int = 0,
+        uncounted: int = 0,
         waited_seconds: float | None = None,  # noqa: ARG002 - one process: nothing is uncertain
         alone: bool = True,  # noqa: ARG002 - the same
         unless_dead: bool = False,
@@ -79,15 +79,15 @@ class MemoryCounter:
         """Count a start, unless the limit was reached before."""
         with self._lock:
             if unless_dead and key in self._dead:
-                return Count(Standing.DEAD, 0)
+                return Count(CountStatus.DEAD, 0)
             self._dead.pop(key, None)
-            number = self._counts[key] = self._counts[key] + missed
+            number = self._counts[key] = self._counts[key] + uncounted
             if limit is not None and number >= limit:
-                return Count(Standing.LIMIT_REACHED, number)
+                return Count(CountStatus.LIMIT_REACHED, number)
             number = self._counts[key] = number + 1
             place = (key.retries, number)
             self._runs.setdefault(_run(key), {})[place] = replace(delivery, number=number)
-            return Count(Standing.COUNTED, number)
+            return Count(CountStatus.COUNTED, number)
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
         """Record an end, unless the message is forgotten."""

@@ -61,7 +61,7 @@ class EagerRequest:
         self.delivery_info: dict[str, Any] = message.delivery_info
         self.worker_pid = os.getpid()
         self.acknowledged = False
-        self.dlq_tracked: Any = None
+        self.dlq_in_flight: Any = None
         self.refusal: Exception | None = None
 
     def dlq_settle(self, verdict: Die, dead_letter_queue: str) -> None:

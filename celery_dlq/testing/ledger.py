@@ -10,7 +10,7 @@ from celery import signals
 
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.decorators import RejectToDLQ
-from celery_dlq.ports import Count, MessageKey, Standing, Stored
+from celery_dlq.ports import Count, CountStatus, MessageKey, Stored
 from celery_dlq.record import DeadLetter, Delivery, Outcome
 from celery_dlq.testing.overriding import override
 
@@ -69,7 +69,7 @@ class Ledger:
 
         def counting(key: MessageKey, *args: Any, **options: Any) -> Count:
             counted = count(key, *args, **options)
-            if counted.standing is Standing.COUNTED:
+            if counted.status is CountStatus.COUNTED:
                 self._guarded.add(_message(key))
             return counted
 

@@ -41,7 +41,7 @@ from celery_dlq.policies.decisions import (
     decide_start,
 )
 from celery_dlq.policies.policy import Policy
-from celery_dlq.ports import Clock, DeliveryCounter, MessageKey, Standing
+from celery_dlq.ports import Clock, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.record import Delivery, Outcome, Reason
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.dispatched import Dispatched
@@ -67,7 +67,7 @@ HANDLING: ContextVar[bool] = ContextVar("dlq_handling", default=False)
 
 
 @dataclass(slots=True)
-class Tracked:
+class InFlight:
     """One guarded message between its start and its end.
 
     Attributes:
@@ -77,7 +77,7 @@ class Tracked:
         first: It was never delivered before.
         charged: The delivery is counted now. Not so before its start, or if the message
             already runs elsewhere.
-        missed: It could not be counted: the store did not answer.
+        uncounted: It could not be counted: the store did not answer.
         seen_at: When it was first put off, in monotonic seconds.
         suspect: Its last delivery vanished: it may have killed its worker.
     """
@@ -87,7 +87,7 @@ class Tracked:
     delivery: Delivery
     first: bool
     charged: bool = False
-    missed: bool = False
+    uncounted: bool = False
     seen_at: float | None = None
     suspect: bool = False
 
@@ -108,7 +108,7 @@ class Ending(Enum):
     WAITS = "waits"  # its letter is not stored yet: do not acknowledge it
 
 
-class Missed:
+class UncountedDeliveries:
     """Deliveries that this worker could not count because the store did not answer; bounded."""
 
     _MOST = 10_000
@@ -178,7 +178,7 @@ class Guard:
         flags_redelivery: bool,
         release: str | None = None,
         counts: Counts | None = None,
-        sampler: Callable[[Any, Tracked], None] | None = None,
+        sampler: Callable[[Any, InFlight], None] | None = None,
     ) -> None:
         self._policies = policy_cache
         self._letter_writer = letter_writer
@@ -190,7 +190,7 @@ class Guard:
         self._release = release
         self._counts = Counts() if counts is None else counts
         self._sampler = sampler
-        self._missed = Missed()
+        self._uncounted_deliveries = UncountedDeliveries()
         self._dispatched = Dispatched()
         self._lane: ref[Any] | None = None
         self._one_at_a_time = Lock()
@@ -211,14 +211,16 @@ class Guard:
         resolved = self._policies.of(request.delivery_info, request.task)
         if resolved.policy is None:
             return Begin.RUN
-        tracked = request.dlq_tracked
-        if tracked is None:
-            tracked = request.dlq_tracked = self._track(request, resolved)
-        verdict = self._start(resolved.policy, tracked, request)
+        in_flight = request.dlq_in_flight
+        if in_flight is None:
+            in_flight = request.dlq_in_flight = self._track(request, resolved)
+        verdict = self._start(resolved.policy, in_flight, request)
         if verdict is None:
             return Begin.LATER
         return (
-            Begin.RUN if isinstance(verdict, Run) else self._end_at_start(request, tracked, verdict)
+            Begin.RUN
+            if isinstance(verdict, Run)
+            else self._end_at_start(request, in_flight, verdict)
         )
 
     def dispatched(self, request: Any, job: Any, *, dropped: bool) -> None:
@@ -255,12 +257,12 @@ class Guard:
     def _take_back(self, requests: list[Any]) -> None:
         """Uncount starts that never happened; their messages are delivered anew."""
         for request in requests:
-            tracked = request.dlq_tracked
-            if tracked.charged:
-                self._counter.ended(tracked.key, tracked.delivery, charged=False)
-            elif tracked.missed:
-                self._missed.take_back(tracked.key)
-            tracked.charged = tracked.missed = False
+            in_flight = request.dlq_in_flight
+            if in_flight.charged:
+                self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
+            elif in_flight.uncounted:
+                self._uncounted_deliveries.take_back(in_flight.key)
+            in_flight.charged = in_flight.uncounted = False
             if self._lane is not None and self._lane() is request:
                 self._lane = None
             logger.debug("Task %s never started here: it is not charged", request.id)
@@ -273,17 +275,17 @@ class Guard:
         """A guarded message's task returned: it succeeded, and may be sampled."""
         self.succeeded(request)
         if self._sampler is not None:
-            self._sampler(request, request.dlq_tracked)
+            self._sampler(request, request.dlq_in_flight)
 
     def succeeded(self, request: Any) -> None:
         """Forget a message whose task succeeded, was ignored or was revoked."""
-        tracked = request.dlq_tracked
-        if tracked is not None:
+        in_flight = request.dlq_in_flight
+        if in_flight is not None:
             self._dispatched.accepted(request)
-            self._forget(tracked)
-            self._missed.forget(tracked.key)
-            self._counts.count(DELIVERIES, tracked.resolved.queue, SUCCEEDED)
-            if tracked.key.redrives:
+            self._forget(in_flight)
+            self._uncounted_deliveries.forget(in_flight.key)
+            self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED)
+            if in_flight.key.redrives:
                 self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
 
     def end(
@@ -304,12 +306,12 @@ class Guard:
         resolved = self._policies.of(request.delivery_info, request.task)
         end = replace(failure.end, final=failure.end.final and not requeued)
         verdict = decide_end(resolved.policy, end)
-        tracked = request.dlq_tracked or self._track(request, resolved)
-        self._close_delivery(request, tracked, failure)
+        in_flight = request.dlq_in_flight or self._track(request, resolved)
+        self._close_delivery(request, in_flight, failure)
         if isinstance(verdict, Die):
-            return self._die(request, tracked, verdict, failure, done)
+            return self._die(request, in_flight, verdict, failure, done)
         if resolved.policy is not None:
-            self._note(tracked, final=end.final)
+            self._note(in_flight, final=end.final)
         return Ending.LEFT
 
     def expired(self, request: Any, done: Callable[[], None]) -> Ending:
@@ -325,8 +327,8 @@ class Guard:
         )
         if isinstance(verdict, Leave):
             return Ending.LEFT
-        tracked = request.dlq_tracked or self._track(request, resolved)
-        return self._die(request, tracked, verdict, None, done)
+        in_flight = request.dlq_in_flight or self._track(request, resolved)
+        return self._die(request, in_flight, verdict, None, done)
 
     def dropped(
         self, message: Any, headers: dict[str, Any], reason: Reason, failure: Failure,
@@ -358,20 +360,20 @@ class Guard:
 
     def interrupted(self, request: Any) -> None:
         """The worker gives a running message up because it shuts down: recorded, not charged."""
-        tracked = request.dlq_tracked
+        in_flight = request.dlq_in_flight
         self._dispatched.accepted(request)
-        if tracked is None or tracked.resolved.policy is None or request.acknowledged:
+        if in_flight is None or in_flight.resolved.policy is None or request.acknowledged:
             return
-        tracked.delivery = replace(
-            tracked.delivery,
+        in_flight.delivery = replace(
+            in_flight.delivery,
             ended_at=self._clock(),
             outcome=Outcome.SHUTDOWN,
-            worker_pid=request.worker_pid or tracked.delivery.worker_pid,
+            worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
         )
-        self._counts.count(DELIVERIES, tracked.resolved.queue, Outcome.SHUTDOWN.value)
-        if tracked.charged:
-            self._counter.ended(tracked.key, tracked.delivery, charged=False)
-            tracked.charged = False
+        self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.SHUTDOWN.value)
+        if in_flight.charged:
+            self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
+            in_flight.charged = False
 
     def share_overrides(self) -> None:
         """Let pool processes know of overrides, for `keeps`; before the pool starts."""
@@ -387,10 +389,10 @@ class Guard:
 
     def crashed(self, request: Any, failure: Failure) -> None:
         """The worker's main process is about to die of this result; leave a note at least."""
-        tracked = request.dlq_tracked
-        if tracked is not None and failure.end is not None and not request.acknowledged:
-            self._close_delivery(request, tracked, failure)
-            self._note(tracked, final=False)
+        in_flight = request.dlq_in_flight
+        if in_flight is not None and failure.end is not None and not request.acknowledged:
+            self._close_delivery(request, in_flight, failure)
+            self._note(in_flight, final=False)
 
     def tick(self) -> None:
         """Once a second: a sign of life, what was put off, and what waits for the store."""
@@ -410,8 +412,8 @@ class Guard:
     def _running_queues(self) -> set[str]:
         """The dead-letter queues of the messages that run here, or are about to."""
         requests = [*self._dispatched.requests(), *state.active_requests]
-        tracked = (getattr(request, "dlq_tracked", None) for request in requests)
-        return {one.key.dead_letter_queue for one in tracked if one is not None}
+        in_flight = (getattr(request, "dlq_in_flight", None) for request in requests)
+        return {one.key.dead_letter_queue for one in in_flight if one is not None}
 
     def _do_chores(self) -> None:
         """In order, until the store does not answer; then none of them for a while.
@@ -437,7 +439,7 @@ class Guard:
         if isinstance(redrive_id, str) and len(redrive_id) <= _LONGEST_ID:
             self._counter.redrive_succeeded(redrive_id)
 
-    def _track(self, request: Any, resolved: ResolvedPolicy) -> Tracked:
+    def _track(self, request: Any, resolved: ResolvedPolicy) -> InFlight:
         headers = request.request_dict
         retries = whole_number(headers.get("retries"))
         key = MessageKey(
@@ -456,46 +458,46 @@ class Guard:
             worker_pid=self._pid,
         )
         first = self._flags_redelivery and not request.delivery_info.get("redelivered")
-        return Tracked(resolved, key, delivery, first)
+        return InFlight(resolved, key, delivery, first)
 
-    def _start(self, policy: Policy, tracked: Tracked, request: Any) -> Run | Die | Leave | None:
+    def _start(self, policy: Policy, in_flight: InFlight, request: Any) -> Run | Die | Leave | None:
         """The verdict on a start; ``None`` if it is too early for one."""
         verdict: Run | Die = _RUN
-        tracked.charged = tracked.missed = False
+        in_flight.charged = in_flight.uncounted = False
         if policy.max_retries is not None:
-            verdict = decide_start(policy, Start(retries=tracked.key.retries))
+            verdict = decide_start(policy, Start(retries=in_flight.key.retries))
         if isinstance(verdict, Die):
             return verdict
-        if tracked.first:
-            tracked.charged = self._counter.count_first(tracked.key, tracked.delivery)
-            if not tracked.charged:
-                self._uncounted(tracked)
+        if in_flight.first:
+            in_flight.charged = self._counter.count_first(in_flight.key, in_flight.delivery)
+            if not in_flight.charged:
+                self._uncounted(in_flight)
             return verdict
         try:
             with self._one_at_a_time:  # in pools of threads, too, two suspects do not start at once
-                verdict_again = self._start_again(policy, tracked)
-                if tracked.suspect and isinstance(verdict_again, Run):
+                verdict_again = self._start_again(policy, in_flight)
+                if in_flight.suspect and isinstance(verdict_again, Run):
                     self._lane = ref(request)
         except StoreUnavailable as exc:
-            return self._start_uncounted(policy, tracked, exc)
+            return self._start_uncounted(policy, in_flight, exc)
         return verdict_again
 
     def _start_uncounted(
-        self, policy: Policy, tracked: Tracked, exc: StoreUnavailable
+        self, policy: Policy, in_flight: InFlight, exc: StoreUnavailable
     ) -> Run | Die:
         """The store is down: healthy work goes on, but no message runs here without end."""
-        missed = self._missed.of(tracked.key)
-        verdict = decide_start(policy, Start(retries=tracked.key.retries, deliveries=missed))
-        tracked.delivery = replace(tracked.delivery, number=missed + 1)
+        uncounted = self._uncounted_deliveries.of(in_flight.key)
+        verdict = decide_start(policy, Start(retries=in_flight.key.retries, deliveries=uncounted))
+        in_flight.delivery = replace(in_flight.delivery, number=uncounted + 1)
         if isinstance(verdict, Run):
-            self._uncounted(tracked)
-            logger.error("Delivery of %s is not counted, it runs: %s", tracked.key.task_id, exc)
+            self._uncounted(in_flight)
+            logger.error("Delivery of %s is not counted, it runs: %s", in_flight.key.task_id, exc)
         return verdict
 
-    def _uncounted(self, tracked: Tracked) -> None:
-        tracked.missed = True
-        self._missed.add(tracked.key)
-        self._counts.count(UNCOUNTED, tracked.resolved.queue)
+    def _uncounted(self, in_flight: InFlight) -> None:
+        in_flight.uncounted = True
+        self._uncounted_deliveries.add(in_flight.key)
+        self._counts.count(UNCOUNTED, in_flight.resolved.queue)
         self._counts.count(STORE_ERRORS, "count")
 
     def _lane_is_free(self) -> bool:
@@ -507,58 +509,58 @@ class Guard:
         running = self._lane() if self._lane is not None else None
         return running is None or running.acknowledged or running.dlq_is_over
 
-    def _start_again(self, policy: Policy, tracked: Tracked) -> Run | Die | Leave | None:
+    def _start_again(self, policy: Policy, in_flight: InFlight) -> Run | Die | Leave | None:
         """Count a message that was, or may have been, delivered before."""
         now = time.monotonic()
-        tracked.delivery = replace(tracked.delivery, started_at=self._clock())
-        waited = None if tracked.seen_at is None else now - tracked.seen_at
+        in_flight.delivery = replace(in_flight.delivery, started_at=self._clock())
+        waited = None if in_flight.seen_at is None else now - in_flight.seen_at
         count = self._counter.count(
-            tracked.key,
-            tracked.delivery,
+            in_flight.key,
+            in_flight.delivery,
             policy.max_deliveries,
-            missed=self._missed.of(tracked.key),
+            uncounted=self._uncounted_deliveries.of(in_flight.key),
             waited_seconds=waited,
             alone=self._lane_is_free() or (waited or 0.0) > LANE_SECONDS,
             unless_dead=self._flags_redelivery,
         )
-        if count.standing in (Standing.COUNTED, Standing.LIMIT_REACHED):
-            self._missed.forget(tracked.key)
-        if count.standing in (Standing.UNCERTAIN, Standing.SUSPECT):
-            tracked.seen_at = now if tracked.seen_at is None else tracked.seen_at
+        if count.status in (CountStatus.COUNTED, CountStatus.LIMIT_REACHED):
+            self._uncounted_deliveries.forget(in_flight.key)
+        if count.status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
+            in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
             return None
-        tracked.delivery = replace(tracked.delivery, number=count.number)
-        tracked.suspect = count.suspect
-        tracked.charged = count.standing is Standing.COUNTED
-        if count.suspect and count.standing is Standing.COUNTED:
-            self._counts.count(DELIVERIES, tracked.resolved.queue, Outcome.VANISHED.value)
-        if count.standing in (Standing.DEAD, Standing.RUNNING):
-            self._counts.count(DUPLICATES, tracked.resolved.queue)
-        if count.standing is Standing.DEAD:
+        in_flight.delivery = replace(in_flight.delivery, number=count.number)
+        in_flight.suspect = count.suspect
+        in_flight.charged = count.status is CountStatus.COUNTED
+        if count.suspect and count.status is CountStatus.COUNTED:
+            self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.VANISHED.value)
+        if count.status in (CountStatus.DEAD, CountStatus.RUNNING):
+            self._counts.count(DUPLICATES, in_flight.resolved.queue)
+        if count.status is CountStatus.DEAD:
             return Leave()
-        if count.standing is Standing.RUNNING:
+        if count.status is CountStatus.RUNNING:
             logger.warning(
                 "Task %s is delivered again while delivery %d of it still runs on another worker. "
                 "It is not charged. With the Redis broker, set visibility_timeout above your "
                 "longest task and delay",
-                tracked.key.task_id,
+                in_flight.key.task_id,
                 count.number,
             )
-        if count.standing is not Standing.LIMIT_REACHED:
+        if count.status is not CountStatus.LIMIT_REACHED:
             return Run()
-        tracked.delivery = replace(tracked.delivery, number=count.number + 1)
-        start = Start(retries=tracked.key.retries, deliveries=count.number)
+        in_flight.delivery = replace(in_flight.delivery, number=count.number + 1)
+        start = Start(retries=in_flight.key.retries, deliveries=count.number)
         return decide_start(policy, start)
 
-    def _end_at_start(self, request: Any, tracked: Tracked, verdict: Die | Leave) -> Begin:
+    def _end_at_start(self, request: Any, in_flight: InFlight, verdict: Die | Leave) -> Begin:
         def done() -> None:
             if isinstance(verdict, Leave):
                 logger.info("A late copy of task %s is dropped: its letter is stored", request.id)
-                request.dlq_settle_copy(tracked.key.dead_letter_queue)
+                request.dlq_settle_copy(in_flight.key.dead_letter_queue)
             else:
-                request.dlq_settle(verdict, tracked.key.dead_letter_queue)
+                request.dlq_settle(verdict, in_flight.key.dead_letter_queue)
 
         if isinstance(verdict, Die):
-            ending = self._die(request, tracked, verdict, None, done)
+            ending = self._die(request, in_flight, verdict, None, done)
             if ending is Ending.LEFT:
                 logger.critical("Task %s is executed once more: %s, but no letter can be made",
                                 request.id, verdict.description)  # fmt: skip
@@ -572,14 +574,14 @@ class Guard:
             logger.exception("Task %s is not executed again, but could not be ended", request.id)
         return Begin.SKIP
 
-    def _forget(self, tracked: Tracked) -> None:
+    def _forget(self, in_flight: InFlight) -> None:
         """The message is done; what else runs under its task id keeps its count."""
-        self._counter.succeeded(tracked.key, tracked.delivery, first=tracked.first)
+        self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
 
     def _die(
         self,
         request: Any,
-        tracked: Tracked,
+        in_flight: InFlight,
         verdict: Die,
         failure: Failure | None,
         done: Callable[[], None],
@@ -587,16 +589,16 @@ class Guard:
         if not verdict.kept:
             logger.warning("Task %s died and is not kept: %s (%s)", request.id, verdict.reason,
                            verdict.description)  # fmt: skip
-            self._forget(tracked)
+            self._forget(in_flight)
             return Ending.STORED
-        history = self._history(tracked, with_current=failure is not None)
+        history = self._history(in_flight, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
-            self._counts.count(DELIVERIES, tracked.resolved.queue, Outcome.VANISHED.value)
+            self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.VANISHED.value)
         message = captured(request.message, request.request_dict)
-        number = tracked.delivery.number
+        number = in_flight.delivery.number
         death = self._death(
-            tracked.resolved, tracked.key, message, verdict, failure, history,
-            number if failure else number - 1, pid=tracked.delivery.worker_pid,
+            in_flight.resolved, in_flight.key, message, verdict, failure, history,
+            number if failure else number - 1, pid=in_flight.delivery.worker_pid,
         )  # fmt: skip
         return self._write(death, acknowledged=bool(request.acknowledged), done=done)
 
@@ -642,42 +644,42 @@ class Guard:
                             death.key.task_id, exc_info=True)  # fmt: skip
             return Ending.LEFT
 
-    def _close_delivery(self, request: Any, tracked: Tracked, failure: Failure) -> None:
+    def _close_delivery(self, request: Any, in_flight: InFlight, failure: Failure) -> None:
         assert failure.end is not None  # noqa: S101 - the callers looked
-        if tracked.resolved.policy is not None:
-            self._counts.count(DELIVERIES, tracked.resolved.queue, failure.end.outcome.value)
-        tracked.delivery = replace(
-            tracked.delivery,
+        if in_flight.resolved.policy is not None:
+            self._counts.count(DELIVERIES, in_flight.resolved.queue, failure.end.outcome.value)
+        in_flight.delivery = replace(
+            in_flight.delivery,
             ended_at=self._clock(),
             outcome=failure.end.outcome,
-            worker_pid=request.worker_pid or tracked.delivery.worker_pid,
+            worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
             exception_type=failure.exception_type,
             exception_message=failure.exception_message,
         )
 
-    def _note(self, tracked: Tracked, *, final: bool) -> None:
+    def _note(self, in_flight: InFlight, *, final: bool) -> None:
         """Record the end of a delivery whose message did not become a letter."""
         if final:  # expected, or a death that the policy does not keep
-            self._forget(tracked)
-        elif tracked.charged:
-            self._counter.ended(tracked.key, tracked.delivery)
+            self._forget(in_flight)
+        elif in_flight.charged:
+            self._counter.ended(in_flight.key, in_flight.delivery)
 
-    def _history(self, tracked: Tracked, *, with_current: bool) -> tuple[Delivery, ...]:
+    def _history(self, in_flight: InFlight, *, with_current: bool) -> tuple[Delivery, ...]:
         """All deliveries so far; the store is asked only if there were any before this one."""
         earlier: tuple[Delivery, ...] = ()
-        if not (tracked.first and tracked.key.retries == 0):
+        if not (in_flight.first and in_flight.key.retries == 0):
             try:
-                earlier = self._counter.history(tracked.key)
+                earlier = self._counter.history(in_flight.key)
             except StoreUnavailable as exc:
-                logger.warning("History of %s is not at hand: %s", tracked.key.task_id, exc)
-        key = tracked.key
-        current = (key.retries, tracked.delivery.number)
+                logger.warning("History of %s is not at hand: %s", in_flight.key.task_id, exc)
+        key = in_flight.key
+        current = (key.retries, in_flight.delivery.number)
         past = [
             _closed(d, key)
             for d in earlier
             if d.outcome is Outcome.SHUTDOWN or (d.retries, d.number) != current
         ]
-        whole = [*past, *([tracked.delivery] if with_current else [])]
+        whole = [*past, *([in_flight.delivery] if with_current else [])]
         if len(whole) > HISTORY_IN_LETTER:
             whole = [whole[0], *whole[1 - HISTORY_IN_LETTER :]]
         return tuple(whole)

@@ -35,7 +35,7 @@ from celery_dlq.worker.failure import (
     failure_of,
     time_limit_failure,
 )
-from celery_dlq.worker.guard import HANDLING, Begin, Ending, Guard, Tracked
+from celery_dlq.worker.guard import HANDLING, Begin, Ending, Guard, InFlight
 
 logger = get_logger("celery_dlq.worker")
 
@@ -47,14 +47,14 @@ class DeadLetterRequest:
         dlq_guard: The worker's guard.
         dlq_later: Gives a request to the pool again in a moment.
         dlq_counted: Whether starts are counted: some policy could guard the task.
-        dlq_tracked: The guarded message, from its start on.
+        dlq_in_flight: The guarded message, from its start on.
         dlq_starts_here: The pool says right before the task, where it runs, that it starts.
     """
 
     dlq_guard: Guard
     dlq_later: Callable[[Any], None]
     dlq_counted = False
-    dlq_tracked: Tracked | None = None
+    dlq_in_flight: InFlight | None = None
     dlq_starts_here = False
 
     _dlq_failure: Failure | None = None  # set while Celery handles an end
@@ -188,7 +188,7 @@ class DeadLetterRequest:
             if self.time_start is not None or not self.dlq_not_started(pool, exc):
                 raise
             raise TaskRevokedError(self.id) from exc
-        if not self.dlq_starts_here and self.dlq_tracked is not None:
+        if not self.dlq_starts_here and self.dlq_in_flight is not None:
             self.dlq_guard.dispatched(self, job, dropped=job is None and is_closed(pool))
         return job
 
@@ -250,14 +250,14 @@ class DeadLetterRequest:
             Whether it was dealt with; else the error is Celery's.
         """
         drop_failed(pool, self.id)
-        tracked = self.dlq_tracked
-        if tracked is None or tracked.resolved.policy is None:
+        in_flight = self.dlq_in_flight
+        if in_flight is None or in_flight.resolved.policy is None:
             return False
         logger.error("Task %s cannot be given to the pool: %r", self.id, exc)
         text = f"could not be given to the pool: {exc}"
         end = End(outcome=Outcome.FAILED, exception_names=(type(exc).__name__,), text=text)
         failure = replace(dropped_failure(exc, text), end=end)
-        again = tracked.resolved.policy.max_deliveries is not None
+        again = in_flight.resolved.policy.max_deliveries is not None
         ending = self._dlq_wait_for(
             lambda: self.dlq_guard.end(self, failure, self._dlq_stored_late, requeued=again)
         )
@@ -306,7 +306,7 @@ class DeadLetterRequest:
         if failure is None or self._dlq_ended:
             return handle(*args, **kwargs)
         self._dlq_failure = failure
-        handling = HANDLING.set(self.dlq_tracked is not None)
+        handling = HANDLING.set(self.dlq_in_flight is not None)
         try:
             result = handle(*args, **kwargs)
         except BaseException:
@@ -371,7 +371,7 @@ class DeadLetterRequest:
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any:
         """A cold or soft shutdown, or a lost connection, gives a running task up."""
-        if self.dlq_tracked is not None:
+        if self.dlq_in_flight is not None:
             _guarded(self.dlq_guard.interrupted, self)
             self._dlq_ended = self._dlq_given_up = True
         return super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]
@@ -463,7 +463,7 @@ def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(on_success)
     def wrapper(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
         result = on_success(self, failed__retval__runtime, **kwargs)
-        if not failed__retval__runtime[0] and self.dlq_tracked is not None:
+        if not failed__retval__runtime[0] and self.dlq_in_flight is not None:
             self.dlq_guard.returned(self)
         return result
 

@@ -20,7 +20,7 @@ from celery_dlq.record import DeadLetter, Reason, letter_id
 from celery_dlq.worker.capture import captured
 
 if TYPE_CHECKING:
-    from celery_dlq.worker.guard import Tracked
+    from celery_dlq.worker.guard import InFlight
 
 logger = get_logger("celery_dlq.worker")
 
@@ -86,12 +86,12 @@ class Sampler:
         self._release = release
         self._chance = chance
 
-    def __call__(self, request: Any, tracked: Tracked) -> None:
+    def __call__(self, request: Any, in_flight: InFlight) -> None:
         """A task returned; note its message if it is chosen. Never raises."""
         if self._chance() >= self._share:
             return
         try:
-            self._samples.add(tracked.key.dead_letter_queue, self._fields(request, tracked))
+            self._samples.add(in_flight.key.dead_letter_queue, self._fields(request, in_flight))
         except Exception:
             logger.exception("Task %s succeeded, but could not be sampled", request.id)
 
@@ -103,8 +103,8 @@ class Sampler:
         """Send the last of it; never raises."""
         self._samples.flush()
 
-    def _fields(self, request: Any, tracked: Tracked) -> dict[str, bytes]:
-        key, resolved = tracked.key, tracked.resolved
+    def _fields(self, request: Any, in_flight: InFlight) -> dict[str, bytes]:
+        key, resolved = in_flight.key, in_flight.resolved
         message = captured(request.message, request.request_dict)
         noted = DeadLetter(
             id=letter_id(*astuple(key)),
@@ -114,8 +114,8 @@ class Sampler:
             dead_letter_queue=key.dead_letter_queue,
             reason=Reason.FAILED,  # replaced below: succeeding is no reason to die
             dead_lettered_at=self._clock(),
-            first_delivered_at=tracked.delivery.started_at,
-            deliveries=tracked.delivery.number,
+            first_delivered_at=in_flight.delivery.started_at,
+            deliveries=in_flight.delivery.number,
             retries=key.retries,
             redrives=key.redrives,
             max_deliveries=resolved.policy.max_deliveries if resolved.policy else None,

@@ -58,7 +58,7 @@ class GuardStep(bootsteps.StartStopStep):
     def terminate(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """A cold shutdown: what still runs is given up, not charged; the pool goes next."""
         for request in list(state.active_requests):
-            if hasattr(request, "dlq_tracked"):
+            if hasattr(request, "dlq_in_flight"):
                 _quietly(self.guard.interrupted, request)
 
     def _close(self, **_: Any) -> None:

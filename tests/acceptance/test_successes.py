@@ -23,7 +23,7 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import ExportError, SettingsError
 from celery_dlq.plugin import utc_now
 from celery_dlq.policies.policy import Policy
-from celery_dlq.worker.guard import Tracked
+from celery_dlq.worker.guard import InFlight
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.sampling import LONGEST_ARGUMENTS, Sampler
 
@@ -111,12 +111,12 @@ class Noted:
         """Nothing waits."""
 
 
-def a_success(**kwargs: Any) -> tuple[Any, Tracked]:
+def a_success(**kwargs: Any) -> tuple[Any, InFlight]:
     """A request whose task returned, with what the guard knows of it."""
     message = a_message(body=json.dumps([[], kwargs, {}]).encode())
     request = SimpleNamespace(id="1", message=message, request_dict=a_request(), worker_pid=7)
     plan = ResolvedPolicy("orders", "orders-DLQ", Policy(max_deliveries=3), None)
-    return request, Tracked(plan, a_key(), a_delivery(number=2), first=False)
+    return request, InFlight(plan, a_key(), a_delivery(number=2), first=False)
 
 
 def test_the_share_is_kept_and_arguments_are_bounded() -> None:

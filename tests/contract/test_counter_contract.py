@@ -19,7 +19,7 @@ from servers import RedisServer
 from celery_dlq.backends.redis.connection import Wire, connect
 from celery_dlq.backends.redis.counter import HISTORY_LIMIT, RedisCounter
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.ports import Count, DeliveryCounter, MessageKey, Standing
+from celery_dlq.ports import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.record import Delivery, Outcome
 
 TTL_SECONDS = 3600
@@ -35,7 +35,7 @@ def delivered(counter: DeliveryCounter, key: MessageKey, limit: int | None = Non
     """Count one delivery, and end it if it could begin."""
     start = a_start(retries=key.retries)
     answer = counter.count(key, start, limit)
-    if answer.standing is Standing.COUNTED:
+    if answer.status is CountStatus.COUNTED:
         counter.ended(key, an_end(start, answer.number))
     return answer
 
@@ -63,9 +63,9 @@ def test_deliveries_are_numbered_from_one(counter: DeliveryCounter) -> None:
     """Each start of one message gets the next number."""
     key = a_key()
     assert [delivered(counter, key) for _ in range(3)] == [
-        Count(Standing.COUNTED, 1),
-        Count(Standing.COUNTED, 2),
-        Count(Standing.COUNTED, 3),
+        Count(CountStatus.COUNTED, 1),
+        Count(CountStatus.COUNTED, 2),
+        Count(CountStatus.COUNTED, 3),
     ]
 
 
@@ -88,7 +88,7 @@ def test_an_unawaited_count_is_seen_by_the_next_awaited_one(counter: DeliveryCou
     key, start = a_key(), a_start()
     counter.count_first(key, start)
     counter.ended(key, an_end(start, 1))
-    assert delivered(counter, key) == Count(Standing.COUNTED, 2)
+    assert delivered(counter, key) == Count(CountStatus.COUNTED, 2)
 
 
 def test_an_unawaited_count_is_seen_without_a_flush(counter: DeliveryCounter) -> None:
@@ -102,24 +102,24 @@ def test_at_the_limit_nothing_is_counted(counter: DeliveryCounter) -> None:
     """A message at its limit may be offered for ever without changing its count."""
     key = a_key()
     answers = [delivered(counter, key, 2) for _ in range(5)]
-    assert answers[:2] == [Count(Standing.COUNTED, 1), Count(Standing.COUNTED, 2)]
-    assert answers[2:] == [Count(Standing.LIMIT_REACHED, 2)] * 3
+    assert answers[:2] == [Count(CountStatus.COUNTED, 1), Count(CountStatus.COUNTED, 2)]
+    assert answers[2:] == [Count(CountStatus.LIMIT_REACHED, 2)] * 3
     assert starts(counter, key) == [(0, 1), (0, 2)]
 
 
 def test_the_limit_holds_for_deliveries_that_nobody_ended(counter: DeliveryCounter) -> None:
     """A message that kills every worker is not started once more."""
     key = a_key()
-    standings = [counter.count(key, a_start(), 2).standing for _ in range(4)]
-    assert standings == [Standing.COUNTED] * 2 + [Standing.LIMIT_REACHED] * 2
+    standings = [counter.count(key, a_start(), 2).status for _ in range(4)]
+    assert standings == [CountStatus.COUNTED] * 2 + [CountStatus.LIMIT_REACHED] * 2
 
 
 def test_a_higher_limit_counts_on(counter: DeliveryCounter) -> None:
     """An operator may raise a limit; the count is kept."""
     key = a_key()
     delivered(counter, key, 1)
-    assert delivered(counter, key, 1).standing is Standing.LIMIT_REACHED
-    assert delivered(counter, key, 2) == Count(Standing.COUNTED, 2)
+    assert delivered(counter, key, 1).status is CountStatus.LIMIT_REACHED
+    assert delivered(counter, key, 2) == Count(CountStatus.COUNTED, 2)
 
 
 def test_a_message_above_a_lowered_limit_is_refused(counter: DeliveryCounter) -> None:
@@ -127,7 +127,7 @@ def test_a_message_above_a_lowered_limit_is_refused(counter: DeliveryCounter) ->
     key = a_key()
     for _ in range(3):
         delivered(counter, key)
-    assert delivered(counter, key, 2) == Count(Standing.LIMIT_REACHED, 3)
+    assert delivered(counter, key, 2) == Count(CountStatus.LIMIT_REACHED, 3)
 
 
 def test_deliveries_that_were_missed_are_counted_with_the_next(counter: DeliveryCounter) -> None:
@@ -135,7 +135,7 @@ def test_deliveries_that_were_missed_are_counted_with_the_next(counter: Delivery
     key = a_key()
     delivered(counter, key)
     start = a_start()
-    assert counter.count(key, start, 9, missed=3) == Count(Standing.COUNTED, 5)
+    assert counter.count(key, start, 9, uncounted=3) == Count(CountStatus.COUNTED, 5)
     counter.ended(key, an_end(start, 5))
     assert delivered(counter, key, 9).number == 6
 
@@ -143,8 +143,8 @@ def test_deliveries_that_were_missed_are_counted_with_the_next(counter: Delivery
 def test_missed_deliveries_use_up_the_limit(counter: DeliveryCounter) -> None:
     """A poison message does not get more deliveries from an outage."""
     key = a_key()
-    assert counter.count(key, a_start(), 3, missed=3).standing is Standing.LIMIT_REACHED
-    assert counter.count(key, a_start(), 3).standing is Standing.LIMIT_REACHED
+    assert counter.count(key, a_start(), 3, uncounted=3).status is CountStatus.LIMIT_REACHED
+    assert counter.count(key, a_start(), 3).status is CountStatus.LIMIT_REACHED
 
 
 def test_an_unawaited_count_says_that_it_is_on_its_way(counter: DeliveryCounter) -> None:
@@ -210,7 +210,7 @@ def test_an_interrupted_delivery_is_recorded_and_not_charged(counter: DeliveryCo
     interrupted = an_end(start, 2, outcome=Outcome.SHUTDOWN)
     counter.ended(key, interrupted, charged=False)
     assert interrupted in counter.history(key)
-    assert delivered(counter, key) == Count(Standing.COUNTED, 2)
+    assert delivered(counter, key) == Count(CountStatus.COUNTED, 2)
     assert interrupted in counter.history(key)
     assert starts(counter, key) == [(0, 1), (0, 2), (0, 2)]
 
@@ -220,10 +220,10 @@ def test_any_number_of_interruptions_charges_nothing(counter: DeliveryCounter) -
     key = a_key()
     for _ in range(100):
         start = a_start()
-        assert counter.count(key, start, 1) == Count(Standing.COUNTED, 1)
+        assert counter.count(key, start, 1) == Count(CountStatus.COUNTED, 1)
         counter.ended(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
-    assert delivered(counter, key, 1).standing is Standing.COUNTED
-    assert delivered(counter, key, 1).standing is Standing.LIMIT_REACHED
+    assert delivered(counter, key, 1).status is CountStatus.COUNTED
+    assert delivered(counter, key, 1).status is CountStatus.LIMIT_REACHED
 
 
 def test_an_interruption_that_is_told_twice_is_one(counter: DeliveryCounter) -> None:
@@ -246,7 +246,7 @@ def test_an_end_whose_start_is_not_on_record_changes_nothing(
     counter.ended(key, an_end(stranger, 1, outcome=Outcome.SHUTDOWN), charged=charged)
     counter.flush()
     assert counter.history(key) == (start,)
-    assert counter.count(key, a_start(), 1).standing is Standing.LIMIT_REACHED
+    assert counter.count(key, a_start(), 1).status is CountStatus.LIMIT_REACHED
 
 
 def test_a_start_that_never_happened_is_taken_back_without_a_trace(
@@ -258,7 +258,7 @@ def test_a_start_that_never_happened_is_taken_back_without_a_trace(
     counter.ended(key, start, charged=False)
     counter.flush()
     assert counter.history(key) == ()
-    assert delivered(counter, key, 1) == Count(Standing.COUNTED, 1)
+    assert delivered(counter, key, 1) == Count(CountStatus.COUNTED, 1)
 
 
 def test_a_number_that_is_free_goes_to_the_last_delivery(counter: DeliveryCounter) -> None:
@@ -404,7 +404,7 @@ def test_a_forgotten_message_is_counted_anew(counter: DeliveryCounter) -> None:
     delivered(counter, key, 1)
     counter.succeeded(key, a_start())
     counter.flush()
-    assert delivered(counter, key, 1) == Count(Standing.COUNTED, 1)
+    assert delivered(counter, key, 1) == Count(CountStatus.COUNTED, 1)
 
 
 def test_success_leaves_another_message_under_the_same_id_its_count(
@@ -420,8 +420,8 @@ def test_success_leaves_another_message_under_the_same_id_its_count(
     assert counter.history(key)[0].started_at == second.started_at
     counter.ended(key, an_end(second, 2))
     assert counter.history(key)[0].outcome is Outcome.FAILED
-    assert delivered(counter, key, 2) == Count(Standing.COUNTED, 2)
-    assert delivered(counter, key, 2).standing is Standing.LIMIT_REACHED
+    assert delivered(counter, key, 2) == Count(CountStatus.COUNTED, 2)
+    assert delivered(counter, key, 2).status is CountStatus.LIMIT_REACHED
 
 
 def test_success_of_the_second_leaves_the_first_that_still_runs(counter: DeliveryCounter) -> None:
@@ -442,7 +442,7 @@ def test_success_forgets_the_deliveries_before_it(counter: DeliveryCounter) -> N
     counter.succeeded(key, last)
     counter.flush()
     assert counter.history(key) == ()
-    assert delivered(counter, key, 1) == Count(Standing.COUNTED, 1)
+    assert delivered(counter, key, 1) == Count(CountStatus.COUNTED, 1)
 
 
 def test_signs_of_life_change_no_count(counter: DeliveryCounter) -> None:

@@ -15,12 +15,12 @@ from celery_dlq.backends.redis.store import PAGE
 from celery_dlq.ports import (
     ClaimState,
     Count,
+    CountStatus,
     DeadLetterStore,
     Fate,
     Group,
     QueueSummary,
     Restored,
-    Standing,
     Stored,
 )
 from celery_dlq.record import DeadLetter, Reason
@@ -229,7 +229,7 @@ def test_queues_with_discarded_letters_are_known(store: DeadLetterStore) -> None
 
 
 def test_letters_come_in_both_orders_over_several_pages(store: DeadLetterStore) -> None:
-    """No letter is missed or shown twice where two pages meet."""
+    """No letter is uncounted or shown twice where two pages meet."""
     expected = [letter.id for letter in many(store, SEVERAL_PAGES)]
     assert ids(store) == expected
     assert ids(store, newest_first=True) == expected[::-1]
@@ -776,8 +776,8 @@ def test_deliveries_of_an_earlier_life_can_count(backend: Backend) -> None:
     key = a_key(redrives=1)
     backend.store.seed(key, 2, an_ended_delivery(number=7))
     assert [delivery.number for delivery in backend.counter.history(key)] == [2]
-    assert backend.counter.count(key, a_delivery(), 3) == Count(Standing.COUNTED, 3)
-    assert backend.counter.count(key, a_delivery(), 3).standing is Standing.LIMIT_REACHED
+    assert backend.counter.count(key, a_delivery(), 3) == Count(CountStatus.COUNTED, 3)
+    assert backend.counter.count(key, a_delivery(), 3).status is CountStatus.LIMIT_REACHED
 
 
 def test_closing_may_be_repeated(store: DeadLetterStore) -> None:

@@ -277,7 +277,7 @@ def test_a_guarded_task_holds_little_memory_while_it_runs_and_none_afterwards(
             held = sys.getallocatedblocks() - before
             for message in messages:
                 guard.succeeded(message)
-                message.dlq_tracked = None
+                message.dlq_in_flight = None
             guard._counter.flush()
             kept = sys.getallocatedblocks() - before
     finally:
@@ -299,7 +299,7 @@ def a_message(guard: Guard) -> Any:
         task=SimpleNamespace(name="cost.noop", max_retries=3, app=APP),
         delivery_info={"exchange": "", "routing_key": "orders", "redelivered": False},
         request_dict={"retries": 0},
-        dlq_tracked=None,
+        dlq_in_flight=None,
     )
 
 

@@ -18,7 +18,7 @@ from waiting import poll
 from celery_dlq.backends.redis.connection import Wire, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.ports import Count, MessageKey, Standing
+from celery_dlq.ports import Count, CountStatus, MessageKey
 
 KEYS = Keys()
 STALE_SECONDS = 1.0
@@ -58,7 +58,7 @@ class Redelivery:
         """What counting says now."""
         waited = None if self._seen_at is None else time.monotonic() - self._seen_at
         count = self._counter.count(self._key, a_delivery(), self._limit, waited_seconds=waited)
-        if count.standing is Standing.UNCERTAIN and self._seen_at is None:
+        if count.status is CountStatus.UNCERTAIN and self._seen_at is None:
             self._seen_at = time.monotonic()
         return count
 
@@ -69,7 +69,7 @@ class Redelivery:
             for counter in alive:
                 counter.heartbeat([DLQ])
             count = self.ask()
-            return None if count.standing is Standing.UNCERTAIN else count
+            return None if count.status is CountStatus.UNCERTAIN else count
 
         return poll(certain, timeout_seconds=STALE_SECONDS + 10, every_seconds=0.05)  # type: ignore[return-value]
 
@@ -80,7 +80,7 @@ def test_a_message_of_a_worker_that_died_this_moment_is_uncertain(workers: Worke
     died.count_first(key, a_delivery())
     died.flush()
     redelivery = Redelivery(other, key)
-    assert [redelivery.ask() for _ in range(3)] == [Count(Standing.UNCERTAIN, 1)] * 3
+    assert [redelivery.ask() for _ in range(3)] == [Count(CountStatus.UNCERTAIN, 1)] * 3
 
 
 def test_a_message_of_a_worker_that_stays_silent_is_counted(workers: Workers) -> None:
@@ -88,7 +88,7 @@ def test_a_message_of_a_worker_that_stays_silent_is_counted(workers: Workers) ->
     died, other, key = workers.start(), workers.start(), a_key()
     died.count_first(key, a_delivery())
     died.flush()
-    assert Redelivery(other, key).answer(other) == Count(Standing.COUNTED, 2)
+    assert Redelivery(other, key).answer(other) == Count(CountStatus.COUNTED, 2)
 
 
 def test_the_limit_holds_after_a_worker_died(workers: Workers) -> None:
@@ -96,7 +96,7 @@ def test_the_limit_holds_after_a_worker_died(workers: Workers) -> None:
     died, other, key = workers.start(), workers.start(), a_key()
     died.count_first(key, a_delivery())
     died.flush()
-    assert Redelivery(other, key, limit=1).answer() == Count(Standing.LIMIT_REACHED, 1)
+    assert Redelivery(other, key, limit=1).answer() == Count(CountStatus.LIMIT_REACHED, 1)
 
 
 def test_a_message_that_runs_on_a_live_worker_is_not_charged(workers: Workers) -> None:
@@ -105,7 +105,7 @@ def test_a_message_that_runs_on_a_live_worker_is_not_charged(workers: Workers) -
     running.count_first(key, a_delivery())
     running.flush()
     redelivery = Redelivery(other, key, limit=1)
-    assert redelivery.answer(running, other) == Count(Standing.RUNNING, 1)
+    assert redelivery.answer(running, other) == Count(CountStatus.RUNNING, 1)
     running.ended(key, an_ended_delivery())
     assert len(running.history(key)) == 1
 
@@ -116,7 +116,7 @@ def test_a_message_whose_delivery_ended_is_counted_at_once(workers: Workers) -> 
     first.count_first(key, a_delivery())
     first.ended(key, an_ended_delivery())
     first.flush()
-    assert Redelivery(other, key).ask() == Count(Standing.COUNTED, 2)
+    assert Redelivery(other, key).ask() == Count(CountStatus.COUNTED, 2)
 
 
 def test_an_interrupted_message_is_counted_at_once_and_not_charged(workers: Workers) -> None:
@@ -125,7 +125,7 @@ def test_an_interrupted_message_is_counted_at_once_and_not_charged(workers: Work
     first.count_first(key, a_delivery())
     first.ended(key, an_ended_delivery(), charged=False)
     first.flush()
-    assert Redelivery(other, key).ask() == Count(Standing.COUNTED, 1)
+    assert Redelivery(other, key).ask() == Count(CountStatus.COUNTED, 1)
 
 
 def test_a_restarted_worker_of_the_same_name_and_pid_is_another(workers: Workers) -> None:
@@ -134,7 +134,7 @@ def test_a_restarted_worker_of_the_same_name_and_pid_is_another(workers: Workers
     died.count_first(key, a_delivery(worker_hostname="celery@pod", worker_pid=1))
     died.flush()
     restarted.count_first(a_key(), a_delivery(worker_hostname="celery@pod", worker_pid=1))
-    assert Redelivery(restarted, key).answer(restarted) == Count(Standing.COUNTED, 2)
+    assert Redelivery(restarted, key).answer(restarted) == Count(CountStatus.COUNTED, 2)
 
 
 def test_copies_of_a_running_message_are_charged_in_the_end(workers: Workers) -> None:
@@ -146,11 +146,11 @@ def test_copies_of_a_running_message_are_charged_in_the_end(workers: Workers) ->
     redelivery.answer(running)
     standings = []
     for _ in range(30):
-        standings.append(redelivery.answer(running).standing)
-        if standings[-1] is Standing.COUNTED:
+        standings.append(redelivery.answer(running).status)
+        if standings[-1] is CountStatus.COUNTED:
             break
-    assert Standing.COUNTED in standings
-    assert set(standings[:-1]) == {Standing.RUNNING}
+    assert CountStatus.COUNTED in standings
+    assert set(standings[:-1]) == {CountStatus.RUNNING}
 
 
 def test_signs_of_life_are_kept_for_live_workers_only(

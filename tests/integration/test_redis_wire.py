@@ -23,7 +23,7 @@ from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.ports import ClaimState, MessageKey, Standing
+from celery_dlq.ports import ClaimState, CountStatus, MessageKey
 from celery_dlq.record import Outcome
 
 KEYS = Keys()
@@ -96,7 +96,7 @@ def unavailable(call: Callable[[], object]) -> str:
 def counted(counter: RedisCounter, key: MessageKey) -> int:
     """Count a delivery that ends at once, and wait for its number."""
     count = counter.count(key, a_delivery(), None)
-    assert count.standing is Standing.COUNTED
+    assert count.status is CountStatus.COUNTED
     counter.ended(key, an_ended_delivery(number=count.number))
     return count.number
 
@@ -157,7 +157,7 @@ def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisSe
         cut(server)
         counter.ended(key, an_ended_delivery())
         cut(server)
-        assert counter.count(key, a_delivery(), 1).standing is Standing.LIMIT_REACHED
+        assert counter.count(key, a_delivery(), 1).status is CountStatus.LIMIT_REACHED
     assert [counter.history(key)[0].outcome for key in keys] == [Outcome.FAILED] * len(keys)
     assert [count_of(server, key) for key in keys] == [1] * len(keys)
     assert wire.errors == 0
@@ -184,7 +184,7 @@ def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, firs
 
         wire._answers = unheard  # type: ignore[method-assign]
         count = counter.count(key, a_delivery(), None)
-        assert (count.standing, count.number) == (Standing.COUNTED, 1)
+        assert (count.status, count.number) == (CountStatus.COUNTED, 1)
     assert count_of(server, key) == 1
 
 

@@ -31,7 +31,7 @@ from celery_dlq.spark import picture, report
 from celery_dlq.spark.findings import Findings, findings
 from celery_dlq.spark.page import page, write_page
 from celery_dlq.spark.picture import EARLIEST, LATEST
-from celery_dlq.worker.guard import Tracked
+from celery_dlq.worker.guard import InFlight
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.sampling import Sampler
 
@@ -178,7 +178,7 @@ def command(redis_url: str) -> Iterator[Command]:
         request = SimpleNamespace(id="1", message=a_message(body=body.encode()),
                                   request_dict=a_request(), worker_pid=7)  # fmt: skip
         delivery = a_delivery(number=2 if number < 10 else 1)
-        sampler(request, Tracked(plan, a_key(), delivery, first=False))
+        sampler(request, InFlight(plan, a_key(), delivery, first=False))
     sampler.close()
     wire.call("PING")
     wire.close()

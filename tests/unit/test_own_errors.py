@@ -41,7 +41,7 @@ def a_begun(guard: Guard, settle: Callable[..., None] | None = None, **info: Any
     request = SimpleNamespace(
         id="t-1", task=SimpleNamespace(name="shop.charge", max_retries=3, app=None),
         delivery_info={"exchange": "", "routing_key": "orders", **info},
-        request_dict=a_request(id="t-1"), message=a_message(), dlq_tracked=None, worker_pid=1,
+        request_dict=a_request(id="t-1"), message=a_message(), dlq_in_flight=None, worker_pid=1,
         acknowledged=False, settled=[],
         dlq_settle=settle or (lambda *_: request.settled.append("settled")),
     )  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_message_past_its_limit_is_run_by_celery_if_no_letter_can_be_made(
     assert a_begun(guard, redelivered=True).begun is Begin.SKIP
     assert len(list(dlq.letters("orders-DLQ"))) == 1
     monkeypatch.setattr(dlq.store, "dead_letter", failing(99, dlq.store.dead_letter))
-    guard._counter.forget(a_begun(guard).dlq_tracked.key)  # type: ignore[attr-defined]
+    guard._counter.forget(a_begun(guard).dlq_in_flight.key)  # type: ignore[attr-defined]
     assert a_begun(guard).begun is Begin.RUN
     assert a_begun(guard, redelivered=True).begun is Begin.RUN
     assert "is executed once more" in caplog.text
@@ -138,7 +138,7 @@ def test_a_letter_that_waits_and_then_cannot_be_stored_holds_up_no_other(
     done: list[str] = []
     for task_id in ("t-1", "t-2"):
         request = a_begun(guard)
-        request.dlq_tracked.key = type(request.dlq_tracked.key)(
+        request.dlq_in_flight.key = type(request.dlq_in_flight.key)(
             dead_letter_queue="orders-DLQ", task_id=task_id
         )
         request.request_dict["id"] = task_id

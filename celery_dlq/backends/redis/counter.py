@@ -16,7 +16,7 @@ from uuid import uuid4
 from celery_dlq.backends.redis.connection import Command, Wire
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import CountReply, source
-from celery_dlq.ports import Count, MessageKey, Standing
+from celery_dlq.ports import Count, CountStatus, MessageKey
 from celery_dlq.record import Delivery, from_micros, to_micros
 
 HISTORY_LIMIT = 50
@@ -32,12 +32,12 @@ SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
 """The scripts of the counter; no client has to load them."""
 
 _STANDINGS = {
-    CountReply.COUNTED: Standing.COUNTED,
-    CountReply.LIMIT_REACHED: Standing.LIMIT_REACHED,
-    CountReply.RUNNING: Standing.RUNNING,
-    CountReply.UNCERTAIN: Standing.UNCERTAIN,
-    CountReply.SUSPECT: Standing.SUSPECT,
-    CountReply.DEAD: Standing.DEAD,
+    CountReply.COUNTED: CountStatus.COUNTED,
+    CountReply.LIMIT_REACHED: CountStatus.LIMIT_REACHED,
+    CountReply.RUNNING: CountStatus.RUNNING,
+    CountReply.UNCERTAIN: CountStatus.UNCERTAIN,
+    CountReply.SUSPECT: CountStatus.SUSPECT,
+    CountReply.DEAD: CountStatus.DEAD,
 }
 
 
@@ -93,7 +93,7 @@ class RedisCounter:
         delivery: Delivery,
         limit: int | None,
         *,
-        missed: int = 0,
+        uncounted: int = 0,
         waited_seconds: float | None = None,
         alone: bool = True,
         unless_dead: bool = False,
@@ -103,7 +103,7 @@ class RedisCounter:
         keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
         args = (
             key.retries, limit or 0, self._start(delivery), self._ttl, HISTORY_LIMIT,
-            self._stale, waited, missed, int(alone), int(unless_dead),
+            self._stale, waited, uncounted, int(alone), int(unless_dead),
         )  # fmt: skip
         state, number, suspect = self._wire.call_script(
             self._count.digest, self._count.short, keys, *args, 0, again=(*args, 1)

@@ -7,7 +7,7 @@
 --       5 kept (most starts kept per retries number, and retries numbers kept)
 --       6 stale (milliseconds after which a silent worker is dead; 0 = do not look)
 --       7 waited (milliseconds since this delivery was first put off; -1 = never)
---       8 missed (deliveries that could not be counted before, and are now)
+--       8 uncounted (deliveries that could not be counted before, and are now)
 --       9 alone (1 = may be counted though its last delivery vanished; 0 = not now)
 --       10 unless_dead (1 = not if its letter was stored; 0 = it is a new message)
 --       11 again (1 = asked once more, because its connection broke)

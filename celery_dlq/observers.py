@@ -50,7 +50,7 @@ class WorkerObservers:
             guard.share_overrides()
             keeps = partial(_keeps, guard)
             instead = self._settings.sentry == sentry.GROUPS
-            sentry.Beside(keeps, HANDLING.get, instead=instead).install()
+            sentry.SentryDeduplicator(keeps, HANDLING.get, instead=instead).install()
 
     def marked(self, letter: DeadLetter) -> DeadLetter:
         """The letter with the id of the Sentry event that will tell of it, if one will."""

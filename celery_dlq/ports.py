@@ -131,7 +131,7 @@ class DeliveryCounter(Protocol):
         """
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """Give a sign of life beside the counters of these queues; never raises."""
+        """Send a heartbeat beside the counters of these queues; never raises."""
 
     def flush(self) -> None:
         """Send what was put off and read outstanding answers; never raises."""
@@ -384,7 +384,7 @@ class ExportTurns(Protocol):
             what: What to do.
             place: Where the files go.
             owner: Who asks.
-            lease_seconds: How long the turn is kept without a sign of life.
+            lease_seconds: How long the turn is kept without a heartbeat.
             state: What to note; it is there for every later owner.
         """
 
@@ -689,10 +689,10 @@ class WorkerRegistry(Protocol):
         """The present by the clock of the store, by which overrides end."""
 
     def register(self, info: WorkerInfo) -> None:
-        """Put up a worker's info; it stays up while the worker gives signs of life."""
+        """Put up a worker's info; it stays up while the worker gives heartbeats."""
 
     def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Give a worker's sign of life.
+        """Give a worker's heartbeat.
 
         Returns:
             Whether its info is still up, and the revision of the overrides.

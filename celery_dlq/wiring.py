@@ -22,9 +22,9 @@ from celery_dlq.ports import Clock, DeadLetterStore, Keeper, WorkerInfo
 from celery_dlq.record import EPOCH
 from celery_dlq.retention import Retention, RetentionRound
 from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.heartbeat import Heartbeat
 from celery_dlq.worker.letter_writer import LetterWriter
 from celery_dlq.worker.policy_cache import PolicyCache
-from celery_dlq.worker.presence import Presence
 from celery_dlq.worker.sampling import Sampler
 from celery_dlq.worker.spool import Spool
 
@@ -112,7 +112,7 @@ def make_guard(
         card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()
     )
     guard.chores += [
-        Presence(parts.registry, info, policy_cache.obey),
+        Heartbeat(parts.registry, info, policy_cache.obey),
         *_trimming(parts.store, retention, policy_cache),
         observers,
         *([sampler] if sampler is not None else []),

@@ -620,7 +620,7 @@ class MemoryWorkerRegistry:
         self._infos[info.hostname] = info
 
     def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Give a sign of life."""
+        """Send a heartbeat."""
         return hostname in self._infos, self._revision
 
     def deregister(self, hostname: str) -> None:

@@ -108,7 +108,7 @@ def _send(event: dict[str, Any]) -> None:
         sdk.capture_event(event)
 
 
-class Beside:
+class SentryDeduplicator:
     """What keeps Sentry's CeleryIntegration and the reporter from telling the same thing twice.
 
     Made in the worker's main process before the pool starts, so that pool processes have it.
@@ -125,7 +125,7 @@ class Beside:
         self._keeps = keeps
         self._handling = handling
         self._instead = instead
-        self._seldom = Seldom()
+        self._rate_limit = RateLimit()
 
     def install(self) -> None:
         """Look at every event of this process and of the pool processes it starts.
@@ -136,7 +136,7 @@ class Beside:
         others = [
             processor
             for processor in scope.global_event_processors
-            if not isinstance(getattr(processor, "__self__", None), Beside)
+            if not isinstance(getattr(processor, "__self__", None), SentryDeduplicator)
         ]
         scope.global_event_processors[:] = [*others, self.processed]
         celery_signals.task_failure.connect(
@@ -165,10 +165,10 @@ class Beside:
             return not self._handling()
         # A line per lost process, and ours per letter while the store is down.
         once_a_while = record.name == "multiprocessing" or record.name.startswith("celery_dlq")
-        return not once_a_while or self._seldom.may(record.name, str(record.msg))
+        return not once_a_while or self._rate_limit.may(record.name, str(record.msg))
 
 
-class Seldom:
+class RateLimit:
     """Lets each kind of line pass once a minute.
 
     Args:

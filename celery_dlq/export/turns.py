@@ -59,7 +59,7 @@ class Turns:
         first = turn = self._ask(queue, "take")
         until = time.monotonic() + LEASE_SECONDS + 1
         while not turn.yours:
-            if turn.told != first.told or time.monotonic() > until:  # a sign of life
+            if turn.told != first.told or time.monotonic() > until:  # a heartbeat
                 raise self._taken(turn)
             time.sleep(_POLL_SECONDS)
             turn = self._ask(queue, "take")

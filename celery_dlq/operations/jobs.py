@@ -39,7 +39,7 @@ class Job:
             ``interrupted``: it should run, but its process has died.
         actor: ``user@host``.
         started_at: When it began.
-        updated_at: When it last gave a sign of life.
+        updated_at: When it last gave a heartbeat.
         ended_at: When it ended.
         filter: Which letters, as `LetterFilter.to_json` writes it.
         options: How, by name.
@@ -227,7 +227,7 @@ class JobRun:
         *,
         now: bool = False,
     ) -> None:
-        """Give a sign of life; keeps what was done, once a second.
+        """Send a heartbeat; keeps what was done, once a second.
 
         Raises:
             CancelledError: Somebody wants the job to end.

@@ -97,7 +97,7 @@ _LIST = {"EACH": "from_json(value, 'array<string>')", "PATH": "'[]'", "VALUE": "
 # ratio of neighbours; what is left after the last one is bounded by a geometric series.
 _TESTS = """
     WITH shares AS (
-        SELECT fingerprint, against, presence, feature, value, a, c,
+        SELECT fingerprint, against, heartbeat, feature, value, a, c,
                CASE WHEN value IS NULL OR feature IN ('host', 'release', 'queue', 'hour')
                     THEN inside
                     ELSE max(IF(value IS NULL, a, 0)) OVER one_feature END AS n,
@@ -115,7 +115,7 @@ _TESTS = """
         -- A suspect that all or next to none have can tell nothing, whichever side they are on.
         FROM shares
         WHERE n > 0 AND m > 0 AND a + c < n + m
-          AND (value IS NOT NULL OR presence)),
+          AND (value IS NOT NULL OR heartbeat)),
     summed AS (
         SELECT *, aggregate(
             sequence(1L, greatest(1L, least({terms}, least(n, a + c) - a))),
@@ -340,7 +340,7 @@ def _by_comparison(suspects: DataFrame, comparisons: Sequence[_Comparison]) -> D
             lit(one.fingerprint).alias("fingerprint"),
             lit(one.against).alias("against"),
             # Other tasks have other arguments: that is no news.
-            lit(one.against != _ALL_LETTERS).alias("presence"),
+            lit(one.against != _ALL_LETTERS).alias("heartbeat"),
             lit(one.inside).cast("bigint").alias("inside"),
             lit(one.outside).cast("bigint").alias("outside"),
             sql().col(f"a{number}").alias("a"),

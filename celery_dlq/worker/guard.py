@@ -395,7 +395,7 @@ class Guard:
             self._note(in_flight, final=False)
 
     def tick(self) -> None:
-        """Once a second: a sign of life, what was put off, and what waits for the store."""
+        """Once a second: a heartbeat, what was put off, and what waits for the store."""
         self._counter.heartbeat(self._running_queues())
         self._counter.flush()
         self._letter_writer.tick()

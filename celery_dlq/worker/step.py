@@ -91,7 +91,7 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(room.tick)
 
         _quietly(read_before_put_back, consumer.pool)
-        # The first sign of life before the first message.
+        # The first heartbeat before the first message.
         _quietly(guard.tick)
         self._entry = consumer.timer.call_repeatedly(TICK_SECONDS, tick)
 

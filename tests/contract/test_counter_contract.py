@@ -539,7 +539,7 @@ def test_redis_keeps_a_bounded_number_of_interruptions(
 def test_redis_keeps_nothing_of_messages_that_succeeded(
     redis_counter: DeliveryCounter, redis_server: RedisServer
 ) -> None:
-    """Healthy work leaves no trace but the sign of life of its worker."""
+    """Healthy work leaves no trace but the heartbeat of its worker."""
     for _ in range(100):
         key = a_key()
         redis_counter.count_first(key, start := a_start())

@@ -203,7 +203,7 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
             assert dying.connections() <= 2
     found = healthy.of_tasks
     assert found.pop(FIRST) == TASKS
-    # One before each script that nobody waits for: starts, clean-ups, signs of life.
+    # One before each script that nobody waits for: starts, clean-ups, heartbeats.
     # Redis 6.2 does not show them to MONITOR.
     assert found.pop("CLIENT REPLY", 0) <= TASKS + TASKS // 32 + 15
     # A clean-up with every 32nd, and with a tick of the background.
@@ -218,7 +218,7 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
 def test_a_worker_without_work_sends_less_than_two_commands_a_second(
     guard: Guard, redis_url: str, others: frozenset[str]
 ) -> None:
-    """Chores every third second; beside its counters it gives no sign of life."""
+    """Chores every third second; beside its counters it gives no heartbeat."""
     finish(guard, 3)
     guard.tick()
     with Seen(redis_url, others) as seen:

@@ -63,7 +63,7 @@ class Redelivery:
         return count
 
     def answer(self, *alive: RedisCounter) -> Count:
-        """What counting says in the end, while some workers give signs of life."""
+        """What counting says in the end, while some workers give heartbeats."""
 
         def certain() -> Count | None:
             for counter in alive:
@@ -75,7 +75,7 @@ class Redelivery:
 
 
 def test_a_message_of_a_worker_that_died_this_moment_is_uncertain(workers: Workers) -> None:
-    """Its last sign of life is fresh, so nothing is counted yet, however often one asks."""
+    """Its last heartbeat is fresh, so nothing is counted yet, however often one asks."""
     died, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
     died.count_first(key, a_delivery())
     died.flush()
@@ -129,7 +129,7 @@ def test_an_interrupted_message_is_counted_at_once_and_not_charged(workers: Work
 
 
 def test_a_restarted_worker_of_the_same_name_and_pid_is_another(workers: Workers) -> None:
-    """In a container every process has pid 1; its signs of life are not the dead one's."""
+    """In a container every process has pid 1; its heartbeats are not the dead one's."""
     died, restarted, key = workers.start(), workers.start(), a_key()
     died.count_first(key, a_delivery(worker_hostname="celery@pod", worker_pid=1))
     died.flush()
@@ -171,7 +171,7 @@ def test_signs_of_life_are_kept_for_live_workers_only(
 def test_the_first_message_of_a_queue_is_counted_once_when_scripts_were_lost(
     workers: Workers, redis_server: RedisServer
 ) -> None:
-    """The count and the first sign of life go out together; one refusal must not double one."""
+    """The count and the first heartbeat go out together; one refusal must not double one."""
     worker, key = workers.start(), a_key(dead_letter_queue="mail-DLQ")
     worker.count_first(a_key(), a_delivery())
     worker.flush()

@@ -612,7 +612,7 @@ def test_a_full_redis_still_lets_letters_be_read_and_removed(
 
 
 def test_a_full_redis_still_counts(own: Parts, server: RedisServer) -> None:
-    """Starts, ends and signs of life are small; without them a poison message would run on."""
+    """Starts, ends and heartbeats are small; without them a poison message would run on."""
     wire = own.wire()
     counter, key, fresh = own.counter(wire), a_key(), a_key()
     assert counted(counter, key) == 1

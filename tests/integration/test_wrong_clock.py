@@ -13,7 +13,7 @@ from celery import Celery
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.operations.jobs import RUNNING
 from celery_dlq.wiring import card_of
-from celery_dlq.worker.presence import REST_TICKS, Presence
+from celery_dlq.worker.heartbeat import REST_TICKS, Heartbeat
 
 HOUR = timedelta(hours=1)
 Machine = Callable[[timedelta], DeadLetters]
@@ -76,17 +76,17 @@ def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
     """It sleeps by a clock that cannot be set, and asks the store whether the end has come."""
     dlq, obeyed, seconds = machine(-HOUR), list[int](), [0.0]
     card = card_of(dlq.app, dlq.settings)
-    presence = Presence(
+    heartbeat = Heartbeat(
         dlq.registry, card, lambda overrides: obeyed.append(len(overrides)), lambda: seconds[0]
     )
     dlq.override_policy("orders", timedelta(seconds=0.3), max_deliveries=3)
     for _ in range(REST_TICKS + 2):
-        presence.tick()
+        heartbeat.tick()
     assert obeyed == [1]
     while dlq.registry.overrides():
         pass
     seconds[0] += 0.3
-    presence.tick()
+    heartbeat.tick()
     assert obeyed == [1, 0]
 
 

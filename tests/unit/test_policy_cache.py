@@ -25,7 +25,7 @@ def queue(known: PolicyCache, routing_key: Any, exchange: Any = "") -> str:
 
 
 def test_routing_keys_that_anybody_makes_up_are_no_queues(caplog: pytest.LogCaptureFixture) -> None:
-    """Each would have a dead-letter queue, and a sign of life every second; it is said once."""
+    """Each would have a dead-letter queue, and a heartbeat every second; it is said once."""
     known = policy_cache("orders")
     assert {queue(known, f"made-up-{n}") for n in range(2000)} == {"orders"}
     assert caplog.text.count("come from no queue that this app knows") == 1

@@ -8,7 +8,7 @@ import pytest
 from builders import a_letter
 
 from celery_dlq.contrib.sentry import (
-    Seldom,
+    RateLimit,
     SentryReporter,
     _sends_values,
     event_id_of,
@@ -103,7 +103,7 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
 def test_lines_of_one_kind_pass_once_a_minute() -> None:
     """The next kind passes at once."""
     now = [0.0]
-    seldom = Seldom(lambda: now[0])
+    seldom = RateLimit(lambda: now[0])
     assert seldom.may("multiprocessing", "Process %r exited")
     assert not seldom.may("multiprocessing", "Process %r exited")
     assert seldom.may("celery_dlq.worker", "Process %r exited")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 REASONS = {
     "t/unit/worker/test_worker.py::test_Consumer::test_receive_message_eta": (
-        "takes the first entry of the worker's timer for its message; the plugin's signs of life, "
+        "takes the first entry of the worker's timer for its message; the plugin's heartbeats, "
         "every second, stand before it"
     ),
 }

@@ -68,7 +68,7 @@ class BrokerStore:
         self._lock = threading.RLock()
 
     def check(self) -> None:
-        """Ask both for a sign of life."""
+        """Ask both for a heartbeat."""
         self._ledger.check()
         self._shelf.check()
 

@@ -23,10 +23,10 @@ HISTORY_LIMIT = 50
 """Most deliveries kept per message, and most retry numbers kept per task."""
 
 STALE_SECONDS = 5.0
-"""A worker that gave no sign of life for so long is dead; it gives one every second."""
+"""A worker that gave no heartbeat for so long is dead; it gives one every second."""
 
 ALIVE_SECONDS = 1.0
-"""A sign of life beside a queue's counters is so old at most while its messages run here."""
+"""A heartbeat beside a queue's counters is so old at most while its messages run here."""
 
 SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
 """The scripts of the counter; no client has to load them."""
@@ -122,14 +122,14 @@ class RedisCounter:
         self._wire.tell(told, told, keep=True)
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """Write a sign of life."""
+        """Write a heartbeat."""
         if self._worker:
             self._alive_at.clear()  # of queues whose messages no longer run here, too
             for name in set(dead_letter_queues):
                 self._write_alive(name)
 
     def _show_life(self, dead_letter_queue: str) -> None:
-        """A start without a fresh sign of life would look like one of a worker that died."""
+        """A start without a fresh heartbeat would look like one of a worker that died."""
         self._told_of = dead_letter_queue
         at = self._alive_at.get(dead_letter_queue)
         if at is None or time.monotonic() - at >= ALIVE_SECONDS:
@@ -162,7 +162,7 @@ class RedisCounter:
         if counted := self._counted():
             self._wire.tell(counted)
         name, self._told_of = self._told_of, ""
-        if name:  # a sign of life: the least that is written as a count is
+        if name:  # a heartbeat: the least that is written as a count is
             alive = self._heartbeat_script.whole([self._keys.workers(name)], self._worker)
             if not self._wire.probe(*alive):
                 self._told_of = name

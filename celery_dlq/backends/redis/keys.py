@@ -27,7 +27,7 @@ class Keys:
         return f"{self.prefix}:queues"
 
     def nodes(self) -> str:
-        """ZSET: workers by their last sign of life, whatever they guard."""
+        """ZSET: workers by their last heartbeat, whatever they guard."""
         return f"{self.prefix}:{{app}}:nodes"
 
     def worker_infos(self) -> str:
@@ -135,7 +135,7 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:outbox"
 
     def workers(self, dead_letter_queue: str) -> str:
-        """ZSET: workers that guard messages of this queue, by their last sign of life."""
+        """ZSET: workers that guard messages of this queue, by their last heartbeat."""
         return f"{self._of(dead_letter_queue)}:workers"
 
     def run(self, key: MessageKey) -> str:

@@ -109,7 +109,7 @@ class RedisStore:
         self._named: set[str] = set()
 
     def check(self) -> None:
-        """Ask for a sign of life."""
+        """Ask for a heartbeat."""
         with translated(self._url):
             self._client.ping()
 

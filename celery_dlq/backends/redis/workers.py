@@ -23,7 +23,7 @@ from celery_dlq.record import from_micros, to_micros
 logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30.0
-"""A worker that gave no sign of life for so long is not live any more."""
+"""A worker that gave no heartbeat for so long is not live any more."""
 
 _MOST_CHANGES = 10_000
 _NODE = source("node")
@@ -38,7 +38,7 @@ class RedisWorkerRegistry:
         client: A redis-py client that answers bytes.
         url: For messages; its password is never shown.
         keys: Key names.
-        wire: A worker's connection for its counts; signs of life go there too, because it
+        wire: A worker's connection for its counts; heartbeats go there too, because it
             knows when Redis is better left alone.
     """
 
@@ -60,7 +60,7 @@ class RedisWorkerRegistry:
         self._node(info.hostname, _json(text), _json(tasks))
 
     def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Give a sign of life."""
+        """Send a heartbeat."""
         return self._node(hostname, "", "")
 
     def deregister(self, hostname: str) -> None:

@@ -32,7 +32,7 @@ if open and stale > 0 then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   if alive and now - tonumber(alive) < stale then
-    -- A sign of life that is newer than this delivery tells; one in flight at a crash does not.
+    -- A heartbeat that is newer than this delivery tells; one in flight at a crash does not.
     if waited < 0 or tonumber(alive) <= now - waited + 500 then return {3, last, 0} end
     -- Bounded: should the note of its end be lost, its copies are counted in the end.
     if redis.call('HINCRBY', KEYS[1], 'double:' .. retries .. ':' .. last, 1) <= 10 then

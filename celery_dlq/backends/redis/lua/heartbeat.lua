@@ -1,4 +1,4 @@
--- Purpose: a worker's sign of life, by the clock of Redis; long silent workers are forgotten.
+-- Purpose: a worker's heartbeat, by the clock of Redis; long silent workers are forgotten.
 -- KEYS: 1 workers (zset)
 -- ARGV: 1 worker ("pid@hostname#token")
 -- Returns: how many workers are known

@@ -1,8 +1,8 @@
--- Purpose: a worker's card and sign of life, by the clock of Redis; silent workers are forgotten.
+-- Purpose: a worker's card and heartbeat, by the clock of Redis; silent workers are forgotten.
 -- KEYS: 1 nodes (zset)  2 cards (hash)  3 tasks (hash)  4 overrides (hash)
 -- ARGV: 1 worker (its node name)
 --       2 silent (milliseconds after which a worker is forgotten)
---       3 card (JSON text; empty = only a sign of life)
+--       3 card (JSON text; empty = only a heartbeat)
 --       4 tasks (JSON text; names)
 -- Returns: {state, revision}: 1 = KNOWN, 0 = UNKNOWN (its card is not up); revision of the overrides
 -- Complexity: O(log N + M), N workers known, M forgotten (at most 100)

@@ -3,7 +3,7 @@
 -- ARGV: 1 what (take, keep, note or end)
 --       2 place (where the files go)
 --       3 owner
---       4 lease (milliseconds; without a sign of life the turn is free then)
+--       4 lease (milliseconds; without a heartbeat the turn is free then)
 --       5 state (for note: what to keep from now on)
 -- Returns: {1 = YOURS, state}, or {0 = ANOTHERS, "owner|end of the lease"}
 -- Complexity: O(1)

@@ -16,10 +16,10 @@ from celery_dlq.ports import WorkerInfo, WorkerRegistry
 logger = get_logger("celery_dlq.worker")
 
 REST_TICKS = 2
-"""How many ticks pass between two signs of life."""
+"""How many ticks pass between two heartbeats."""
 
 LOOK_TICKS = 4
-"""The other workers' policies are looked at with every so many signs of life."""
+"""The other workers' policies are looked at with every so many heartbeats."""
 
 _MOST_TOLD = 1000
 _SECOND = timedelta(seconds=1)
@@ -27,7 +27,7 @@ _SECOND = timedelta(seconds=1)
 Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
 
 
-class Presence:
+class Heartbeat:
     """Keeps one worker's info up to date; ticks once a second, and rests in between.
 
     Args:
@@ -54,7 +54,7 @@ class Presence:
         self._told: set[str] = set()
 
     def tick(self) -> None:
-        """Give a sign of life, entry overrides, and look at the other workers now and then.
+        """Send a heartbeat, entry overrides, and look at the other workers now and then.
 
         Raises:
             StoreUnavailable: The store does not answer.

@@ -47,7 +47,7 @@ def make_store(settings: Settings, broker_url: object, connect: Connect) -> Dead
         return MemoryStore(MemoryCounter())
     if settings.store == "broker":
         return _broker_store(settings, broker_url, connect)
-    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415 - see the tests of imports
+    from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415 - see the tests of imports
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
 
@@ -60,7 +60,7 @@ def make_sampled(settings: Settings, broker_url: object) -> DeadLetterStore:
     """The samples of successful messages, as a store that an export reads; see `make_store`."""
     if settings.store == "memory":
         return MemoryStore(MemoryCounter())
-    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415
     from celery_dlq.backends.redis.samples import SampleKeys  # noqa: PLC0415
     from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
 
@@ -74,7 +74,7 @@ def _broker_store(settings: Settings, broker_url: object, connect: Connect) -> D
     from celery_dlq.backends.broker.ledger import Ledger  # noqa: PLC0415
     from celery_dlq.backends.broker.redislist import RedisShelf  # noqa: PLC0415
     from celery_dlq.backends.broker.store import BrokerStore  # noqa: PLC0415
-    from celery_dlq.backends.redis.connection import connect as connect_redis  # noqa: PLC0415
+    from celery_dlq.backends.redis.connect import connect as connect_redis  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
 
     url = settings.redis_url(broker_url)
@@ -100,7 +100,7 @@ def make_worker_registry(settings: Settings, broker_url: object) -> WorkerRegist
     """The registry; see `make_store`."""
     if settings.store == "memory":
         return MemoryWorkerRegistry()
-    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.workers import RedisWorkerRegistry  # noqa: PLC0415
 
@@ -112,7 +112,7 @@ def make_job_store(settings: Settings, broker_url: object) -> JobStore:
     """The job book; see `make_store`."""
     if settings.store == "memory":
         return MemoryJobStore()
-    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415
     from celery_dlq.backends.redis.jobs import RedisJobStore  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
 
@@ -124,7 +124,7 @@ def make_metrics(settings: Settings, broker_url: object) -> MetricsStore:
     """Where the app's processes add up their counts; see `make_store`."""
     if settings.store == "memory":
         return MemoryMetrics()
-    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
 
@@ -138,7 +138,7 @@ def make_reports(settings: Settings, broker_url: object) -> Reports:
     """Where the app's processes agree on what is reported; see `make_store`."""
     if settings.store == "memory":
         return MemoryReports()
-    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.reports import RedisReports  # noqa: PLC0415
 
@@ -152,7 +152,7 @@ def make_outbox(settings: Settings, broker_url: object) -> Outbox:
     """The outbox of dead-letter exchanges; see `make_store`."""
     if settings.store == "memory":
         return MemoryOutbox()
-    from celery_dlq.backends.redis.connection import connect  # noqa: PLC0415 - see the tests of imports
+    from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415 - see the tests of imports
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.outbox import RedisOutbox  # noqa: PLC0415
 
@@ -181,7 +181,7 @@ def make_worker_parts(
     if settings.store == "memory":
         counter = MemoryCounter()
         return WorkerParts(MemoryStore(counter), MemoryWorkerRegistry(), counter)
-    from celery_dlq.backends.redis.connection import Wire, connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.connect import PipelinedConnection, connect  # noqa: PLC0415
     from celery_dlq.backends.redis.counter import RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
@@ -192,18 +192,18 @@ def make_worker_parts(
     url, keys = settings.redis_url(broker_url), Keys(settings.key_prefix)
     client = connect(url, settings.store_timeout)
     # No second try: a count that was lost on the way must not be taken twice.
-    wire = Wire(connect(url, settings.store_timeout, retries=0), url)
+    connection = PipelinedConnection(connect(url, settings.store_timeout, retries=0), url)
     store: DeadLetterStore = (
         _broker_store(settings, broker_url, connect_broker)
         if settings.store == "broker"
-        else RedisStore(client, url, keys, settings.count_ttl, wire)
+        else RedisStore(client, url, keys, settings.count_ttl, connection)
     )
     return WorkerParts(
         store,
-        RedisWorkerRegistry(client, url, keys, wire),
-        RedisCounter(wire, keys, settings.count_ttl),
-        RedisSamples(wire, keys),
-        RedisMetrics(client, url, keys, wire),
+        RedisWorkerRegistry(client, url, keys, connection),
+        RedisCounter(connection, keys, settings.count_ttl),
+        RedisSamples(connection, keys),
+        RedisMetrics(client, url, keys, connection),
     )
 
 

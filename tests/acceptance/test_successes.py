@@ -18,7 +18,7 @@ from workers import Worker
 
 from celery_dlq import DeadLetter
 from celery_dlq.backends.redis import samples
-from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import ExportError, SettingsError
 from celery_dlq.plugin import utc_now
@@ -141,7 +141,7 @@ def test_a_sample_that_cannot_be_made_harms_nothing(caplog: pytest.LogCaptureFix
 def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many messages succeed, about the newest ten thousand of a queue are kept."""
     monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
-    wire = Wire(connect(redis_url, 2, retries=0), redis_url)
+    wire = PipelinedConnection(connect(redis_url, 2, retries=0), redis_url)
     kept = samples.RedisSamples(wire, Keys())
     for burst in range(2):
         for number in range(1500):  # more than one tick takes

@@ -14,7 +14,7 @@ from celery_dlq.backends.broker.amqp import AmqpShelf
 from celery_dlq.backends.broker.ledger import Ledger
 from celery_dlq.backends.broker.redislist import RedisShelf
 from celery_dlq.backends.memory import MemoryCounter, MemoryStore
-from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
@@ -88,9 +88,9 @@ def counter(backend: Backend) -> DeliveryCounter:
 
 def redis_backend(url: str) -> Backend:
     """The Redis backend, wired as the plugin does it."""
-    wire = Wire(connect(url, 2.0, retries=0), url)
+    connection = PipelinedConnection(connect(url, 2.0, retries=0), url)
     return Backend(
         store=RedisStore(connect(url, 2.0), url, Keys()),
         # What nobody ended is over here; how long a worker may be silent is tested elsewhere.
-        counter=RedisCounter(wire, Keys(), TTL_SECONDS, stale_seconds=0),
+        counter=RedisCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0),
     )

@@ -16,7 +16,7 @@ import pytest
 from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 
-from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import HISTORY_LIMIT, RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.ports import Count, CountStatus, DeliveryCounter, MessageKey
@@ -469,8 +469,8 @@ def test_flushing_and_closing_may_be_repeated(counter: DeliveryCounter) -> None:
 @pytest.fixture
 def redis_counter(redis_url: str) -> Iterator[DeliveryCounter]:
     """Give the counter of Redis alone, for what only Redis does."""
-    wire = Wire(connect(redis_url, 2.0, retries=0), redis_url)
-    counter = RedisCounter(wire, Keys(), TTL_SECONDS, stale_seconds=0)
+    connection = PipelinedConnection(connect(redis_url, 2.0, retries=0), redis_url)
+    counter = RedisCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0)
     yield counter
     counter.close()
 

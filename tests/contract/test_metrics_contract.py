@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_dlq.backends.memory import MemoryMetrics
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.metrics import _MOST_FIELDS, RedisMetrics
 from celery_dlq.metrics import (

@@ -8,7 +8,7 @@ import pytest
 from builders import DLQ
 
 from celery_dlq.backends.memory import MemoryOutbox
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.outbox import RedisOutbox
 from celery_dlq.ports import Outbox, OutboxEntry

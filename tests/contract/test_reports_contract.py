@@ -13,7 +13,7 @@ import redis
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.backends.memory import MemoryReports
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.reports import RedisReports
 from celery_dlq.backends.redis.scripts import ReportReply, source

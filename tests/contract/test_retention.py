@@ -12,7 +12,7 @@ from builders import DLQ, NOW, a_letter, key_of
 from waiting import poll
 
 from celery_dlq.backends.memory import MemoryWorkerRegistry
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.events import Action, Change, Event, Events

@@ -10,7 +10,7 @@ import pytest
 from builders import NOW
 
 from celery_dlq.backends.memory import MemoryWorkerRegistry
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.workers import RedisWorkerRegistry
 from celery_dlq.events import Action, Change

@@ -97,7 +97,7 @@ class Story:
         if self._python_process is not None:
             self._python_process.communicate(timeout=_SECONDS)  # nothing more comes: it ends
 
-    def tell(self, block: Block) -> None:
+    def send_unanswered(self, block: Block) -> None:
         """One block.
 
         Raises:

@@ -20,7 +20,7 @@ from java import QUICK_JAVA
 from story import Story, lend_shop, own_shop
 
 from celery_dlq import Reason
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 
@@ -54,7 +54,7 @@ def places(request: pytest.FixtureRequest, redis_url: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def tell(
+def send_unanswered(
     tmp_path: Path, door: CeleryDoor, places: dict[str, str]
 ) -> Iterator[Callable[[str], None]]:
     """Give a function that tells a page."""
@@ -70,7 +70,7 @@ def tell(
             if block.language not in SHOWN and not (
                 page in IN_OWN_PROCESS and block.language == "python"
             ):
-                story.tell(block)
+                story.send_unanswered(block)
         if page in IN_OWN_PROCESS:
             run_as_script(CODE[page], tmp_path, places)
 

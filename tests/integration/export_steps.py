@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import ExportError

@@ -23,7 +23,7 @@ from celery_dlq.backends.broker import BrokerStore, held, redislist
 from celery_dlq.backends.broker.amqp import AmqpShelf
 from celery_dlq.backends.broker.ledger import Ledger
 from celery_dlq.backends.broker.wire import decoded
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import ExportError, NotSupported, SettingsError, StoreError, StoreUnavailable
 from celery_dlq.ports import ClaimState

@@ -23,7 +23,7 @@ from kombu import Queue
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.connection import Wire
+from celery_dlq.backends.redis.connect import PipelinedConnection
 from celery_dlq.backends.redis.counter import SCRIPTS, _Digested
 from celery_dlq.backends.redis.scripts import source
 from celery_dlq.worker.guard import Begin, Guard
@@ -232,9 +232,9 @@ def test_a_first_delivery_waits_for_nothing(guard: Guard) -> None:
     """Redis does not even reply."""
     finish(guard, 1)
     guard.tick()
-    wire: Wire = guard._counter._wire  # type: ignore[attr-defined]
+    connection: PipelinedConnection = guard._counter._connection  # type: ignore[attr-defined]
     reads: list[bool] = []
-    wire._one = lambda: reads.append(True)  # type: ignore[method-assign]
+    connection._one = lambda: reads.append(True)  # type: ignore[method-assign]
     finish(guard, TASKS)
     assert reads == []
 

@@ -26,7 +26,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.backends.memory import MemoryStore
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import ExportError, NotFound
@@ -362,7 +362,7 @@ def test_a_queue_that_was_made_anew_is_refused(store: Any, tmp_path: Path) -> No
 
 _FULL = """
 import resource, sys
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.export.parquet import ParquetExport

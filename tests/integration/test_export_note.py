@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servers import RedisServer
 
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 

@@ -21,7 +21,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.backends.memory import MemoryStore
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import ExportError

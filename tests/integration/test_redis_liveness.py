@@ -15,7 +15,7 @@ from builders import DLQ, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.ports import Count, CountStatus, MessageKey
@@ -34,8 +34,8 @@ class Workers:
 
     def start(self, stale_seconds: float = STALE_SECONDS) -> RedisCounter:
         """The counter of a new worker process."""
-        wire = Wire(connect(self._url, 5.0, retries=0), self._url)
-        counter = RedisCounter(wire, KEYS, 3600.0, stale_seconds)
+        connection = PipelinedConnection(connect(self._url, 5.0, retries=0), self._url)
+        counter = RedisCounter(connection, KEYS, 3600.0, stale_seconds)
         self._open.callback(counter.close)
         return counter
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from builders import a_delivery, a_key, a_letter
 
-from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
@@ -58,8 +58,8 @@ def test_a_loading_store_is_unavailable(url: str) -> None:
 
 def test_counting_on_a_loading_store_fails_at_once_and_stops_nothing(url: str) -> None:
     """A first delivery goes on; one that needs its count is told."""
-    wire = Wire(connect(url, 1.0, retries=0), url)
-    counter = RedisCounter(wire, Keys(), 60.0)
+    connection = PipelinedConnection(connect(url, 1.0, retries=0), url)
+    counter = RedisCounter(connection, Keys(), 60.0)
     counter.count_first(a_key(), a_delivery())
     with pytest.raises(StoreUnavailable):
         counter.count(a_key(), a_delivery(), 3)

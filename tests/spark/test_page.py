@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from servers import require
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.connection import Wire, connect
+from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.errors import ExportError
@@ -169,7 +169,7 @@ def command(redis_url: str) -> Iterator[Command]:
         kwargs = json.dumps({"currency": "CHF", "n": number % 9})
         letter = a_letter(args_json="[]", kwargs_json=kwargs, deliveries=5, dead_lettered_at=NOON)
         dead_letters.store.dead_letter(letter, key_of(letter))
-    wire = Wire(connect(redis_url, 5), redis_url)
+    wire = PipelinedConnection(connect(redis_url, 5), redis_url)
     samples = RedisSamples(wire, Keys())
     sampler = Sampler(samples, 0.5, lambda: NOON, hostname="celery@web-1", chance=lambda: 0.0)
     plan = ResolvedPolicy("orders", DLQ, Policy(max_deliveries=5), None)

@@ -22,7 +22,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.record import field_kinds

@@ -24,7 +24,7 @@ from builders import a_letter, key_of
 from waiting import poll
 
 import celery_dlq
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from builders import a_letter, key_of
 from java import QUICK_JAVA
 
-from celery_dlq.backends.redis.connection import connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 

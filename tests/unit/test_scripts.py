@@ -45,7 +45,7 @@ def numbers(text: str) -> set[int]:
 
 
 def test_python_registers_exactly_the_scripts_of_the_package() -> None:
-    """No script is forgotten, none is missing: the client has them, or the counter's wire."""
+    """No script is forgotten, none is missing: the client has them, or the counter's connection."""
     on_the_wire = [name for name in NAMES if name in SCRIPTS]
     assert sorted({*Scripts.__slots__, *on_the_wire}) == NAMES
     assert len(on_the_wire) == len(SCRIPTS)

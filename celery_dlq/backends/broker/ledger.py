@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.scripts import ClaimReply
 from celery_dlq.backends.redis.store import CLAIMS, RedisStore, chunks, last_hour

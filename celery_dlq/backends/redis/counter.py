@@ -13,7 +13,7 @@ from hashlib import sha1
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from celery_dlq.backends.redis.connection import Command, Wire
+from celery_dlq.backends.redis.connect import Command, PipelinedConnection
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import CountReply, source
 from celery_dlq.ports import Count, CountStatus, MessageKey
@@ -45,7 +45,7 @@ class RedisCounter:
     """The `DeliveryCounter` of Redis.
 
     Args:
-        wire: The connection that is written and read later.
+        connection: The connection that is written and read later.
         keys: Key names.
         ttl_seconds: How long a message that is not delivered again is remembered.
         stale_seconds: After how long a silent worker is dead.
@@ -56,9 +56,13 @@ class RedisCounter:
     _MOST_REDRIVES = 100  # that are counted between two writes
 
     def __init__(
-        self, wire: Wire, keys: Keys, ttl_seconds: float, stale_seconds: float = STALE_SECONDS
+        self,
+        connection: PipelinedConnection,
+        keys: Keys,
+        ttl_seconds: float,
+        stale_seconds: float = STALE_SECONDS,
     ) -> None:
-        self._wire = wire
+        self._connection = connection
         self._keys = keys
         self._ttl = int(ttl_seconds * 1000)
         self._stale = int(stale_seconds * 1000)
@@ -85,7 +89,7 @@ class RedisCounter:
         if len(self._done) >= self._CLEAN_UPS_A_WRITE:
             self._clean_up()
         self._show_life(key.dead_letter_queue)
-        return self._wire.tell([(*script, *args, 0)], [(*script, *args, 1)])
+        return self._connection.send_unanswered([(*script, *args, 0)], [(*script, *args, 1)])
 
     def count(
         self,
@@ -105,7 +109,7 @@ class RedisCounter:
             key.retries, limit or 0, self._start(delivery), self._ttl, HISTORY_LIMIT,
             self._stale, waited, uncounted, int(alone), int(unless_dead),
         )  # fmt: skip
-        state, number, suspect = self._wire.call_script(
+        state, number, suspect = self._connection.call_script(
             self._count.digest, self._count.short, keys, *args, 0, again=(*args, 1)
         )
         self._show_life(key.dead_letter_queue)
@@ -119,7 +123,7 @@ class RedisCounter:
         args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
         self._told_of = key.dead_letter_queue
         told = [self._ended.whole([self._keys.run(key)], *args)]
-        self._wire.tell(told, told, keep=True)
+        self._connection.send_unanswered(told, told, keep=True)
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
         """Write a heartbeat."""
@@ -138,7 +142,7 @@ class RedisCounter:
     def _write_alive(self, dead_letter_queue: str) -> None:
         self._alive_at[dead_letter_queue] = time.monotonic()
         keys = [self._keys.workers(dead_letter_queue)]
-        self._wire.tell([self._heartbeat_script.whole(keys, self._worker)])
+        self._connection.send_unanswered([self._heartbeat_script.whole(keys, self._worker)])
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Remember to forget the message, with one of the next writes."""
@@ -152,7 +156,7 @@ class RedisCounter:
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
         """Read all recorded deliveries; see `DeliveryCounter.history`."""
-        reply = self._wire.call("HGETALL", self._keys.run(key))
+        reply = self._connection.call("HGETALL", self._keys.run(key))
         return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
 
     def flush(self) -> None:
@@ -160,17 +164,17 @@ class RedisCounter:
         while self._done and self._clean_up():
             pass  # until nothing is left, or Redis does not take it
         if counted := self._counted():
-            self._wire.tell(counted)
+            self._connection.send_unanswered(counted)
         name, self._told_of = self._told_of, ""
         if name:  # a heartbeat: the least that is written as a count is
             alive = self._heartbeat_script.whole([self._keys.workers(name)], self._worker)
-            if not self._wire.probe(*alive):
+            if not self._connection.probe(*alive):
                 self._told_of = name
 
     def close(self) -> None:
         """Flush and disconnect."""
         self.flush()
-        self._wire.close()
+        self._connection.close()
 
     def _start(self, delivery: Delivery) -> str:
         """What the store keeps of a start: when, and where."""
@@ -191,7 +195,7 @@ class RedisCounter:
         keys = [one.run for one in done]
         args = [value for one in done for value in one[1:]]
         told = [self._forget.whole(keys, *args)]
-        return self._wire.tell(told, told)
+        return self._connection.send_unanswered(told, told)
 
 
 _COMMENT = re.compile(r"^--.*\n|^\s+|  --.*$", re.MULTILINE)

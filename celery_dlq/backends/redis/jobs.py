@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.store import now
 from celery_dlq.logs import get_logger

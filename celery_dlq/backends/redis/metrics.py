@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from celery_dlq.backends.redis.connection import Wire, translated
+from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.scripts import source
 from celery_dlq.logs import get_logger
@@ -28,18 +28,22 @@ class RedisMetrics:
         client: A redis-py client that answers bytes; sends a command once.
         url: For messages; its password is never shown.
         keys: Key names.
-        wire: A worker's connection for its counts, which these share; ``None`` for one of
+        connection: A worker's connection for its counts, which these share; ``None`` for one of
             their own.
     """
 
-    def __init__(self, client: Any, url: str, keys: Keys, wire: Wire | None = None) -> None:
+    def __init__(
+        self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
+    ) -> None:
         self._client = client
         self._url = url
         self._keys = keys
         self._text = source("measure")
         # Written without waiting for replies: metrics must never hold a worker up.
-        self._owns_wire = wire is None
-        self._wire = wire or Wire(client, url, failing="Metrics wait in memory")
+        self._owns_connection = connection is None
+        self._connection = connection or PipelinedConnection(
+            client, url, failing="Metrics wait in memory"
+        )
 
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Write counts and gauges; see `MetricsStore.add`."""
@@ -48,7 +52,7 @@ class RedisMetrics:
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
         places = (self._keys.counts(), self._keys.gauges())
         call = (len(places), *places, _MOST_FIELDS, worker, said, *fields)
-        return self._wire.tell([("EVAL", self._text, *call)])
+        return self._connection.send_unanswered([("EVAL", self._text, *call)])
 
     def read(self) -> Measured:
         """Read all."""
@@ -69,8 +73,8 @@ class RedisMetrics:
 
     def close(self) -> None:
         """Disconnect; what is shared stays open."""
-        if self._owns_wire:
-            self._wire.close()
+        if self._owns_connection:
+            self._connection.close()
             with suppress(Exception):
                 self._client.close()
 

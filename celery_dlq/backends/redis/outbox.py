@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.scripts import Scripts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import ReportReply, Scripts
 from celery_dlq.record import DeadLetter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from celery_dlq.backends.redis.connection import Command, Wire
+from celery_dlq.backends.redis.connect import Command, PipelinedConnection
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.packing import packed
 
@@ -32,15 +32,15 @@ class RedisSamples:
     """The `Samples` of Redis.
 
     Args:
-        wire: The worker's connection that is written and read later.
+        connection: The worker's connection that is written and read later.
         keys: Key names.
     """
 
     _MOST_WAITING = 1000  # between two ticks; what comes beyond that is left out
     _A_WRITE = 50
 
-    def __init__(self, wire: Wire, keys: Keys) -> None:
-        self._wire = wire
+    def __init__(self, connection: PipelinedConnection, keys: Keys) -> None:
+        self._connection = connection
         self._keys = keys
         self._waiting: deque[tuple[str, Mapping[str, bytes]]] = deque()
 
@@ -57,7 +57,7 @@ class RedisSamples:
             commands = [self._added(queue, fields) for queue, fields in some]
             queues = {queue for queue, _fields in some}
             commands += [("EXPIRE", self._keys.samples(name), KEPT_SECONDS) for name in queues]
-            if not self._wire.tell(commands):
+            if not self._connection.send_unanswered(commands):
                 self._waiting.clear()
 
     def _added(self, queue: str, fields: Mapping[str, bytes]) -> Command:

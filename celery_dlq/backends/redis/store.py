@@ -12,11 +12,11 @@ from typing import Any
 
 import redis
 
-from celery_dlq.backends.redis.ahead import Ahead
-from celery_dlq.backends.redis.connection import Command, Wire, translated
+from celery_dlq.backends.redis.connect import Command, PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.packing import fields_of, packed
+from celery_dlq.backends.redis.read_ahead import ReadAhead
 from celery_dlq.backends.redis.scripts import (
     MOST_IDS,
     ClaimReply,
@@ -89,7 +89,7 @@ class RedisStore:
         url: For messages; its password is never shown.
         keys: Key names.
         ttl_seconds: How long late copies of a dead-lettered message are known to be dead.
-        wire: A worker's connection for its counts. Letters are stored through it, because
+        connection: A worker's connection for its counts. Letters are stored through it, because
             one write and one read of it cost a third of two commands of the client's.
     """
 
@@ -97,15 +97,15 @@ class RedisStore:
 
     def __init__(
         self, client: Any, url: str, keys: Keys, ttl_seconds: float = 72 * 3600.0,
-        wire: Wire | None = None,
+        connection: PipelinedConnection | None = None,
     ) -> None:  # fmt: skip
         self._client = client
         self._url = url
         self._keys = keys
         self._ttl = int(ttl_seconds * 1000)
         self._scripts = Scripts.on(client)
-        self._reader = Wire(client, url)
-        self._wire = wire
+        self._reader = PipelinedConnection(client, url)
+        self._connection = connection
         self._named: set[str] = set()
 
     def check(self) -> None:
@@ -145,9 +145,9 @@ class RedisStore:
     def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
         """Name the queue, then store: in one write where the first has worked before."""
         named: Command = ("SADD", self._keys.queues(), spelled(name))
-        if self._wire is not None and self._wire.is_open and name in self._named:
+        if self._connection is not None and self._connection.is_open and name in self._named:
             try:
-                return self._wire.call_script(
+                return self._connection.call_script(
                     _DEAD_LETTER_DIGEST, _DEAD_LETTER, places, *args, before=named
                 )
             except StoreUnavailable as exc:
@@ -535,7 +535,7 @@ class RedisStore:
     ) -> Iterator[RawPage]:
         low, high = (f"({after}" if after else "-"), until
         count = min(_FIRST_PAGE, page_size)
-        ahead = Ahead(self._client, self._url)
+        ahead = ReadAhead(self._client, self._url)
         try:
             while True:
                 command = _xrange(stream, low, high, count, newest_first=newest_first)
@@ -557,7 +557,7 @@ class RedisStore:
         finally:
             ahead.close()
 
-    def _answer(self, ahead: Ahead, command: Sequence[Any]) -> Any:
+    def _answer(self, ahead: ReadAhead, command: Sequence[Any]) -> Any:
         """What was asked for before; what was not is asked now."""
         if ahead.asked == command:
             try:
@@ -577,7 +577,7 @@ class RedisStore:
             return self._reader.call(*command)
         except StoreUnavailable:
             self._reader.close()
-            self._reader = Wire(self._client, self._url)
+            self._reader = PipelinedConnection(self._client, self._url)
             return self._reader.call(*command)
 
 

@@ -11,7 +11,7 @@ from hashlib import sha1
 from itertools import zip_longest
 from typing import Any
 
-from celery_dlq.backends.redis.connection import Wire, translated
+from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.scripts import NodeReply, Scripts, source
 from celery_dlq.backends.redis.store import now
@@ -38,12 +38,14 @@ class RedisWorkerRegistry:
         client: A redis-py client that answers bytes.
         url: For messages; its password is never shown.
         keys: Key names.
-        wire: A worker's connection for its counts; heartbeats go there too, because it
+        connection: A worker's connection for its counts; heartbeats go there too, because it
             knows when Redis is better left alone.
     """
 
-    def __init__(self, client: Any, url: str, keys: Keys, wire: Wire | None = None) -> None:
-        self._wire = wire
+    def __init__(
+        self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
+    ) -> None:
+        self._connection = connection
         self._client = client
         self._url = url
         self._keys = keys
@@ -150,8 +152,8 @@ class RedisWorkerRegistry:
         keys = self._keys
         places = [keys.nodes(), keys.worker_infos(), keys.tasks(), keys.overrides()]
         args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), info, tasks]
-        if self._wire is not None:
-            known, revision = self._wire.call_script(_NODE_DIGEST, _NODE, places, *args)
+        if self._connection is not None:
+            known, revision = self._connection.call_script(_NODE_DIGEST, _NODE, places, *args)
         else:
             with translated(self._url):
                 known, revision = self._scripts.node(keys=places, args=args)

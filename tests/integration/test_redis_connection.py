@@ -18,7 +18,7 @@ from builders import DLQ, a_delivery, a_key, a_letter, an_ended_delivery, key_of
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.redis.connection import Breaker, Wire, connect
+from celery_dlq.backends.redis.connect import Breaker, PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
@@ -39,16 +39,16 @@ class Parts:
         self._timeout = timeout_seconds
         self._open = ExitStack()
 
-    def wire(self, **options: Any) -> Wire:
+    def connection(self, **options: Any) -> PipelinedConnection:
         """A wire that knows the counter's scripts."""
         client = connect(self.url, self._timeout, retries=0)
-        wire = Wire(client, self.url, **options)
-        self._open.callback(wire.close)
-        return wire
+        connection = PipelinedConnection(client, self.url, **options)
+        self._open.callback(connection.close)
+        return connection
 
-    def counter(self, wire: Wire | None = None) -> RedisCounter:
+    def counter(self, connection: PipelinedConnection | None = None) -> RedisCounter:
         """A counter as a worker has it."""
-        counter = RedisCounter(wire or self.wire(), KEYS, 3600.0)
+        counter = RedisCounter(connection or self.connection(), KEYS, 3600.0)
         self._open.callback(counter.close)
         return counter
 
@@ -107,9 +107,9 @@ def count_of(server: RedisServer, key: MessageKey) -> int:
         return int(client.hget(KEYS.run(key), f"count:{key.retries}") or 0)
 
 
-def rested(wire: Wire) -> None:
+def rested(connection: PipelinedConnection) -> None:
     """Wait until the wire tries again after a failure."""
-    poll(lambda: not wire._breaker.is_open, timeout_seconds=20)
+    poll(lambda: not connection._breaker.is_open, timeout_seconds=20)
 
 
 # -- Redis goes and comes back ---------------------------------------------------------
@@ -117,23 +117,23 @@ def rested(wire: Wire) -> None:
 
 def test_counting_goes_on_when_redis_comes_back_empty(own: Parts, server: RedisServer) -> None:
     """Nothing has to be restarted; a start that was told and not heard is told again."""
-    wire = own.wire()
-    counter, key = own.counter(wire), a_key()
+    connection = own.connection()
+    counter, key = own.counter(connection), a_key()
     counter.count_first(key, a_delivery())
     counter.flush()
     server.kill()
     told = counter.count_first(key, a_delivery())
     counter.flush()
-    assert wire.errors > 0
+    assert connection.errors > 0
     server.start()
-    rested(wire)
+    rested(connection)
     assert counted(counter, key) == 1 + told
-    errors = wire.errors
+    errors = connection.errors
     counter.count_first(key, a_delivery())
     counter.ended(key, an_ended_delivery(number=2))
     counter.flush()
     assert count_of(server, key) == 2 + told
-    assert wire.errors == errors
+    assert connection.errors == errors
 
 
 def cut(server: RedisServer) -> None:
@@ -146,8 +146,8 @@ def cut(server: RedisServer) -> None:
 
 def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisServer) -> None:
     """Neither one that is told nor one that is waited for; none is taken twice."""
-    wire = own.wire()
-    counter, keys = own.counter(wire), [a_key() for _ in range(6)]
+    connection = own.connection()
+    counter, keys = own.counter(connection), [a_key() for _ in range(6)]
     for key in keys:
         assert counter.count_first(key, a_delivery())
         cut(server)
@@ -160,7 +160,7 @@ def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisSe
         assert counter.count(key, a_delivery(), 1).status is CountStatus.LIMIT_REACHED
     assert [counter.history(key)[0].outcome for key in keys] == [Outcome.FAILED] * len(keys)
     assert [count_of(server, key) for key in keys] == [1] * len(keys)
-    assert wire.errors == 0
+    assert connection.errors == 0
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -169,20 +169,20 @@ def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, firs
     counter, key = own.counter(), a_key()
     if first:
         counter.count_first(key, a_delivery())
-        told = list(counter._wire._unconfirmed)[-1:]
-        counter._wire._drop()
-        assert told == [counter._wire._unconfirmed[-1]]
+        told = list(counter._connection._unconfirmed)[-1:]
+        counter._connection._drop()
+        assert told == [counter._connection._unconfirmed[-1]]
         counter.flush()
     else:
-        answers, wire = counter._wire._answers, counter._wire
-        wire.call("PING")
+        answers, connection = counter._connection._answers, counter._connection
+        connection.call("PING")
 
         def unheard(commands: Any) -> Any:
-            wire._answers = answers  # type: ignore[method-assign]
+            connection._answers = answers  # type: ignore[method-assign]
             answers(commands)
             raise redis.ConnectionError("closed before the reply")
 
-        wire._answers = unheard  # type: ignore[method-assign]
+        connection._answers = unheard  # type: ignore[method-assign]
         count = counter.count(key, a_delivery(), None)
         assert (count.status, count.number) == (CountStatus.COUNTED, 1)
     assert count_of(server, key) == 1
@@ -192,14 +192,14 @@ def test_an_awaited_count_says_that_redis_is_gone_and_works_again_later(
     own: Parts, server: RedisServer
 ) -> None:
     """The guard lets the message run meanwhile."""
-    wire = own.wire()
-    counter, key = own.counter(wire), a_key()
+    connection = own.connection()
+    counter, key = own.counter(connection), a_key()
     counter.count(key, a_delivery(), None)
     server.kill()
     text = unavailable(lambda: counter.count(key, a_delivery(), None))
     assert f"127.0.0.1:{server.port}" in text
     server.start()
-    rested(wire)
+    rested(connection)
     assert counted(counter, key) == 1
 
 
@@ -218,14 +218,14 @@ def test_awaited_calls_without_any_redis_say_so(own: Parts, server: RedisServer,
 def test_unawaited_calls_without_any_redis_never_raise(own: Parts, server: RedisServer) -> None:
     """A healthy task must not feel that its count is lost."""
     server.kill()
-    wire = own.wire()
-    counter, key = own.counter(wire), a_key()
+    connection = own.connection()
+    counter, key = own.counter(connection), a_key()
     assert counter.count_first(key, a_delivery()) is False
     counter.ended(key, an_ended_delivery())
     counter.succeeded(key, a_delivery())
     counter.flush()
     counter.close()
-    assert wire.errors >= 2
+    assert connection.errors >= 2
 
 
 def test_a_store_works_again_when_redis_comes_back_empty(own: Parts, server: RedisServer) -> None:
@@ -266,8 +266,8 @@ def test_letters_survive_a_kill_of_a_redis_that_keeps_a_log() -> None:
 
 def test_counts_survive_the_loss_of_scripts(parts: Parts, redis_server: RedisServer) -> None:
     """``SCRIPT FLUSH`` on a live server loses no count: what was refused is sent whole."""
-    wire = parts.wire()
-    counter, keys = parts.counter(wire), [a_key() for _ in range(200)]
+    connection = parts.connection()
+    counter, keys = parts.counter(connection), [a_key() for _ in range(200)]
     for number, key in enumerate(keys):
         if number % 50 == 10:
             redis_server.client().script_flush()
@@ -278,7 +278,7 @@ def test_counts_survive_the_loss_of_scripts(parts: Parts, redis_server: RedisSer
     assert [count_of(redis_server, key) for key in keys] == [1] * len(keys)
     redis_server.client().script_flush()
     assert counted(counter, keys[0]) == 2
-    assert wire.errors == 0
+    assert connection.errors == 0
 
 
 def test_a_store_survives_the_loss_of_scripts(parts: Parts, redis_server: RedisServer) -> None:
@@ -303,7 +303,7 @@ def test_a_hanging_redis_costs_one_time_out_and_then_nothing(
     own: Parts, server: RedisServer
 ) -> None:
     """The first call waits its time; the breaker spares the next ones."""
-    counter, key = own.counter(own.wire(breaker=Breaker(rest_seconds=600.0))), a_key()
+    counter, key = own.counter(own.connection(breaker=Breaker(rest_seconds=600.0))), a_key()
     counter.count(key, a_delivery(), None)
     server.pause()
     began = time.monotonic()
@@ -319,14 +319,14 @@ def test_a_hanging_redis_costs_one_time_out_and_then_nothing(
 
 def test_counting_goes_on_when_redis_wakes_up(own: Parts, server: RedisServer) -> None:
     """Answers that come too late are not taken for those of later questions."""
-    wire = own.wire()
-    counter, key, other = own.counter(wire), a_key(), a_key()
+    connection = own.connection()
+    counter, key, other = own.counter(connection), a_key(), a_key()
     for _ in range(5):
         counted(counter, key)
     server.pause()
     unavailable(lambda: counter.history(key))
     server.resume()
-    rested(wire)
+    rested(connection)
     assert counter.history(other) == ()
     assert counted(counter, other) == 1
     assert len(counter.history(key)) == 5
@@ -334,7 +334,7 @@ def test_counting_goes_on_when_redis_wakes_up(own: Parts, server: RedisServer) -
 
 def test_a_hanging_redis_does_not_hold_up_unawaited_counts(own: Parts, server: RedisServer) -> None:
     """Healthy tasks wait at most once, whatever the number of starts."""
-    counter = own.counter(own.wire(breaker=Breaker(rest_seconds=600.0)))
+    counter = own.counter(own.connection(breaker=Breaker(rest_seconds=600.0)))
     counter.count(a_key(), a_delivery(), None)
     server.pause()
     began = time.monotonic()
@@ -410,10 +410,10 @@ def test_the_rest_after_a_failure_doubles_up_to_a_bound_and_ends_with_success() 
 def test_an_open_breaker_tells_why(own: Parts, server: RedisServer) -> None:
     """The later errors name the first one's cause."""
     server.kill()
-    wire = own.wire()
-    first = unavailable(lambda: wire.call("PING"))
+    connection = own.connection()
+    first = unavailable(lambda: connection.call("PING"))
     assert "refused" in first
-    assert unavailable(lambda: wire.call("PING")) == first
+    assert unavailable(lambda: connection.call("PING")) == first
 
 
 # -- many counts -----------------------------------------------------------------------
@@ -423,19 +423,19 @@ def test_unawaited_counts_are_confirmed_now_and_then_and_end_with_right_counts(
     parts: Parts, redis_server: RedisServer
 ) -> None:
     """Ten thousand starts fill neither the socket nor the memory, and none is lost."""
-    wire = parts.wire()
-    counter, keys = parts.counter(wire), [a_key() for _ in range(100)]
+    connection = parts.connection()
+    counter, keys = parts.counter(connection), [a_key() for _ in range(100)]
     most = 0
     for number in range(10_000):
         key = keys[number % 100]
         counter.count_first(key, a_delivery())
         counter.ended(key, an_ended_delivery(number=number // 100 + 1))
-        most = max(most, len(wire._unconfirmed))
+        most = max(most, len(connection._unconfirmed))
     assert most <= 1024
     counter.flush()
     counter.history(keys[0])
     assert [count_of(redis_server, key) for key in keys] == [100] * 100
-    assert wire.errors == 0
+    assert connection.errors == 0
 
 
 def test_clean_ups_ride_along_with_starts(parts: Parts, redis_server: RedisServer) -> None:
@@ -454,8 +454,8 @@ def test_clean_ups_ride_along_with_starts(parts: Parts, redis_server: RedisServe
 
 def test_counts_of_many_threads_are_exact(parts: Parts, redis_server: RedisServer) -> None:
     """A pool of threads shares one wire; awaited and unawaited writes are mixed."""
-    wire = parts.wire()
-    counter, failures = parts.counter(wire), []
+    connection = parts.connection()
+    counter, failures = parts.counter(connection), []
     keys = [[a_key() for _ in range(250)] for _ in range(8)]
 
     def count(mine: list[MessageKey]) -> None:
@@ -477,28 +477,28 @@ def test_counts_of_many_threads_are_exact(parts: Parts, redis_server: RedisServe
     assert failures == []
     counter.flush()
     assert [count_of(redis_server, key) for mine in keys for key in mine] == [2] * 2000
-    assert wire.errors == 0
+    assert connection.errors == 0
 
 
 def test_that_redis_takes_no_writes_is_seen_with_the_next_flush(
     own: Parts, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody waits for a reply to a start; once a second something is written that has one."""
-    wire = own.wire()
-    counter, keys = own.counter(wire), [a_key() for _ in range(5)]
+    connection = own.connection()
+    counter, keys = own.counter(connection), [a_key() for _ in range(5)]
     server.client().config_set("min-replicas-to-write", 1)
     with caplog.at_level(logging.ERROR, "celery_dlq.store"):
         for key in keys:
             counter.count_first(key, a_delivery())
             counter.flush()
-    assert wire.errors == 5
+    assert connection.errors == 5
     assert len(caplog.records) == 1, "expected one line in ten seconds"
     assert "Deliveries are not counted now" in caplog.text
     assert "NOREPLICAS" in caplog.text
     server.client().config_set("min-replicas-to-write", 0)
     counter.count_first(keys[0], a_delivery())
     counter.flush()
-    assert (count_of(server, keys[0]), wire.errors) == (1, 5)
+    assert (count_of(server, keys[0]), connection.errors) == (1, 5)
 
 
 def test_what_was_told_arrives_though_its_process_dies_at_once(
@@ -531,9 +531,9 @@ def test_what_was_told_arrives_though_its_process_dies_at_once(
 
 def test_a_refusal_says_so_and_the_wire_goes_on(parts: Parts) -> None:
     """What was to be stored is not, but Redis answers: the next command need not wait."""
-    wire = parts.wire()
-    assert "NO-SUCH-COMMAND" in unavailable(lambda: wire.call("NO-SUCH-COMMAND"))
-    assert wire.call("PING") == b"PONG"
+    connection = parts.connection()
+    assert "NO-SUCH-COMMAND" in unavailable(lambda: connection.call("NO-SUCH-COMMAND"))
+    assert connection.call("PING") == b"PONG"
 
 
 # -- Redis refuses -----------------------------------------------------------------------
@@ -613,8 +613,8 @@ def test_a_full_redis_still_lets_letters_be_read_and_removed(
 
 def test_a_full_redis_still_counts(own: Parts, server: RedisServer) -> None:
     """Starts, ends and heartbeats are small; without them a poison message would run on."""
-    wire = own.wire()
-    counter, key, fresh = own.counter(wire), a_key(), a_key()
+    connection = own.connection()
+    counter, key, fresh = own.counter(connection), a_key(), a_key()
     assert counted(counter, key) == 1
     fill(server)
     assert counted(counter, key) == 2
@@ -622,7 +622,7 @@ def test_a_full_redis_still_counts(own: Parts, server: RedisServer) -> None:
     counter.ended(fresh, an_ended_delivery())
     counter.heartbeat([DLQ])
     counter.flush()
-    assert wire.errors == 0
+    assert connection.errors == 0
     assert counter.history(fresh) == (an_ended_delivery(),)
     assert server.client().zcard(KEYS.workers(DLQ)) == 1
 
@@ -668,8 +668,8 @@ def test_a_read_only_replica_refuses_as_an_outage(
     primary, parts = Parts(server.url), Parts(replica.url)
     first, second, key = a_letter(), a_letter(), a_key()
     primary.store().dead_letter(first, key_of(first))
-    store, wire = parts.store(), parts.wire()
-    counter = parts.counter(wire)
+    store, connection = parts.store(), parts.connection()
+    counter = parts.counter(connection)
     assert poll(lambda: store.get(DLQ, first.id)) == first
     for call in (
         lambda: store.dead_letter(second, key_of(second)),
@@ -680,7 +680,7 @@ def test_a_read_only_replica_refuses_as_an_outage(
         assert "read only" in unavailable(call)
     counter.count_first(key, a_delivery())
     counter.flush()
-    assert wire.errors > 0
+    assert connection.errors > 0
     assert agreed(server) == 1
     parts.close()
     primary.close()
@@ -724,8 +724,8 @@ def test_a_wrong_password_is_an_outage_that_never_shows_it(
     """Neither an error nor the log may publish a password, not even a wrong one."""
     parts = Parts(f"redis://{said}127.0.0.1:{guarded_server.port}/0")
     store, letter, key = parts.store(), a_letter(), a_key()
-    wire = parts.wire()
-    counter = parts.counter(wire)
+    connection = parts.connection()
+    counter = parts.counter(connection)
     with caplog.at_level(logging.DEBUG):
         texts = [
             unavailable(store.check),
@@ -735,7 +735,7 @@ def test_a_wrong_password_is_an_outage_that_never_shows_it(
         ]
         counter.count_first(key, a_delivery())
         counter.flush()
-    assert wire.errors > 0
+    assert connection.errors > 0
     assert SECRET not in caplog.text
     for text in texts:
         assert SECRET not in text

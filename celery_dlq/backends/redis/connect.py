@@ -142,7 +142,7 @@ class Breaker:
             self._rest = self._first_rest
 
 
-class Wire:
+class PipelinedConnection:
     """One connection on which commands are written, most of them without an answer.
 
     Waiting for Redis would cost a healthy task most of what this plugin costs. So `tell` writes
@@ -182,7 +182,7 @@ class Wire:
         self._logged_at = -self._LOG_SECONDS
         self.errors = 0
 
-    def tell(
+    def send_unanswered(
         self, commands: Sequence[Command], again: Sequence[Command] = (), *, keep: bool = False
     ) -> bool:
         """Write commands to which Redis does not reply; never raises.

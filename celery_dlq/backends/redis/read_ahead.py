@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from celery_dlq.backends.redis.connection import translated
+from celery_dlq.backends.redis.connect import translated
 
 
-class Ahead:
+class ReadAhead:
     """Lets Redis work on the next page while the last one is worked on here.
 
     It has a connection of its own, because an answer may be left unread.

@@ -241,23 +241,23 @@ class Heading:
     stored_at: datetime | None
 
 
-class Piece(NamedTuple):
+class EntryPart(NamedTuple):
     """A part of an entry, with a value or several.
 
     Attributes:
         names: The fields, in order; an empty name is nobody's.
         joined: Whether the separator stands between values, and in none of them.
-        opened: Makes the text of what is kept of it; ``None`` if it is kept as it is. Raises
+        decode: Makes the text of what is kept of it; ``None`` if it is kept as it is. Raises
             ``ValueError`` if it cannot.
     """
 
     names: tuple[bytes, ...]
     joined: bool = False
-    opened: Callable[[bytes], bytes] | None = None
+    decode: Callable[[bytes], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Form:
+class EntryLayout:
     """How the values of all entries of one kind lie, for those who read whole columns.
 
     Attributes:
@@ -267,7 +267,7 @@ class Form:
         same: Fields that have the value of another.
     """
 
-    pieces: tuple[Piece | None, ...]
+    pieces: tuple[EntryPart | None, ...]
     separator: bytes
     places: tuple[tuple[bytes, bytes], ...]
     same: tuple[tuple[bytes, bytes], ...]
@@ -283,7 +283,7 @@ class FlatFields(Mapping[bytes, bytes]):
     __slots__ = ()
 
     @abstractmethod
-    def pieces(self) -> tuple[Form, Sequence[bytes]]:
+    def pieces(self) -> tuple[EntryLayout, Sequence[bytes]]:
         """How its values lie, and they; entries of one kind give the very same form.
 
         Raises:

@@ -8,8 +8,8 @@ from functools import cache, lru_cache
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter, MissingExtra
-from celery_dlq.export.joined import OddEntry, form_columns
-from celery_dlq.ports import FlatFields, Form
+from celery_dlq.export.joined import OddEntry, layout_columns
+from celery_dlq.ports import EntryLayout, FlatFields
 from celery_dlq.record import FIRST_MICROS, LAST_MICROS, SCHEMA_VERSION, Kind, field_kinds
 
 try:
@@ -73,10 +73,10 @@ def table(
     chosen = schema() if columns is None else _part(frozenset(columns))
     groups, others = _sorted(entries, refused, required)
     tables = []
-    for form, (numbers, rows) in groups.items():
+    for layout, (numbers, rows) in groups.items():
         found = None
         if len(rows) >= _FEW or len(groups) == 1:  # else a table for each would cost more
-            found = _of_form(chosen, form, rows)
+            found = _of_layout(chosen, layout, rows)
         if found is not None:
             tables.append(found)
         else:
@@ -88,19 +88,19 @@ def table(
 
 def _sorted(
     entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None, required: frozenset[bytes]
-) -> tuple[dict[Form, Rows], list[Mapping[bytes, bytes]]]:
-    """Numbers and pieces of entries by their form, and the entries that come by name."""
-    groups: dict[Form, Rows] = {}
+) -> tuple[dict[EntryLayout, Rows], list[Mapping[bytes, bytes]]]:
+    """Numbers and pieces of entries by their layout, and the entries that come by name."""
+    groups: dict[EntryLayout, Rows] = {}
     others: list[Mapping[bytes, bytes]] = []
     for number, entry in enumerate(entries):
         try:
             if isinstance(entry, FlatFields):
-                form, pieces = entry.pieces()
-                if form not in groups:
+                layout, pieces = entry.pieces()
+                if layout not in groups:
                     if refused is not None:
-                        _check(_names(form), required)
-                    groups[form] = ([], [])
-                numbers, rows = groups[form]
+                        _check(_names(layout), required)
+                    groups[layout] = ([], [])
+                numbers, rows = groups[layout]
                 numbers.append(number)
                 rows.append(pieces)
             else:
@@ -130,9 +130,9 @@ def _by_name(
                 refused(number, exc)
 
 
-def _names(form: Form) -> set[bytes]:
-    held = {name for piece in form.pieces if piece is not None for name in piece.names}
-    return held.union(name for name, _source in form.same)
+def _names(layout: EntryLayout) -> set[bytes]:
+    held = {name for part in layout.pieces if part is not None for name in part.names}
+    return held.union(name for name, _source in layout.same)
 
 
 def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:
@@ -149,10 +149,10 @@ def _part(names: frozenset[str]) -> Any:
     return pa.schema([f for f in schema() if f.name in names], metadata=schema().metadata)
 
 
-def _of_form(chosen: Any, form: Form, rows: Sequence[Sequence[bytes]]) -> Any:
-    """A table; ``None`` if one of the entries is not as its form says."""
+def _of_layout(chosen: Any, layout: EntryLayout, rows: Sequence[Sequence[bytes]]) -> Any:
+    """A table; ``None`` if one of the entries is not as its layout says."""
     try:
-        found = form_columns(form, rows, frozenset(name.encode() for name in chosen.names))
+        found = layout_columns(layout, rows, frozenset(name.encode() for name in chosen.names))
     except OddEntry:
         return None
     return _table(chosen, found.get, len(rows))

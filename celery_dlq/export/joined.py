@@ -1,4 +1,4 @@
-"""Columns of entries of one form: taken apart by Arrow, hundreds at once, none of them alone.
+"""Columns of entries of one layout: taken apart by Arrow, hundreds at once, none of them alone.
 
 Python touches each letter a few times and none of its values; splitting, picking and checking is
 work of Arrow's, which lets go of Python's lock meanwhile.
@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from celery_dlq.errors import MissingExtra
-from celery_dlq.ports import Form, Piece
+from celery_dlq.ports import EntryLayout, EntryPart
 
 try:
     import pyarrow as pa
@@ -27,46 +27,46 @@ _MOST_BYTES = 2**31 - 1
 
 
 class OddEntry(Exception):  # noqa: N818 - a signal between two modules, nobody's error
-    """One of the entries is not as its form says; taken one by one, it will tell why."""
+    """One of the entries is not as its layout says; taken one by one, it will tell why."""
 
 
-def form_columns(
-    form: Form, rows: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
+def layout_columns(
+    layout: EntryLayout, rows: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
 ) -> dict[bytes, Any]:
     """The values of fields, as Arrow arrays of bytes.
 
     Args:
-        form: How the values lie.
+        layout: How the values lie.
         rows: The pieces of at least one entry.
         wanted: The fields to make; others may be made too.
 
     Raises:
         OddEntry: As it says.
     """
-    needed = wanted | {source for name, source in form.same if name in wanted}
-    needed |= {source for name, source in form.places if name in needed}
+    needed = wanted | {source for name, source in layout.same if name in wanted}
+    needed |= {source for name, source in layout.places if name in needed}
     found: dict[bytes, Any] = {}
     try:
-        for piece, values in zip(form.pieces, zip(*rows, strict=True), strict=True):
-            if piece is not None and needed.intersection(piece.names):
-                found.update(_apart(piece, values, form.separator))
-        for name, source in form.places:
+        for part, values in zip(layout.pieces, zip(*rows, strict=True), strict=True):
+            if part is not None and needed.intersection(part.names):
+                found.update(_apart(part, values, layout.separator))
+        for name, source in layout.places:
             if name in needed:
                 found[name] = _cut(found[source], found[name])
     except (ValueError, pa.ArrowInvalid) as exc:
         raise OddEntry from exc
-    found.update({name: found[source] for name, source in form.same if name in needed})
+    found.update({name: found[source] for name, source in layout.same if name in needed})
     return found
 
 
-def _apart(piece: Piece, values: Sequence[bytes], separator: bytes) -> dict[bytes, Any]:
-    """The values of a piece of many entries, by field."""
-    texts = values if piece.opened is None else [piece.opened(value) for value in values]
+def _apart(part: EntryPart, values: Sequence[bytes], separator: bytes) -> dict[bytes, Any]:
+    """The values of a part of many entries, by field."""
+    texts = values if part.decode is None else [part.decode(value) for value in values]
     column = _column(texts)
-    if not piece.joined:
-        return {piece.names[0]: column}
-    lists = _split(column, separator, len(piece.names))
-    numbered = zip(_numbers(len(piece.names)), piece.names, strict=True)
+    if not part.joined:
+        return {part.names[0]: column}
+    lists = _split(column, separator, len(part.names))
+    numbered = zip(_numbers(len(part.names)), part.names, strict=True)
     return {name: pc.list_element(lists, number) for number, name in numbered if name}
 
 

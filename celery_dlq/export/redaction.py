@@ -231,13 +231,13 @@ class _Found:
 
     def scrubber(self) -> Any:
         """A function that replaces the values found in any text."""
-        forms = {form: token for leaf, token in self._tokens.items() for form in _forms(leaf)}
+        forms = {layout: token for leaf, token in self._tokens.items() for layout in _forms(leaf)}
         if not forms:
             return lambda text: text
         longest = sorted(forms, key=len, reverse=True)
         # Tokens come first: their digits are no values.
-        pattern = re.compile("|".join([_TOKEN.pattern, *(_pattern(form) for form in longest)]))
-        heads = [(form, forms[form]) for form in longest if len(form) > _LONG]
+        pattern = re.compile("|".join([_TOKEN.pattern, *(_pattern(layout) for layout in longest)]))
+        heads = [(layout, forms[layout]) for layout in longest if len(layout) > _LONG]
 
         def scrub(text: str) -> str:
             text = pattern.sub(lambda match: forms.get(match[0], match[0]), text)
@@ -301,9 +301,9 @@ def _forms(leaf: str) -> set[str]:
     return {leaf, *spelled} - {""}
 
 
-def _pattern(form: str) -> str:
-    literal = re.escape(form)
-    return literal if len(form) >= _LONG else rf"(?<![^\W_]){literal}(?![^\W_])"
+def _pattern(layout: str) -> str:
+    literal = re.escape(layout)
+    return literal if len(layout) >= _LONG else rf"(?<![^\W_]){literal}(?![^\W_])"
 
 
 def _cut_end(text: str, heads: Sequence[tuple[str, str]]) -> str:
@@ -311,9 +311,9 @@ def _cut_end(text: str, heads: Sequence[tuple[str, str]]) -> str:
     ending = text.rstrip("….'\")")
     if _TOKEN.fullmatch(ending[-len(_PREFIX) - _DIGITS :]):
         return text
-    for form, token in heads:
-        for length in range(min(len(form) - 1, len(ending)), _LONG - 1, -1):
-            if ending.endswith(form[:length]):
+    for layout, token in heads:
+        for length in range(min(len(layout) - 1, len(ending)), _LONG - 1, -1):
+            if ending.endswith(layout[:length]):
                 return ending[:-length] + token
     return text
 

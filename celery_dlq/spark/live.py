@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.packing import fields_of
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
+from celery_dlq.letters.packed import fields_of
 from celery_dlq.policies.policy import suggestion
 from celery_dlq.ports import FlatFields, ordered
 from celery_dlq.record import to_micros

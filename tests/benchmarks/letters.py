@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from builders import DLQ, NOW, a_letter, an_ended_delivery
 
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.packing import packed
+from celery_dlq.letters.packed import packed
 from celery_dlq.record import Reason
 
 if TYPE_CHECKING:

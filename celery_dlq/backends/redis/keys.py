@@ -75,7 +75,7 @@ class Keys:
         return f"{self.prefix}:{{app}}:successes"
 
     def letters(self, dead_letter_queue: str) -> str:
-        """STREAM: one entry per letter; see `celery_dlq.backends.redis.packing`."""
+        """STREAM: one entry per letter; see `celery_dlq.letters.packed`."""
         return f"{self._of(dead_letter_queue)}:letters"
 
     def ids(self, dead_letter_queue: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from celery_dlq.backends.redis.connect import Command, PipelinedConnection
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.packing import packed
+from celery_dlq.letters.packed import packed
 
 MOST_SAMPLES = 10_000
 """About so many are kept of each queue, the newest."""

@@ -15,7 +15,6 @@ import redis
 from celery_dlq.backends.redis.connect import Command, PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
-from celery_dlq.backends.redis.packing import fields_of, packed
 from celery_dlq.backends.redis.read_ahead import ReadAhead
 from celery_dlq.backends.redis.scripts import (
     MOST_IDS,
@@ -27,6 +26,7 @@ from celery_dlq.backends.redis.scripts import (
     source,
 )
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
+from celery_dlq.letters.packed import fields_of, packed
 from celery_dlq.logs import get_logger
 from celery_dlq.ports import (
     Capabilities,

@@ -5,7 +5,7 @@ representations in the headers, a description in the exception's message. So an 
 
     +       what is where (see `_Layout`), then values, each behind the byte 1E
     id, reason, …, body     what scripts need and people look for, as it is
-    -       the cold values (traceback, history, …), compressed, if there are any
+    -       the compressed values (traceback, history, …), compressed, if there are any
 
 A value that stands in another one is kept as its place there, ``start:length``; one that
 equals another is not kept. Fields of later versions, and values that hold a 1E, are fields of
@@ -26,9 +26,9 @@ from itertools import accumulate
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.ports import FlatFields, Form, Piece
+from celery_dlq.ports import EntryLayout, EntryPart, FlatFields
 
-WARM, COLD, PACKED = b"+", b"-", b"~"
+WARM, COMPRESSED, PACKED = b"+", b"-", b"~"
 """The fields that hold others. Nothing writes ``~`` any more."""
 
 _SEPARATOR = b"\x1e"
@@ -50,7 +50,7 @@ _CODES = {name: chr(ord("@") + number) for number, name in enumerate(_FIELDS)}
 _NAMES = {code: name.encode() for name, code in _CODES.items()}
 
 _PLAIN = ("id", "reason", "fingerprint", "dead_lettered_at", "body")
-_FROZEN = frozenset({"traceback", "history", "native_death"})
+_COMPRESSED_ALWAYS = frozenset({"traceback", "history", "native_death"})
 _WITHIN = {
     "args_json": "body", "kwargs_json": "body",
     "argsrepr": "headers", "kwargsrepr": "headers", "task_id": "headers",
@@ -59,8 +59,8 @@ _SAME = {"root_id": "task_id", "exception_message": "description"}
 _MESSAGE = ("headers", "properties")
 
 _SHORT = 12  # such a value takes no more than its place
-_LONG = 120  # a value of so many bytes may as well be cold
-_PRESSED = 3  # about so many times smaller are cold values when compressed
+_LONG = 120  # a value of so many bytes may as well be compressed
+_COMPRESSION_RATIO = 3  # about so many times smaller are compressed values when compressed
 _MOST_TIMES = 1.4
 _MOST_LAYOUTS = 256
 _ENTRY_BYTES = 330  # what Redis takes for an entry and its index beside the values
@@ -125,7 +125,7 @@ class PackedFields(FlatFields):
         self._parts = parts
         self._named: dict[bytes, Any] | None = None  # a value is None: not taken apart yet
 
-    def pieces(self) -> tuple[Form, Sequence[bytes]]:
+    def pieces(self) -> tuple[EntryLayout, Sequence[bytes]]:
         """How its values lie, and they, as they are in the entry.
 
         Raises:
@@ -146,9 +146,9 @@ class PackedFields(FlatFields):
             CorruptLetter: It cannot be unpacked.
         """
         try:
-            layout, values, frozen = _split(self._parts)
-            if layout.cold:
-                values += _thawed(frozen, layout.cold)
+            layout, values, compressed = _split(self._parts)
+            if layout.compressed:
+                values += _decompressed_values(compressed, layout.compressed)
             for place, source in layout.places:
                 values[place] = _cut(values[source], values[place])
             for source in layout.same:
@@ -183,7 +183,7 @@ class PackedFields(FlatFields):
     def _seen(self) -> dict[bytes, Any]:
         if self._named is None:
             try:
-                layout, values, _frozen = _split(self._parts)
+                layout, values, _compressed = _split(self._parts)
                 for place, source in layout.early_places:
                     values[place] = _cut(values[source], values[place])
                 named: dict[bytes, Any] = dict(zip(layout.names, values, strict=False))
@@ -209,8 +209,8 @@ class _Kept:
     """Where each field of a letter is to lie."""
 
     plain: dict[str, bytes]
-    warm: dict[str, bytes]
-    cold: dict[str, bytes]
+    inline: dict[str, bytes]
+    compressed: dict[str, bytes]
     places: dict[str, bytes]
     same: list[str]
 
@@ -224,30 +224,34 @@ class _Kept:
                 kept.same.append(name)
             elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
                 kept.places[name] = place
-            elif name in _FROZEN or (len(value) > _LONG and name not in _MESSAGE):
-                kept.cold[name] = value
+            elif name in _COMPRESSED_ALWAYS or (len(value) > _LONG and name not in _MESSAGE):
+                kept.compressed[name] = value
             else:
-                kept.warm[name] = value
+                kept.inline[name] = value
         return kept
 
     def freeze(self, names: Sequence[str]) -> None:
-        self.cold.update({name: self.warm.pop(name) for name in names if name in self.warm})
+        self.compressed.update(
+            {name: self.inline.pop(name) for name in names if name in self.inline}
+        )
 
     def about_bytes(self) -> int:
         """What it will take in Redis."""
-        kept = (self.plain, self.warm, self.places)
-        cold = sum(map(len, self.cold.values())) // _PRESSED
-        return sum(sum(map(len, some.values())) for some in kept) + cold + _ENTRY_BYTES
+        kept = (self.plain, self.inline, self.places)
+        compressed = sum(map(len, self.compressed.values())) // _COMPRESSION_RATIO
+        return sum(sum(map(len, some.values())) for some in kept) + compressed + _ENTRY_BYTES
 
     def entry(self) -> dict[str, bytes]:
-        parts = (self.plain, self.warm, self.places, self.cold, self.same)
+        parts = (self.plain, self.inline, self.places, self.compressed, self.same)
         head = ".".join("".join(_CODES.get(name, _OTHER) for name in some) for some in parts)
-        values = (head.encode(), *self.warm.values(), *self.places.values())
+        values = (head.encode(), *self.inline.values(), *self.places.values())
         entry = {WARM.decode(): _SEPARATOR.join(values), **self.plain}
-        if self.cold:
-            press = zlib.compressobj(6, wbits=-13, memLevel=5, zdict=_COMMON)
-            cold = press.compress(_SEPARATOR.join(self.cold.values())) + press.flush()
-            entry[COLD.decode()] = cold
+        if self.compressed:
+            compressor = zlib.compressobj(6, wbits=-13, memLevel=5, zdict=_COMMON)
+            compressed = (
+                compressor.compress(_SEPARATOR.join(self.compressed.values())) + compressor.flush()
+            )
+            entry[COMPRESSED.decode()] = compressed
         return entry
 
 
@@ -261,7 +265,7 @@ class _Layout:
     Attributes:
         names: All fields in this order.
         early: How many are not compressed.
-        cold: How many are.
+        compressed: How many are.
         places: Index of a value that is a place, and of the value in which it is.
         same: Indexes of the values that fields at the end have.
         early_places: Those places that need no decompression.
@@ -272,13 +276,13 @@ class _Layout:
 
     names: tuple[bytes, ...]
     early: int
-    cold: int
+    compressed: int
     places: tuple[tuple[int, int], ...]
     same: tuple[int, ...]
     early_places: tuple[tuple[int, int], ...]
     early_same: tuple[tuple[bytes, int], ...]
     late: dict[bytes, None]
-    form: Form
+    form: EntryLayout
 
     @classmethod
     def of(cls, head: bytes, plain: tuple[bytes, ...], before: int) -> _Layout:
@@ -289,15 +293,19 @@ class _Layout:
         if said != parts[0]:
             message = f"its fields are not {parts[0]!r}"
             raise ValueError(message)
-        warm, within, cold, same = (tuple(_NAMES[code] for code in part) for part in parts[1:])
-        early = plain + warm + within
-        names = early + cold + same
+        inline, within, compressed, same = (
+            tuple(_NAMES[code] for code in part) for part in parts[1:]
+        )
+        early = plain + inline + within
+        names = early + compressed + same
         at = {name: number for number, name in enumerate(names)}
         places = tuple((at[name], at[_WITHIN[name.decode()].encode()]) for name in within)
         sources = tuple(at[_SAME[name.decode()].encode()] for name in same)
-        pieces = [Piece((name,)) for name in plain]
-        pieces.insert(before, Piece((b"", *warm, *within), joined=True))  # the head is nobody's
-        pieces += [Piece(cold, joined=True, opened=_melted)] if cold else []
+        pieces = [EntryPart((name,)) for name in plain]
+        pieces.insert(
+            before, EntryPart((b"", *inline, *within), joined=True)
+        )  # the head is nobody's
+        pieces += [EntryPart(compressed, joined=True, decode=_decompressed)] if compressed else []
         late = {names[place] for place, source in places if source >= len(early)}
         late |= {
             name
@@ -307,7 +315,7 @@ class _Layout:
         return cls(
             names=names,
             early=len(early),
-            cold=len(cold),
+            compressed=len(compressed),
             places=places,
             same=sources,
             early_places=tuple(pair for pair in places if pair[1] < len(early)),
@@ -316,9 +324,9 @@ class _Layout:
                 for name, source in zip(same, sources, strict=True)
                 if name not in late
             ),
-            late=dict.fromkeys([*cold, *late]),
-            form=Form(
-                pieces=tuple(part for piece in pieces for part in (None, piece)),
+            late=dict.fromkeys([*compressed, *late]),
+            form=EntryLayout(
+                pieces=tuple(one for part in pieces for one in (None, part)),
                 separator=_SEPARATOR,
                 places=tuple((names[place], names[source]) for place, source in places),
                 same=tuple((name, names[at]) for name, at in zip(same, sources, strict=True)),
@@ -344,22 +352,22 @@ def _split(parts: Sequence[bytes]) -> tuple[_Layout, list[bytes], bytes]:
     """The layout, the values that are not compressed, and those that are."""
     layout, at = _layout_of(parts)
     values = [*parts[1:at:2], *parts[at + 3 :: 2]]
-    frozen = values.pop() if layout.cold else b""
+    compressed = values.pop() if layout.compressed else b""
     values += parts[at + 1].split(_SEPARATOR)[1:]
     if len(values) != layout.early:
         message = "it has not as many values as its beginning says"
         raise ValueError(message)
-    return layout, values, frozen
+    return layout, values, compressed
 
 
 @lru_cache(maxsize=256)
 def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
     """The layout of an entry; ``before`` are fields that something else put before ours."""
     plain = (*stored[:before], *stored[before + 1 :])
-    if plain[-1:] == (COLD,):
+    if plain[-1:] == (COMPRESSED,):
         plain = plain[:-1]
     layout = _Layout.of(head, plain, before)
-    if bool(layout.cold) != (stored[-1] == COLD):
+    if bool(layout.compressed) != (stored[-1] == COMPRESSED):
         message = "its compressed field is not where it should be"
         raise ValueError(message)
     if not before and _OTHER.encode() not in head and len(_layouts) < _MOST_LAYOUTS:
@@ -367,15 +375,15 @@ def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
     return layout
 
 
-def _melted(frozen: bytes) -> bytes:
-    """The cold values, joined.
+def _decompressed(compressed: bytes) -> bytes:
+    """The compressed values, joined.
 
     Raises:
         ValueError: They cannot be decompressed.
     """
     reader = zlib.decompressobj(wbits=-15, zdict=_COMMON)
     try:
-        text = reader.decompress(frozen)
+        text = reader.decompress(compressed)
     except zlib.error as exc:
         raise ValueError(*exc.args) from exc
     if not reader.eof:
@@ -384,8 +392,8 @@ def _melted(frozen: bytes) -> bytes:
     return text
 
 
-def _thawed(frozen: bytes, count: int) -> list[bytes]:
-    values = _melted(frozen).split(_SEPARATOR)
+def _decompressed_values(compressed: bytes, count: int) -> list[bytes]:
+    values = _decompressed(compressed).split(_SEPARATOR)
     if len(values) != count:
         message = "it is cut off"
         raise ValueError(message)

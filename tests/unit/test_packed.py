@@ -12,8 +12,8 @@ from builders import NOW, a_letter, an_ended_delivery
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.backends.redis.packing import COLD, WARM, PackedFields, fields_of, packed
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters.packed import COMPRESSED, WARM, PackedFields, fields_of, packed
 from celery_dlq.ports import FlatFields
 from celery_dlq.record import DeadLetter
 
@@ -39,7 +39,7 @@ NAMES = st.one_of(
     ]),
     st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name not in "+-~"),
 )  # fmt: skip
-# Texts that repeat each other, are long enough to be cold, or hold what separates values.
+# Texts that repeat each other, are long enough to be compressed, or hold what separates values.
 VALUES = st.one_of(
     st.binary(max_size=50),
     st.sampled_from([b"", b"0123456789abcdef" * 3, b"0123456789abcdef", b"a\x1eb", b"x" * 5000]),
@@ -142,11 +142,13 @@ def test_golden_entries_are_read_for_ever(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, -1])
-@pytest.mark.parametrize("field", [WARM, COLD])
+@pytest.mark.parametrize("field", [WARM, COMPRESSED])
 def test_a_broken_entry_is_told(field: bytes, cut: int) -> None:
     """It raises nothing else, can still be shown, and is no letter."""
     entry = raw(packed(LETTER.to_fields()))
-    entry[field] = entry[field][:cut] if field == COLD else entry[field][:cut].replace(b"\x1e", b"")
+    entry[field] = (
+        entry[field][:cut] if field == COMPRESSED else entry[field][:cut].replace(b"\x1e", b"")
+    )
     stored = [part for pair in entry.items() for part in pair]
     fields = PackedFields(stored)
     with pytest.raises(CorruptLetter, match="cannot be unpacked"):

@@ -36,7 +36,7 @@ from celery_dlq.ports import Clock, DeadLetterStore, JobStore, Keeper, Override,
 from celery_dlq.retention import Retention
 
 if TYPE_CHECKING:
-    from celery_dlq.export.parquet import ExportReport
+    from celery_dlq.export.exporter import ExportReport
     from celery_dlq.worker.adopter import Adopter, AdoptReport
 
 logger = get_logger("celery_dlq")
@@ -217,7 +217,7 @@ class DeadLetters(Operator):
             SettingsError: ``successes`` with a filter or ``then_trim``.
             StoreUnavailable: Redis does not answer.
         """
-        from celery_dlq.export.parquet import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
         from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only
 
         rolling: dict[str, Any] = {

@@ -351,23 +351,23 @@ RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
 """Positions and storage forms, nothing decoded."""
 
 
-class Turn(NamedTuple):
+class ExportLease(NamedTuple):
     """Whose turn it is to export a queue to a place.
 
     Attributes:
-        yours: Whether it is the asker's.
-        told: What was noted last if it is; else who has it, and until when.
+        acquired: Whether it is the asker's.
+        state: What was noted last if it is; else who has it, and until when.
     """
 
-    yours: bool
-    told: str
+    acquired: bool
+    state: str
 
 
 @runtime_checkable
-class ExportTurns(Protocol):
+class ExportLeaseStore(Protocol):
     """What a store can do that all machines share: let one export at a time write to a place."""
 
-    def turn(
+    def export_lease(
         self,
         dead_letter_queue: str,
         what: Literal["take", "keep", "note", "end"],
@@ -376,7 +376,7 @@ class ExportTurns(Protocol):
         owner: str,
         lease_seconds: float,
         state: str = "",
-    ) -> Turn:
+    ) -> ExportLease:
         """Take the turn if it is free, keep it, note something if it is still ours, or end it.
 
         Args:

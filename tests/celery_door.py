@@ -151,7 +151,7 @@ def serve(path: str) -> None:
 
     import celery_dlq.cli.render_policies
     import celery_dlq.cli.reports
-    import celery_dlq.export.parquet
+    import celery_dlq.export.exporter
     import celery_dlq.operations
     import celery_dlq.plugin
     import celery_dlq.worker.step  # noqa: F401

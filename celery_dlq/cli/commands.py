@@ -17,7 +17,7 @@ from celery_dlq.printable import one_line
 
 
 class PlainErrors(click.Group):
-    """Turns our errors into one line on stderr and exit code 1."""
+    """ExportLeases our errors into one line on stderr and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

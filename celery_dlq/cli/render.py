@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import JustifyMethod
     from rich.progress import Progress
 
-    from celery_dlq.export.parquet import ExportReport
+    from celery_dlq.export.exporter import ExportReport
     from celery_dlq.operations import RedriveReport
     from celery_dlq.spark.report import Triage
 

@@ -78,7 +78,7 @@ class Destination:
     def locked(self) -> Iterator[None]:
         """One export at a time on this machine: two could write a letter twice.
 
-        Other machines are kept out by `celery_dlq.export.turns`.
+        Other machines are kept out by `celery_dlq.export.lease`.
 
         Raises:
             ExportError: Another export is writing there, or the folder has other things in it.

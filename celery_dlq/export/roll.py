@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.errors import MissingExtra
-from celery_dlq.export import arrow, partition
+from celery_dlq.export import partition, table
+from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination, Draft
-from celery_dlq.export.notes import Checkpoint
 
 try:
     import pyarrow as pa
@@ -157,7 +157,7 @@ class _DayFile:
     def write(self, tables: list[Any]) -> None:
         if self._writer is None:
             self._sink = self.draft.opened()
-            self._writer = pq.ParquetWriter(self._sink, arrow.schema(), **WRITING)
+            self._writer = pq.ParquetWriter(self._sink, table.schema(), **WRITING)
         self._writer.write_table(pa.concat_tables(tables), row_group_size=ROWS_A_GROUP)
 
     def close(self) -> None:

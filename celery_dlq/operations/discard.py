@@ -123,7 +123,7 @@ class Discarder:
         try:
             import pyarrow.parquet as pq  # noqa: PLC0415 - pyarrow is an extra
 
-            from celery_dlq.export import arrow  # noqa: PLC0415 - the same
+            from celery_dlq.export import table  # noqa: PLC0415 - the same
             from celery_dlq.export.wholefile import replacing  # noqa: PLC0415 - the same
         except ImportError as exc:
             feature = "--export-first"
@@ -131,11 +131,11 @@ class Discarder:
         written = 0
         try:
             with replacing(path) as temporary, ExitStack() as stack:
-                writer = pq.ParquetWriter(temporary, arrow.schema(), compression="zstd")
+                writer = pq.ParquetWriter(temporary, table.schema(), compression="zstd")
                 closed = stack.enter_context(writer)
                 for batch in batches(self._selected(run, where, left), _ROWS):
                     run.beat({"exported": written})
-                    closed.write_table(arrow.table([found.fields for found in batch]))
+                    closed.write_table(table.table([found.fields for found in batch]))
                     written += len(batch)
                 stack.close()
         except OSError as exc:

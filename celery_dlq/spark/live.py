@@ -163,7 +163,7 @@ class LiveLetters:
     def batches(self, span: Span, window: Window, columns: tuple[str, ...]) -> Iterator[Any]:
         """The letters of a span as Arrow record batches, bounded in rows and bytes."""
         try:
-            from celery_dlq.export import arrow  # noqa: PLC0415 - pyarrow is an extra
+            from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
         except ImportError as exc:
             feature = "reading letters with Spark"
             raise MissingExtra(feature, "pyarrow", "spark") from exc
@@ -175,10 +175,10 @@ class LiveLetters:
             rows.append(entry)
             size += _size(entry)
             if len(rows) >= _ROWS_A_BATCH or size >= _BYTES_A_BATCH:
-                yield from _record_batches(arrow.table(rows, columns=columns), columns)
+                yield from _record_batches(table.table(rows, columns=columns), columns)
                 rows, size = [], 0
         if rows:
-            yield from _record_batches(arrow.table(rows, columns=columns), columns)
+            yield from _record_batches(table.table(rows, columns=columns), columns)
 
     def _entries(self, span: Span) -> Iterator[Entry]:
         position = span.after

@@ -381,7 +381,7 @@ def deliveries_before_death(df: DataFrame) -> DataFrame:
 
 @contextmanager
 def readable_errors(path: Path | str) -> Iterator[None]:
-    """Turn what Spark says of files it cannot read into one line.
+    """ExportLease what Spark says of files it cannot read into one line.
 
     Raises:
         ExportError: Spark failed inside of the block.

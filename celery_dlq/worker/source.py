@@ -196,7 +196,7 @@ def _plain(entry: bytes) -> KombuMessage:
 
 @contextmanager
 def translated(connection: Any, queue: str) -> Iterator[None]:
-    """Turn what a broker's client raises into our errors; shows no password."""
+    """ExportLease what a broker's client raises into our errors; shows no password."""
     transport = connection.transport
     try:
         yield

@@ -22,7 +22,7 @@ from sphinx.util.docutils import SphinxDirective
 from celery_dlq import errors, events, headers, signals
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.config import PREFIX, Settings
-from celery_dlq.export.arrow import schema
+from celery_dlq.export.table import schema
 from celery_dlq.metrics import METRICS
 from celery_dlq.policies.overrides import KEYS as OVERRIDABLE
 from celery_dlq.policies.policy import Policy

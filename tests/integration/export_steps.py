@@ -30,9 +30,9 @@ from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import ExportError
-from celery_dlq.export import notes, roll, trim, turns
+from celery_dlq.export import checkpoint, roll, trim, turns
 from celery_dlq.export.destination import Destination, Draft
-from celery_dlq.export.parquet import ParquetExport, Rolling
+from celery_dlq.export.exporter import ParquetExport, Rolling
 
 LETTERS, MORE, ROWS = 24, 7, 10
 REFUSED = 3
@@ -41,7 +41,7 @@ MOST_STEPS = 400
 STEPS = [
     (Destination, "open"), (Destination, "draft"), (Destination, "put"), (Destination, "save"),
     (Destination, "_rename"), (Destination, "_sync"), (Destination, "_upload"), (Draft, "opened"),
-    (Draft, "discard"), (os, "replace"), (os, "fsync"), (notes.Checkpoint, "_save"),
+    (Draft, "discard"), (os, "replace"), (os, "fsync"), (checkpoint.Checkpoint, "_save"),
     (roll._DayFile, "write"), (roll._DayFile, "close"), (RedisStore, "note_exported"),
     (RedisStore, "remove"), (RedisStore, "turn"), (trim, "_ids"),
 ]  # fmt: skip

@@ -30,8 +30,8 @@ from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import ExportError, NotFound
-from celery_dlq.export import arrow
-from celery_dlq.export.parquet import ParquetExport, Rolling
+from celery_dlq.export import table
+from celery_dlq.export.exporter import ParquetExport, Rolling
 from celery_dlq.export.redaction import Redaction
 from celery_dlq.filters import LetterFilter
 from celery_dlq.plugin import DeadLetters
@@ -166,7 +166,7 @@ def test_duckdb_pandas_polars_and_arrow_read_versions_together(store: Any, tmp_p
     """A folder that version 1 began and a later one with one more field went on with."""
     old = put(store, 3)
     run(store, tmp_path)
-    newer = arrow.table([{k.encode(): v for k, v in a_letter().to_fields().items()}])
+    newer = table.table([{k.encode(): v for k, v in a_letter().to_fields().items()}])
     newer = newer.append_column("mood", pa.array(["grim"], pa.string()))
     folder = tmp_path / f"dlq={DLQ}" / "day=2027-01-01"
     folder.mkdir()
@@ -181,10 +181,10 @@ def test_duckdb_pandas_polars_and_arrow_read_versions_together(store: Any, tmp_p
     assert (frame.height, frame["id"].n_unique(), frame["dlq"].unique().to_list()) == (4, 4, [DLQ])
     assert len(pd.read_parquet(tmp_path)) == 4
     assert str(pd.read_parquet(tmp_path)["dead_lettered_at"].dt.tz) == "UTC"
-    merged = pa.unify_schemas([arrow.schema(), newer.schema])
-    table = ds.dataset(tmp_path, schema=merged, partitioning="hive").to_table()
-    assert (table.num_rows, table.column("mood").null_count) == (4, 3)
-    assert set(sorted_ids(old)) < set(table.column("id").to_pylist())
+    merged = pa.unify_schemas([table.schema(), newer.schema])
+    rows = ds.dataset(tmp_path, schema=merged, partitioning="hive").to_table()
+    assert (rows.num_rows, rows.column("mood").null_count) == (4, 3)
+    assert set(sorted_ids(old)) < set(rows.column("id").to_pylist())
 
 
 # -- which letters -----------------------------------------------------------------------
@@ -323,10 +323,10 @@ def test_following_writes_what_comes_and_ends_in_order(store: Any, tmp_path: Pat
 def test_a_folder_of_something_else_is_left_alone(store: Any, tmp_path: Path) -> None:
     """A wrong path must not fill a home directory; a stray file in ours is named."""
     put(store)
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoint.txt").write_text("mine")
     with pytest.raises(ExportError, match=r"notes\.txt"):
         run(store, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.txt"]
     run(store, tmp_path / "new")
     (tmp_path / "new" / "README.txt").write_text("stray")
     assert run(store, tmp_path / "new").foreign == ["README.txt"]
@@ -365,7 +365,7 @@ import resource, sys
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
-from celery_dlq.export.parquet import ParquetExport
+from celery_dlq.export.exporter import ParquetExport
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))

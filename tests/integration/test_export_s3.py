@@ -26,7 +26,7 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.store import RedisStore
 from celery_dlq.errors import ExportError
 from celery_dlq.export import turns
-from celery_dlq.export.parquet import ParquetExport, Rolling
+from celery_dlq.export.exporter import ParquetExport, Rolling
 
 HERE = Path(__file__).parent
 

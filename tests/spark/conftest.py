@@ -46,7 +46,7 @@ def spark(pyspark: None) -> Iterator[SparkSession]:
 def export(tmp_path: Path) -> Export:
     """Give a function that exports letters to a new folder, as ``dlq export`` does."""
     from celery_dlq.backends.memory import MemoryStore
-    from celery_dlq.export.parquet import ParquetExport
+    from celery_dlq.export.exporter import ParquetExport
 
     def to_folder(letters: Iterable[DeadLetter]) -> Path:
         store = MemoryStore()

@@ -233,10 +233,10 @@ def test_letters_without_times_have_a_report(spark: SparkSession, tmp_path: Path
     """Rows of a foreign writer that lack nearly everything are shown as unknown."""
     import pyarrow.parquet as pq
 
-    from celery_dlq.export import arrow
+    from celery_dlq.export import table
 
     pq.write_table(
-        arrow.table([{b"dead_letter_queue": b"orders-DLQ"}] * 7), tmp_path / "odd.parquet"
+        table.table([{b"dead_letter_queue": b"orders-DLQ"}] * 7), tmp_path / "odd.parquet"
     )
     found: Findings = findings(tmp_path, spark)
     assert (found.news_from, found.new, found.causes) == (None, (), {})

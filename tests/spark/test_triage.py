@@ -275,10 +275,10 @@ def test_letters_of_an_unreadable_shape_count_as_unknown(
     """An entry of a foreign writer that lacks most fields is shown, not hidden and not fatal."""
     import pyarrow.parquet as pq
 
-    from celery_dlq.export import arrow
+    from celery_dlq.export import table
 
     folder = export([a_letter()])
-    pq.write_table(arrow.table([{b"dead_letter_queue": b"orders-DLQ"}]), folder / "odd.parquet")
+    pq.write_table(table.table([{b"dead_letter_queue": b"orders-DLQ"}]), folder / "odd.parquet")
     found = triage(folder, tmp_path / "triage.png", spark)
     assert found.letters == 2
     assert {row.reason for row in found.reasons} == {"failed", "unknown"}
@@ -317,9 +317,9 @@ def test_files_without_rows_hold_no_letters(spark: SparkSession, tmp_path: Path)
     """A file that has our columns and no rows is as good as none."""
     import pyarrow.parquet as pq
 
-    from celery_dlq.export import arrow
+    from celery_dlq.export import table
 
-    pq.write_table(arrow.table([]), tmp_path / "empty.parquet")
+    pq.write_table(table.table([]), tmp_path / "empty.parquet")
     assert one_line(spark, tmp_path).endswith("got none; write some with: dlq export")
 
 

@@ -81,7 +81,7 @@ def busy(queue: str) -> StoreUnavailable:
 
 @contextmanager
 def translated(connection: Any) -> Iterator[None]:
-    """Turn what a broker's client raises into `StoreUnavailable`; shows no password."""
+    """ExportLease what a broker's client raises into `StoreUnavailable`; shows no password."""
     try:
         yield
     except StoreError:

@@ -82,7 +82,7 @@ def unavailable(exc: Exception, url: str) -> StoreUnavailable:
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Turn what redis-py raises into `StoreUnavailable`.
+    """ExportLease what redis-py raises into `StoreUnavailable`.
 
     A refusal (read-only, full, loading, no permission, a key of another type) is as
     bad as silence: what was to be stored is not, and may be tried again once somebody

@@ -126,9 +126,9 @@ class Keys:
         """HASH: id of a letter on its way to a queue on the broker to its position."""
         return f"{self._of(dead_letter_queue)}:placing"
 
-    def turns(self, dead_letter_queue: str) -> str:
+    def export_leases(self, dead_letter_queue: str) -> str:
         """HASH: where an export goes to ``owner|lease end|state``; expires."""
-        return f"{self._of(dead_letter_queue)}:turns"
+        return f"{self._of(dead_letter_queue)}:export_leases"
 
     def outbox(self, dead_letter_queue: str) -> str:
         """ZSET: entries for a dead-letter exchange, as JSON, by when they may be tried again."""

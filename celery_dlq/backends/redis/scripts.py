@@ -82,11 +82,11 @@ class RestoreReply(IntEnum):
     TAKEN = 2
 
 
-class TurnReply(IntEnum):
-    """First number of the replies of ``turn.lua``."""
+class ExportLeaseReply(IntEnum):
+    """First number of the replies of ``export_lease.lua``."""
 
     ANOTHERS = 0
-    YOURS = 1
+    ACQUIRED = 1
 
 
 REPLIES: dict[str, type[IntEnum]] = {
@@ -98,7 +98,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "node": NodeReply,
     "report": ReportReply,
     "restore": RestoreReply,
-    "turn": TurnReply,
+    "export_lease": ExportLeaseReply,
 }
 
 MOST_IDS = 500
@@ -132,7 +132,7 @@ class Scripts:
     glance: Script
     report: Script
     measure: Script
-    turn: Script
+    export_lease: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

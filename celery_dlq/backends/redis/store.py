@@ -20,9 +20,9 @@ from celery_dlq.backends.redis.scripts import (
     MOST_IDS,
     ClaimReply,
     DeadLetterReply,
+    ExportLeaseReply,
     RestoreReply,
     Scripts,
-    TurnReply,
     source,
 )
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
@@ -31,6 +31,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.ports import (
     Capabilities,
     ClaimState,
+    ExportLease,
     Fate,
     Glance,
     Group,
@@ -41,7 +42,6 @@ from celery_dlq.ports import (
     Restored,
     Stored,
     StoredLetter,
-    Turn,
     ordered,
 )
 from celery_dlq.record import DeadLetter, Delivery, Reason, end_of, from_micros, to_micros
@@ -287,7 +287,7 @@ class RedisStore:
                 keys=[self._keys.exported(dead_letter_queue)], args=[position]
             )
 
-    def turn(
+    def export_lease(
         self,
         dead_letter_queue: str,
         what: str,
@@ -296,12 +296,14 @@ class RedisStore:
         owner: str,
         lease_seconds: float,
         state: str = "",
-    ) -> Turn:
-        """Whose turn it is; see `ExportTurns.turn`."""
+    ) -> ExportLease:
+        """Whose turn it is; see `ExportLeaseStore.turn`."""
         args: list[Any] = [what, place, owner, int(lease_seconds * 1000), state]
         with translated(self._url):
-            reply, told = self._scripts.turn(keys=[self._keys.turns(dead_letter_queue)], args=args)
-        return Turn(reply == TurnReply.YOURS, _text(told))
+            reply, told = self._scripts.export_lease(
+                keys=[self._keys.export_leases(dead_letter_queue)], args=args
+            )
+        return ExportLease(reply == ExportLeaseReply.ACQUIRED, _text(told))
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
         """How far the queue is exported; see `DeadLetterStore.exported_until`."""

@@ -24,7 +24,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery_dlq.errors import ExportError, StoreUnavailable
-from celery_dlq.ports import ExportTurns, Turn
+from celery_dlq.ports import ExportLease, ExportLeaseStore
 
 LEASE_SECONDS = 15.0
 """How long a killed export keeps others out; a stopped one may be overtaken then."""
@@ -32,15 +32,15 @@ LEASE_SECONDS = 15.0
 _POLL_SECONDS = 0.2
 
 
-class Turns:
-    """The turns of one run of an export, kept until it ends.
+class ExportLeases:
+    """The leases of one run of an export, kept until it ends.
 
     Args:
         store: What all machines share.
         place: Where the files go.
     """
 
-    def __init__(self, store: ExportTurns, place: str) -> None:
+    def __init__(self, store: ExportLeaseStore, place: str) -> None:
         self._store = store
         self._place = place
         # A bar separates the owner from the rest.
@@ -48,7 +48,7 @@ class Turns:
         self._owner = f"{host} pid {os.getpid()} {uuid4().hex[:8]}"
         self._queues: list[str] = []
         self._ended = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="celery_dlq-turns", daemon=True)
+        self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
 
     def take(self, queue: str) -> Mapping[str, Any] | None:
         """Wait until the last owner is done or gone; returns what was noted last.
@@ -56,28 +56,28 @@ class Turns:
         Raises:
             ExportError: It is at work.
         """
-        first = turn = self._ask(queue, "take")
+        first = lease = self._ask(queue, "take")
         until = time.monotonic() + LEASE_SECONDS + 1
-        while not turn.yours:
-            if turn.told != first.told or time.monotonic() > until:  # a heartbeat
-                raise self._taken(turn)
+        while not lease.acquired:
+            if lease.state != first.state or time.monotonic() > until:  # a heartbeat
+                raise self._taken(lease)
             time.sleep(_POLL_SECONDS)
-            turn = self._ask(queue, "take")
+            lease = self._ask(queue, "take")
         self._queues.append(queue)
         if len(self._queues) == 1:
             self._keeper.start()
-        noted = json.loads(turn.told) if turn.told else None
+        noted = json.loads(lease.state) if lease.state else None
         return noted if isinstance(noted, dict) else None
 
     def note(self, queue: str, state: Mapping[str, Any]) -> None:
-        """Note a checkpoint, if it is still our turn.
+        """Note a checkpoint, if it is still our lease.
 
         Raises:
             ExportError: Another export took over.
         """
-        turn = self._ask(queue, "note", json.dumps(state))
-        if not turn.yours:
-            raise self._taken(turn)
+        lease = self._ask(queue, "note", json.dumps(state))
+        if not lease.acquired:
+            raise self._taken(lease)
 
     def end(self) -> None:
         """Let others in; never raises."""
@@ -88,8 +88,8 @@ class Turns:
             with suppress(StoreUnavailable):
                 self._ask(queue, "end")
 
-    def _ask(self, queue: str, what: Any, state: str = "") -> Turn:
-        return self._store.turn(
+    def _ask(self, queue: str, what: Any, state: str = "") -> ExportLease:
+        return self._store.export_lease(
             queue, what, self._place, owner=self._owner, lease_seconds=LEASE_SECONDS, state=state
         )
 
@@ -99,9 +99,9 @@ class Turns:
                 with suppress(StoreUnavailable):  # what is noted next will tell
                     self._ask(queue, "keep")
 
-    def _taken(self, turn: Turn) -> ExportError:
+    def _taken(self, lease: ExportLease) -> ExportError:
         return ExportError(
             f"expected {self._place} to be free, got another export that is writing there "
-            f"({turn.told.partition('|')[0] or 'it has ended since'}); nothing is lost, run the "
+            f"({lease.state.partition('|')[0] or 'it has ended since'}); nothing is lost, run the "
             f"export again when that one has ended, or choose another folder"
         )

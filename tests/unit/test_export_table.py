@@ -19,7 +19,7 @@ from builders import NOW, a_letter, an_ended_delivery
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.export.arrow import schema, table
+from celery_dlq.export.table import schema, table
 from celery_dlq.letters.packed import fields_of, packed
 from celery_dlq.record import (
     FIRST_MICROS,
@@ -170,7 +170,7 @@ def test_the_export_does_not_wait_for_pandas() -> None:
         "import sys\n"
         "from builders import a_letter\n"
         "from celery_dlq.letters.packed import fields_of, packed\n"
-        "from celery_dlq.export.arrow import table\n"
+        "from celery_dlq.export.table import table\n"
         "entry = packed(a_letter().to_fields())\n"
         "parts = [part for name, value in entry.items() for part in (name.encode(), value)]\n"
         "assert table([fields_of(parts)]).num_rows == 1\n"

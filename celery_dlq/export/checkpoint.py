@@ -19,7 +19,7 @@ from uuid import uuid4
 from celery_dlq.errors import ExportError
 from celery_dlq.export import partition
 from celery_dlq.export.destination import NOTES, Destination
-from celery_dlq.export.turns import Turns
+from celery_dlq.export.lease import ExportLeases
 from celery_dlq.filters import LetterFilter
 from celery_dlq.ports import ordered
 from celery_dlq.record import from_micros, iso, to_micros
@@ -40,7 +40,7 @@ class Checkpoint:
         intent: While files are put in place: up to where their letters go.
         since: The filter's ``since`` of that intent, in microseconds since 1970.
         trimmed: Letters of the files up to here were removed from the queue.
-        turns: Where it is noted first, so that other machines' exports keep out.
+        leases: Where it is noted first, so that other machines' exports keep out.
         folder: What tells the folder from an earlier one of the same name.
     """
 
@@ -50,26 +50,26 @@ class Checkpoint:
     intent: str | None = None
     since: int | None = None
     trimmed: str | None = None
-    turns: Turns | None = None
+    leases: ExportLeases | None = None
     folder: str | None = None
 
     @classmethod
-    def taken(cls, destination: Destination, queue: str, turns: Turns | None) -> Checkpoint:
-        """The checkpoint of a queue, when it is this export's turn.
+    def taken(cls, destination: Destination, queue: str, leases: ExportLeases | None) -> Checkpoint:
+        """The checkpoint of a queue, when it is this export's lease.
 
         Raises:
             ExportError: Another export is at work, or there is something else in its place.
         """
-        noted = None if turns is None else turns.take(queue)
+        noted = None if leases is None else leases.take(queue)
         found = cls.read(destination, queue)
-        folder = None if turns is None else folder_id(destination)
+        folder = None if leases is None else folder_id(destination)
         if noted is not None and noted.get("folder") == folder:
             kept = cls(destination, queue, *(noted.get(name) for name in _STATE[1:]))
             if found.position is None or (
                 kept.position is not None and ordered(kept.position) >= ordered(found.position)
             ):
                 found = kept
-        found.turns, found.folder = turns, folder
+        found.leases, found.folder = leases, folder
         return found
 
     @classmethod
@@ -117,8 +117,8 @@ class Checkpoint:
 
     def _save(self) -> None:
         state = {name: getattr(self, name) for name in _STATE}
-        if self.turns is not None:
-            self.turns.note(self.queue, {**state, "folder": self.folder})
+        if self.leases is not None:
+            self.leases.note(self.queue, {**state, "folder": self.folder})
         self.destination.save(_place(self.queue), json.dumps(state).encode())
 
 

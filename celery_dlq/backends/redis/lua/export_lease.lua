@@ -5,7 +5,7 @@
 --       3 owner
 --       4 lease (milliseconds; without a heartbeat the turn is free then)
 --       5 state (for note: what to keep from now on)
--- Returns: {1 = YOURS, state}, or {0 = ANOTHERS, "owner|end of the lease"}
+-- Returns: {1 = ACQUIRED, state}, or {0 = ANOTHERS, "owner|end of the lease"}
 -- Complexity: O(1)
 local what, place, owner, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 redis.call('PEXPIRE', KEYS[1], 7776000000)  -- first: a full Redis lets no script begin by adding

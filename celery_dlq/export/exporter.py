@@ -3,7 +3,7 @@
 The folder::
 
     dlq=<queue>/day=<YYYY-MM-DD>/letters-<first>-<last>.parquet
-    _celery_dlq/        notes; see `celery_dlq.export.notes`
+    _celery_dlq/        notes; see `celery_dlq.export.checkpoint`
 
 The commit order is told in `celery_dlq.export.roll`.
 """
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter, ExportError, MissingExtra
-from celery_dlq.export import arrow, notes, trim
+from celery_dlq.export import checkpoint, table, trim
+from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination
-from celery_dlq.export.notes import Checkpoint
+from celery_dlq.export.lease import ExportLeases
 from celery_dlq.export.redaction import Redaction
 from celery_dlq.export.roll import Roll
-from celery_dlq.export.turns import Turns
 from celery_dlq.filters import LetterFilter
 from celery_dlq.logs import get_logger
-from celery_dlq.ports import DeadLetterStore, ExportTurns, ordered
+from celery_dlq.ports import DeadLetterStore, ExportLeaseStore, ordered
 from celery_dlq.record import DeadLetter, from_micros, to_micros
 
 try:
@@ -211,21 +211,25 @@ class ParquetExport:
         ):
             self._destination.open()
             about = self._redaction.about() if self._redaction is not None else {}
-            notes.agree(self._destination, self._where, about, self._of)
+            checkpoint.agree(self._destination, self._where, about, self._of)
             report.foreign = self._destination.foreign()
             shared, store = self._destination.shared, self._store
-            turns = Turns(store, shared) if shared and isinstance(store, ExportTurns) else None
+            leases = (
+                ExportLeases(store, shared)
+                if shared and isinstance(store, ExportLeaseStore)
+                else None
+            )
             work = _Work(
                 store, self._destination, self._where, self._rolling, self._redaction,
-                self._trimmed, pool, report, progress or (lambda _count: None), turns,
-                arrow.SUCCESS if self._of == SUCCESSES else arrow.LETTER,
+                self._trimmed, pool, report, progress or (lambda _count: None), leases,
+                table.SUCCESS if self._of == SUCCESSES else table.LETTER,
             )  # fmt: skip
             try:
                 yield work
             finally:
                 work.abandon()
-                if turns is not None:
-                    turns.end()
+                if leases is not None:
+                    leases.end()
                 self._store.done()
 
 
@@ -242,7 +246,7 @@ class _Work:
     pool: ThreadPoolExecutor
     report: ExportReport
     progress: Progress
-    turns: Turns | None
+    leases: ExportLeases | None
     required: frozenset[bytes]
     queues: dict[str, _Queue] = field(default_factory=dict)
 
@@ -268,7 +272,7 @@ class _Queue:
     def __init__(self, work: _Work, name: str) -> None:
         self._work = work
         self._name = name
-        self._checkpoint = Checkpoint.taken(work.destination, name, work.turns)
+        self._checkpoint = Checkpoint.taken(work.destination, name, work.leases)
         self._read_to = self._checkpoint.position
         self._roll: Roll | None = None
         self._begun_at = 0.0
@@ -381,12 +385,12 @@ class _Queue:
         if self._roll is None:
             self._roll = self._new_roll()
         if chosen:
-            table = arrow.table(
+            rows = table.table(
                 [fields for _position, fields in chosen],
                 lambda number, exc: self._leave_out(chosen[number][0], exc),
                 required=self._work.required,
             )
-            self._roll.add(table)
+            self._roll.add(rows)
         self._read_to = page[-1][0]
         self._work.progress(len(page))
 

@@ -24,7 +24,7 @@ from celery_dlq.operations.message import RedriveOptions, outgoing
 from celery_dlq.operations.preflight import DryRun, dry_run
 from celery_dlq.operations.redrive import Redriver
 from celery_dlq.operations.report import DiscardReport, RedriveReport
-from celery_dlq.operations.selection import Found, Span, select
+from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.policies.policy import Policy
 from celery_dlq.ports import (
     Clock,
@@ -126,7 +126,7 @@ class Operator:
         limit: int | None = None,
         scanned: Progress | None = None,
         **fields: Any,
-    ) -> Iterator[Found]:
+    ) -> Iterator[RawEntry]:
         """As `letters`, but raw, with positions, and with entries that are no letters."""
         where = where or LetterFilter(**fields)
         self._check_queue(dead_letter_queue)
@@ -161,7 +161,7 @@ class Operator:
             if until == after:
                 time.sleep(_LOOK_SECONDS)
                 continue
-            span = Span(after=after, until=until)
+            span = PositionRange(after=after, until=until)
             yield from _readable(select(self.store, dead_letter_queue, where, span=span))
             after = until
 
@@ -179,7 +179,7 @@ class Operator:
         """
         return self.entry(letter_id, dead_letter_queue)[1].letter()
 
-    def entry(self, letter_id: str, dead_letter_queue: str | None = None) -> tuple[str, Found]:
+    def entry(self, letter_id: str, dead_letter_queue: str | None = None) -> tuple[str, RawEntry]:
         """The queue of a letter, and the letter raw; also of an entry that is none.
 
         Args:
@@ -196,7 +196,7 @@ class Operator:
         holder = self.store.holder(names, letter_id)
         entry = None if holder is None else self.store.entry(holder, letter_id)
         if holder is not None and entry is not None:
-            return holder, Found(*entry)
+            return holder, RawEntry(*entry)
         if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
             found = self.store.ids(names, letter_id, most=_MOST_SAID)
             if len(found) == 1:
@@ -473,7 +473,7 @@ class Operator:
         message = f"expected a discarded letter with the id {letter_id!r}, found none in the bin"
         raise NotFound(message)
 
-    def discarded(self, dead_letter_queue: str) -> Iterator[Found]:
+    def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
         """The letters in the bin of a queue, newest first."""
         self._check_queue(dead_letter_queue)
         self._check_bin()
@@ -481,7 +481,7 @@ class Operator:
             for position, fields in page:
                 kept = dict(fields)
                 key = kept.pop(b"~key", b"").decode("utf-8", "replace")
-                found = Found(position, kept)
+                found = RawEntry(position, kept)
                 found.key = key or found.key
                 yield found
 
@@ -567,10 +567,10 @@ class Operator:
     def _redriver(self) -> Redriver:
         return Redriver(
             self.app, self.store, self._clock, dead_letter_queue_of=self._dead_letter_queue_of,
-            told=self._redriven,
+            confirmed=self._redriven,
         )  # fmt: skip
 
-    def _redriven(self, queue: str, found: Sequence[Found], redrive_id: str) -> None:  # noqa: ARG002 - for those who count
+    def _redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:  # noqa: ARG002 - for those who count
         """Told of every batch that was published; letters are only read for who wants them."""
         if not self.events.wanted(Redriven):
             return
@@ -756,7 +756,7 @@ def _some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_SAID]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _readable(found: Iterator[Found]) -> Iterator[DeadLetter]:
+def _readable(found: Iterator[RawEntry]) -> Iterator[DeadLetter]:
     for entry in found:
         with suppress(CorruptLetter):  # it stops nothing
             yield entry.letter()

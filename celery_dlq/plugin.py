@@ -22,7 +22,7 @@ from celery_dlq.filters import LetterFilter
 from celery_dlq.logs import get_logger
 from celery_dlq.measuring import Measuring
 from celery_dlq.operations.policies import PolicyAdmin, PolicyReport
-from celery_dlq.operations.selection import Found
+from celery_dlq.operations.selection import RawEntry
 from celery_dlq.operator import Operator
 from celery_dlq.parts import (
     WorkerParts,
@@ -422,7 +422,7 @@ class DeadLetters(Operator):
 
         return PolicyAdmin(policy_table_of(self.app, self.settings), self.registry, self.events)
 
-    def _redriven(self, queue: str, found: Sequence[Found], redrive_id: str) -> None:
+    def _redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:
         self._measuring.redriven(queue, len(found))
         super()._redriven(queue, found, redrive_id)
 

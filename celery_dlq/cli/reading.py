@@ -18,7 +18,7 @@ from celery_dlq.cli.context import (
 from celery_dlq.cli.options import filter_options, json_option
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.selection import Found
+    from celery_dlq.operations.selection import RawEntry
 
 
 @click.command()
@@ -65,7 +65,7 @@ def list_(
     where, screen = letter_filter(fields), screen_of(ctx)
     with screen.counting("scanned", quiet=as_json or not where) as scanned:
         dead_letters = dead_letters_of(ctx)
-        entries: Iterator[Found]
+        entries: Iterator[RawEntry]
         if discarded:
             binned = dead_letters.discarded(queue)
             entries = (found for found in binned if where.matches_fields(found.fields))

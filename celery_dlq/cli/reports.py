@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from celery_dlq.operations.jobs import Job
     from celery_dlq.operations.preflight import Check, DryRun
     from celery_dlq.operations.report import DiscardReport
-    from celery_dlq.operations.selection import Found
+    from celery_dlq.operations.selection import RawEntry
 
 _DETAIL = 200
 _STATE_STYLES = {"running": "green", "failed": "red", "interrupted": "red", "stopped": "yellow"}
 
 
-def readable(found: Found) -> DeadLetter | Unreadable:
+def readable(found: RawEntry) -> DeadLetter | Unreadable:
     """A letter, or what is to be said of an entry that is none."""
     try:
         return found.letter()
@@ -32,7 +32,7 @@ def readable(found: Found) -> DeadLetter | Unreadable:
         return Unreadable(position=found.position, error=str(exc))
 
 
-def row_of(found: Found) -> DeadLetter | Unreadable:
+def row_of(found: RawEntry) -> DeadLetter | Unreadable:
     """As `readable`, without what no table shows: a page of letters may be large."""
     letter = readable(found)
     if isinstance(letter, Unreadable):
@@ -43,7 +43,7 @@ def row_of(found: Found) -> DeadLetter | Unreadable:
     )  # fmt: skip
 
 
-def entry_json(found: Found) -> dict[str, Any]:
+def entry_json(found: RawEntry) -> dict[str, Any]:
     """A letter for ``--json``, or an entry that is none."""
     entry = readable(found)
     if isinstance(entry, DeadLetter):
@@ -56,7 +56,7 @@ def entry_json(found: Found) -> dict[str, Any]:
             "fields": fields}  # fmt: skip
 
 
-def corrupt(screen: Screen, queue: str, found: Found) -> None:
+def corrupt(screen: Screen, queue: str, found: RawEntry) -> None:
     """An entry that is no letter, as far as it can be shown."""
     shown = entry_json(found)
     screen.say(f"Entry {found.position} of {queue} is not a letter: {shown['error']}", style="red")

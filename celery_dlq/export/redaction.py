@@ -112,7 +112,7 @@ class Redaction:
         return hmac.new(self.key, message, sha256).hexdigest()
 
     def _redacted(self, letter: Fields) -> dict[bytes, bytes]:
-        found = _Found(self)
+        found = _Match(self)
         parsed = {name: _parsed(letter.get(name.encode())) for name in _parts(letter)}
         for name, value in parsed.items():
             parsed[name] = found.part(name, value)
@@ -146,7 +146,7 @@ class Redaction:
         return any(path[0] != "headers" for path in self.paths)
 
 
-class _Found:
+class _Match:
     """Replaces values by their paths, and remembers them."""
 
     def __init__(self, redaction: Redaction) -> None:

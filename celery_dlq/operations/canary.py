@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.operations.selection import Found
+from celery_dlq.operations.selection import RawEntry
 from celery_dlq.ports import Fate
 
 _MOST_LETTERS = 1000
@@ -91,7 +91,7 @@ class CanaryResult:
         return asdict(self)
 
 
-def chosen(entries: Iterable[Found], letters: int) -> list[str]:
+def chosen(entries: Iterable[RawEntry], letters: int) -> list[str]:
     """Ids of letters in turn from every group; looks at a bounded number of them."""
     groups: dict[str, list[str]] = {}
     for found in islice(entries, _MOST_LOOKED_AT):

@@ -14,7 +14,7 @@ from celery_dlq.errors import DLQError, ExportError, MissingExtra
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.jobs import CANCELLED, DONE, CancelledError, JobRun
 from celery_dlq.operations.report import DiscardReport
-from celery_dlq.operations.selection import Found, Span, batches, select
+from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.ports import ClaimState, DeadLetterStore
 from celery_dlq.record import iso
 
@@ -97,12 +97,12 @@ class Discarder:
 
     def _selected(
         self, run: JobRun, where: LetterFilter, left: int | None, scanned: Progress | None = None
-    ) -> Iterator[Found]:
-        span = Span(after=run.job.position, until=run.job.until)
+    ) -> Iterator[RawEntry]:
+        span = PositionRange(after=run.job.position, until=run.job.until)
         return islice(select(self._store, run.job.queue, where, span=span, scanned=scanned), left)
 
     def _batch(
-        self, run: JobRun, batch: list[Found], options: DiscardOptions, report: DiscardReport
+        self, run: JobRun, batch: list[RawEntry], options: DiscardOptions, report: DiscardReport
     ) -> None:
         keys, queue, owner = [found.key for found in batch], run.job.queue, run.owner
         states = self._store.claim(

@@ -17,7 +17,7 @@ from celery_dlq.headers import (
     REDRIVE_HEADER,
     REDRIVES_HEADER,
 )
-from celery_dlq.operations.selection import Found
+from celery_dlq.operations.selection import RawEntry
 from celery_dlq.record import from_micros
 
 # Set by a broker or by us on an earlier journey; they would be wrong or harmful on the next.
@@ -111,7 +111,9 @@ class Outgoing:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-def outgoing(found: Found, options: RedriveOptions, *, redrive_id: str, now: datetime) -> Outgoing:
+def outgoing(
+    found: RawEntry, options: RedriveOptions, *, redrive_id: str, now: datetime
+) -> Outgoing:
     """The message of a letter.
 
     Body bytes, id, callbacks, chain, chord and group are the original's. Counts of

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from celery_dlq.operations.message import RedriveOptions
-from celery_dlq.operations.selection import Found
+from celery_dlq.operations.selection import RawEntry
 from celery_dlq.ports import WorkerInfo
 
 _MOST_NAMES = 1000
@@ -65,7 +65,7 @@ class DryRun:
 
 def dry_run(
     app: Any,
-    found: Iterable[Found],
+    found: Iterable[RawEntry],
     options: RedriveOptions,
     workers: Sequence[WorkerInfo],
 ) -> DryRun:

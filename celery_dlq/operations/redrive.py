@@ -18,7 +18,7 @@ from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.pace import Pace
 from celery_dlq.operations.publisher import Publisher, Sent
 from celery_dlq.operations.report import RedriveReport
-from celery_dlq.operations.selection import Found, Span, batches, select
+from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.ports import ClaimState, Clock, DeadLetterStore, Fate, MessageKey
 from celery_dlq.record import Delivery, from_micros
 
@@ -28,7 +28,7 @@ _MOST_REFUSALS = 20
 
 Progress = Callable[[int], object]
 Transform = Callable[[Outgoing], Outgoing]
-Told = Callable[[str, Sequence[Found], str], None]
+Confirmed = Callable[[str, Sequence[RawEntry], str], None]
 QueueNames = Callable[[str], str]
 
 
@@ -104,7 +104,7 @@ class Redriver:
         clock: The present, aware UTC.
         dead_letter_queue_of: Tells the dead-letter queue of a queue.
         lease_seconds: How long a claim holds when its process has died.
-        told: Told of the letters of each batch that the broker took: the queue, the
+        confirmed: Told of the letters of each batch that the broker took: the queue, the
             letters, the id of the redrive.
     """
 
@@ -116,14 +116,14 @@ class Redriver:
         *,
         dead_letter_queue_of: QueueNames | None = None,
         lease_seconds: float = LEASE_SECONDS,
-        told: Told | None = None,
+        confirmed: Confirmed | None = None,
     ) -> None:
         self._app = app
         self._store = store
         self._clock = clock
         self._dead_letter_queue_of = dead_letter_queue_of
         self._lease = lease_seconds
-        self._told = told
+        self._confirmed = confirmed
 
     def redrive(
         self,
@@ -142,7 +142,7 @@ class Redriver:
         remover = Remover(lambda ids: self._store.remove(queue, ids, owner=owner))
         work = Work(queue=queue, options=options, run=run, report=report, transform=transform,
                     remover=remover)  # fmt: skip
-        span = Span(after=run.job.position, until=run.job.until)
+        span = PositionRange(after=run.job.position, until=run.job.until)
         with remover, Publisher(self._app) as publisher:
             try:
                 if canary is not None and not self._canary(publisher, work, where, canary):
@@ -160,7 +160,7 @@ class Redriver:
         return report
 
     def _all(
-        self, publisher: Publisher, work: Work, found: Iterable[Found], progress: Progress | None
+        self, publisher: Publisher, work: Work, found: Iterable[RawEntry], progress: Progress | None
     ) -> None:
         rate = work.options.rate
         size = publisher.batch_size if rate is None else max(1, min(100, int(rate)))
@@ -181,7 +181,7 @@ class Redriver:
                 progress(len(batch))
         work.remover.wait()
 
-    def _batch(self, publisher: Publisher, work: Work, batch: Sequence[Found]) -> list[Outgoing]:
+    def _batch(self, publisher: Publisher, work: Work, batch: Sequence[RawEntry]) -> list[Outgoing]:
         """Redrive some letters; whatever happens, their claims tell the next run of it."""
         queue, owner, report, sent = work.queue, work.run.owner, work.report, Sent()
         claimed = dict(zip([found.key for found in batch], self._claim(work, batch), strict=True))
@@ -204,9 +204,9 @@ class Redriver:
                         sent.doubtful[message.letter_id] = "interrupted while it was published"
             self._settle(work, claimed, finished, sent)
             confirmed = sent.confirmed_set
-            if self._told is not None and confirmed:
+            if self._confirmed is not None and confirmed:
                 taken = [found for found in ours if found.key in confirmed]
-                self._told(queue, taken, report.redrive_id)
+                self._confirmed(queue, taken, report.redrive_id)
             unused = [found.key for found in ours if found.key not in confirmed]
             doubtful = [key for key in unused if key in sent.doubtful]
             certain = [key for key in unused if key not in sent.doubtful]
@@ -214,7 +214,7 @@ class Redriver:
             self._store.release(queue, doubtful, owner=owner, doubtful=True)
         return messages
 
-    def _claim(self, work: Work, batch: Sequence[Found]) -> list[ClaimState]:
+    def _claim(self, work: Work, batch: Sequence[RawEntry]) -> list[ClaimState]:
         return self._store.claim(
             work.queue,
             [found.key for found in batch],
@@ -223,7 +223,7 @@ class Redriver:
             forebear=work.run.forebear,
         )
 
-    def _messages(self, work: Work, ours: Sequence[Found]) -> Iterator[Outgoing]:
+    def _messages(self, work: Work, ours: Sequence[RawEntry]) -> Iterator[Outgoing]:
         now = self._clock()
         for found in ours:
             try:
@@ -254,7 +254,7 @@ class Redriver:
         # While the store removes these, the next ones are made ready.
         work.remover.remove(over)
 
-    def _seed(self, work: Work, found: Found, message: Outgoing) -> None:
+    def _seed(self, work: Work, found: RawEntry, message: Outgoing) -> None:
         """Let earlier deliveries count, with one more allowed: else it would never run."""
         deliveries = int(found.fields.get(b"deliveries", b"0"))
         limit = int(found.fields.get(b"max_deliveries", b"0"))
@@ -279,7 +279,7 @@ class Redriver:
         self, publisher: Publisher, work: Work, where: LetterFilter, canary: Canary
     ) -> bool:
         """Redrive a few letters and look what becomes of them; whether to go on."""
-        span = Span(after=work.run.job.position, until=work.run.job.until)
+        span = PositionRange(after=work.run.job.position, until=work.run.job.until)
         most = min(canary.letters, work.options.limit or canary.letters)
         letter_ids = chosen(select(self._store, work.queue, where, span=span), most)
         if not letter_ids:
@@ -341,7 +341,7 @@ def _earlier(run: JobRun) -> dict[str, Any]:
     return {name: int(run.job.counts.get(name, 0)) for name in names}
 
 
-def _last_delivery(found: Found) -> Delivery:
+def _last_delivery(found: RawEntry) -> Delivery:
     try:
         history = found.letter().history
     except CorruptLetter:

@@ -27,7 +27,7 @@ _REASONS = frozenset(reason.value.encode() for reason in Reason)
 Scanned = Callable[[int], object]
 
 
-class Found:
+class RawEntry:
     """One entry of the store, not decoded.
 
     Attributes:
@@ -73,7 +73,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class PositionRange:
     """A part of a queue, fixed before the work begins.
 
     Attributes:
@@ -90,10 +90,10 @@ def select(
     queue: str,
     where: LetterFilter,
     *,
-    span: Span | None = None,
+    span: PositionRange | None = None,
     newest_first: bool = False,
     scanned: Scanned | None = None,
-) -> Iterator[Found]:
+) -> Iterator[RawEntry]:
     """The entries that a filter means.
 
     What is no letter fits no filter; it is among them when there is no filter, or when
@@ -110,7 +110,7 @@ def select(
     if where.ids is not None:
         yield from _named(store, queue, where)
         return
-    span = span or Span()
+    span = span or PositionRange()
     after = span.after
     if where.since is not None:
         after = later(after, store.position_at(where.since - CLOCK_SKEW))
@@ -120,7 +120,7 @@ def select(
     ):
         for position, fields in page:
             if everything or where.matches_fields(fields):
-                found = Found(position, fields)
+                found = RawEntry(position, fields)
                 if everything or found.is_letter:
                     yield found
         if scanned is not None:
@@ -128,10 +128,10 @@ def select(
 
 
 def batches(
-    entries: Iterable[Found], size: int, most_bytes: int = BATCH_BYTES
-) -> Iterator[list[Found]]:
+    entries: Iterable[RawEntry], size: int, most_bytes: int = BATCH_BYTES
+) -> Iterator[list[RawEntry]]:
     """Batches bounded in letters and in bytes."""
-    batch: list[Found] = []
+    batch: list[RawEntry] = []
     held = 0
     for entry in entries:
         more = entry.size
@@ -152,7 +152,7 @@ def later(one: str | None, other: str) -> str:
     return other if one is None or ordered(other) > ordered(one) else one
 
 
-def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[Found]:
+def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[RawEntry]:
     others = LetterFilter(**{
         name: getattr(where, name) for name in LetterFilter.__slots__ if name != "ids"
     })  # fmt: skip
@@ -160,6 +160,6 @@ def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[
         entry = store.entry(queue, letter_id)
         if entry is None:
             continue
-        found = Found(*entry)
+        found = RawEntry(*entry)
         if found.key == letter_id and others.matches_fields(found.fields):
             yield found

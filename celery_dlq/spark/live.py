@@ -36,7 +36,7 @@ Entry = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PositionRange:
     """A part of one queue: the letters after one position up to another, both stream ids."""
 
     queue: str
@@ -138,7 +138,7 @@ class LiveLetters:
             position, left = page[-1][0], left - len(page)
         return position, letters
 
-    def spans(self, span: Span) -> list[Span]:
+    def spans(self, span: PositionRange) -> list[PositionRange]:
         """Cut a span into parts with about equally many letters.
 
         The cuts come from a random sample of the index of letters, because a stream
@@ -158,9 +158,11 @@ class LiveLetters:
         )
         cuts = {inside[len(inside) * part // parts] for part in range(1, parts)} if inside else {}
         edges = [span.after, *(f"{ms}-{sequence}" for ms, sequence in sorted(cuts)), span.until]
-        return [Span(span.queue, after, until) for after, until in pairwise(edges)]
+        return [PositionRange(span.queue, after, until) for after, until in pairwise(edges)]
 
-    def batches(self, span: Span, window: Window, columns: tuple[str, ...]) -> Iterator[Any]:
+    def batches(
+        self, span: PositionRange, window: Window, columns: tuple[str, ...]
+    ) -> Iterator[Any]:
         """The letters of a span as Arrow record batches, bounded in rows and bytes."""
         try:
             from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
@@ -180,7 +182,7 @@ class LiveLetters:
         if rows:
             yield from _record_batches(table.table(rows, columns=columns), columns)
 
-    def _entries(self, span: Span) -> Iterator[Entry]:
+    def _entries(self, span: PositionRange) -> Iterator[Entry]:
         position = span.after
         while True:
             page = self._range(span.queue, position, span.until, _PAGE)

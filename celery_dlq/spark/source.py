@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 
 from celery_dlq.errors import SettingsError, StoreError
 from celery_dlq.policies.policy import suggestion
-from celery_dlq.spark.live import START, LiveLetters, Span, Window, older
+from celery_dlq.spark.live import START, LiveLetters, PositionRange, Window, older
 from celery_dlq.spark.options import ReadOptions, WriteOptions
 from celery_dlq.spark.triage import column_ddl
 
@@ -111,10 +111,10 @@ class DeadLetterSource(DataSource):
 
 
 @dataclass
-class SpanPartition(InputPartition):
+class RangePartition(InputPartition):
     """What one task reads; ``None``: nothing."""
 
-    span: Span | None
+    span: PositionRange | None
 
 
 class LetterReader(DataSourceReader):
@@ -141,12 +141,12 @@ class LetterReader(DataSourceReader):
                 if (self._queues is None or queue in self._queues) and older(first, end):
                     # The range after a position leaves that position out.
                     after = START if first == START else _before(first)
-                    found += map(SpanPartition, live.spans(Span(queue, after, end)))
-        return found or [SpanPartition(None)]
+                    found += map(RangePartition, live.spans(PositionRange(queue, after, end)))
+        return found or [RangePartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The letters of one partition, as Arrow record batches."""
-        span: Span | None = getattr(partition, "span", None)
+        span: PositionRange | None = getattr(partition, "span", None)
         if span is None:
             return
         with LiveLetters(self._options) as live:
@@ -232,12 +232,12 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, until in sorted(end.items()):
                 after = start.get(queue, START)
                 if older(after, until):
-                    found += map(SpanPartition, live.spans(Span(queue, after, until)))
+                    found += map(RangePartition, live.spans(PositionRange(queue, after, until)))
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The letters of one partition, as Arrow record batches."""
-        span: Span | None = getattr(partition, "span", None)
+        span: PositionRange | None = getattr(partition, "span", None)
         if span is None:
             return
         with LiveLetters(self._options) as live:

@@ -17,7 +17,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.ports import Clock, Keeper, Stored
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.adoption import Adoption, Identity
-from celery_dlq.worker.source import Found, Source
+from celery_dlq.worker.source import Source, TakenMessage
 
 logger = get_logger("celery_dlq.worker")
 
@@ -107,7 +107,7 @@ class Adopter:
         """Let go of the connection; the next `drain` connects again. Never raises."""
         self._source.close()
 
-    def _adopt(self, found: Found) -> None:
+    def _adopt(self, found: TakenMessage) -> None:
         identity = self._adoption.identity(found.message)
         number = 0 if identity.certain else self._twins.get(identity.task_id, 0)
         if number and not found.fresh:
@@ -121,7 +121,7 @@ class Adopter:
         if not identity.certain:
             self._remember(identity, number + 1)
 
-    def _stored(self, found: Found, identity: Identity) -> bool:
+    def _stored(self, found: TakenMessage, identity: Identity) -> bool:
         letter, key = self._adoption.letter(found.message, identity, self._clock())
         if self._store.dead_letter(letter, key) is not Stored.NEW:
             return False

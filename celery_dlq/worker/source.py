@@ -27,7 +27,7 @@ _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_s
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TakenMessage:
     """A message of a queue.
 
     Attributes:
@@ -46,10 +46,10 @@ class Found:
 class Source(Protocol):
     """A queue to adopt from. Every method may raise `BrokerUnavailable`."""
 
-    def take(self) -> Found | None:
+    def take(self) -> TakenMessage | None:
         """The next message, oldest first; ``None`` if the queue is empty now."""
 
-    def let_go(self, found: Found) -> None:
+    def let_go(self, found: TakenMessage) -> None:
         """Remove a message: its letter is stored."""
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class BrokerQueue:
         self._queue = queue
         self._channel: Any = None
 
-    def take(self) -> Found | None:
+    def take(self) -> TakenMessage | None:
         """Get one message, unacknowledged."""
         with self._errors():
             channel = self._open()
@@ -89,9 +89,9 @@ class BrokerQueue:
             convert = getattr(channel, "message_to_python", None)
             message = convert(raw) if convert is not None else raw
         delivery = message.delivery_info or {}
-        return Found(message, fresh=delivery.get("redelivered") is False)
+        return TakenMessage(message, fresh=delivery.get("redelivered") is False)
 
-    def let_go(self, found: Found) -> None:
+    def let_go(self, found: TakenMessage) -> None:
         """Acknowledge."""
         with self._errors():
             found.message.ack()
@@ -133,16 +133,16 @@ class RedisList:
         self._connection = connection
         self._queue = queue
         self._channel: Any = None
-        self._page: deque[Found] = deque()
+        self._page: deque[TakenMessage] = deque()
 
-    def take(self) -> Found | None:
+    def take(self) -> TakenMessage | None:
         """The entry that would be popped next; it stays in its list."""
         if not self._page:
             with translated(self._connection, self._queue):
                 self._page.extend(self._read())
         return self._page.popleft() if self._page else None
 
-    def let_go(self, found: Found) -> None:
+    def let_go(self, found: TakenMessage) -> None:
         """Remove one entry that is the very same, searched from the end."""
         with (
             translated(self._connection, self._queue),
@@ -157,7 +157,7 @@ class RedisList:
         with suppress(Exception):
             self._connection.close()
 
-    def _read(self) -> list[Found]:
+    def _read(self) -> list[TakenMessage]:
         if self._channel is None:
             self._connection.ensure_connection(**_CONNECT)
             self._channel = self._connection.default_channel
@@ -171,14 +171,14 @@ class RedisList:
                     return [self._found(key, entry) for entry in reversed(entries)]
         return []
 
-    def _found(self, key: str, entry: bytes | str) -> Found:
+    def _found(self, key: str, entry: bytes | str) -> TakenMessage:
         data = entry.encode("utf-8", "surrogateescape") if isinstance(entry, str) else entry
         try:
             payload = loads(data.decode("utf-8"))  # type: ignore[no-untyped-call]
             message = self._channel.Message(payload, channel=self._channel)
         except Exception:  # noqa: BLE001 - whatever it is, it is no message of kombu's
             message = _plain(data)
-        return Found(message, entry=data, key=key)
+        return TakenMessage(message, entry=data, key=key)
 
 
 def _plain(entry: bytes) -> KombuMessage:

@@ -185,13 +185,13 @@ def test_pushed_filters_give_the_same_rows(
 
 def test_partitions_have_about_the_same_size(redis_url: str, fill: Fill) -> None:
     """Tasks share the letters of a stream evenly, without gap or overlap."""
-    from celery_dlq.spark.live import LiveLetters, Span, Window
+    from celery_dlq.spark.live import LiveLetters, PositionRange, Window
     from celery_dlq.spark.options import ReadOptions
 
     letters = [a_letter(dead_lettered_at=now()) for _ in range(400)]
     fill(letters)
     with LiveLetters(ReadOptions.parse({"url": redis_url, "partitions": "4"})) as reader:
-        spans = reader.spans(Span("orders-DLQ", "0-0", reader.end("orders-DLQ")))
+        spans = reader.spans(PositionRange("orders-DLQ", "0-0", reader.end("orders-DLQ")))
         parts = [
             [row for batch in reader.batches(span, Window(), ("id",)) for row in batch["id"]]
             for span in spans

@@ -70,16 +70,16 @@ def make_sampled(settings: Settings, broker_url: object) -> DeadLetterStore:
 
 
 def _broker_store(settings: Settings, broker_url: object, connect: Connect) -> DeadLetterStore:
-    from celery_dlq.backends.broker.amqp import AmqpShelf  # noqa: PLC0415 - as above
-    from celery_dlq.backends.broker.ledger import Ledger  # noqa: PLC0415
-    from celery_dlq.backends.broker.redislist import RedisShelf  # noqa: PLC0415
+    from celery_dlq.backends.broker.amqp import AmqpQueueDriver  # noqa: PLC0415 - as above
+    from celery_dlq.backends.broker.index import PositionIndex  # noqa: PLC0415
+    from celery_dlq.backends.broker.redislist import RedisListDriver  # noqa: PLC0415
     from celery_dlq.backends.broker.store import BrokerStore  # noqa: PLC0415
     from celery_dlq.backends.redis.connect import connect as connect_redis  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
 
     url = settings.redis_url(broker_url)
     transport = connect().transport
-    shelves: dict[str, Any] = {"amqp": AmqpShelf, "redis": RedisShelf}
+    shelves: dict[str, Any] = {"amqp": AmqpQueueDriver, "redis": RedisListDriver}
     make = shelves.get(transport.driver_type)
     if make is None:
         raise SettingsError(
@@ -88,12 +88,12 @@ def _broker_store(settings: Settings, broker_url: object, connect: Connect) -> D
             f"set dlq_store to 'redis'"
         )
     client = connect_redis(url, settings.store_timeout)
-    ledger = Ledger(client, url, Keys(settings.key_prefix), settings.count_ttl)
-    shelf = make(connect, max(_BROKER_SECONDS, settings.store_timeout))
+    index = PositionIndex(client, url, Keys(settings.key_prefix), settings.count_ttl)
+    driver = make(connect, max(_BROKER_SECONDS, settings.store_timeout))
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
     targets = (target for target in settings.adopt.values() if target is not None)
     expected = (name for name in (*named, *targets) if not set(name) & set("*?["))
-    return BrokerStore(shelf, ledger, expected)
+    return BrokerStore(driver, index, expected)
 
 
 def make_worker_registry(settings: Settings, broker_url: object) -> WorkerRegistry:

@@ -10,9 +10,9 @@ import pytest
 from kombu.connection import Connection
 
 from celery_dlq.backends.broker import BrokerStore
-from celery_dlq.backends.broker.amqp import AmqpShelf
-from celery_dlq.backends.broker.ledger import Ledger
-from celery_dlq.backends.broker.redislist import RedisShelf
+from celery_dlq.backends.broker.amqp import AmqpQueueDriver
+from celery_dlq.backends.broker.index import PositionIndex
+from celery_dlq.backends.broker.redislist import RedisListDriver
 from celery_dlq.backends.memory import MemoryCounter, MemoryStore
 from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
@@ -65,13 +65,13 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 def broker_store(request: pytest.FixtureRequest, redis_url: str, kind: str) -> BrokerStore:
     """A store on the broker: Redis, with its lists in another database, or RabbitMQ."""
-    ledger = Ledger(connect(redis_url, 2.0), redis_url, Keys())
+    index = PositionIndex(connect(redis_url, 2.0), redis_url, Keys())
     if kind == "list":
         broker = f"{redis_url.rpartition('/')[0]}/7"
-        return BrokerStore(RedisShelf(partial(Connection, broker), 2.0), ledger)
+        return BrokerStore(RedisListDriver(partial(Connection, broker), 2.0), index)
     server = request.getfixturevalue("rabbit_server")
     server.delete_queues(*QUEUES)
-    return BrokerStore(AmqpShelf(partial(Connection, server.url), 10.0), ledger)
+    return BrokerStore(AmqpQueueDriver(partial(Connection, server.url), 10.0), index)
 
 
 @pytest.fixture

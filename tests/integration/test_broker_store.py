@@ -20,9 +20,9 @@ from rabbit import RabbitServer
 
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.backends.broker import BrokerStore, held, redislist
-from celery_dlq.backends.broker.amqp import AmqpShelf
-from celery_dlq.backends.broker.ledger import Ledger
-from celery_dlq.backends.broker.wire import decoded
+from celery_dlq.backends.broker.amqp import AmqpQueueDriver
+from celery_dlq.backends.broker.index import PositionIndex
+from celery_dlq.backends.broker.message import decoded
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import ExportError, NotSupported, SettingsError, StoreError, StoreUnavailable
@@ -285,7 +285,7 @@ def test_too_many_letters_are_said_and_not_exported(
     monkeypatch.setattr(
         BrokerStore, "capabilities", _with_most(store.capabilities, most_letters=60)
     )
-    store._shelf.most_letters = 60
+    store._driver.most_letters = 60
     letters = [put(dead_letters, retries=number).id for number in range(MANY)]
     with caplog.at_level(logging.WARNING):
         seen = ids(dead_letters)
@@ -320,7 +320,7 @@ def test_an_export_has_each_letter_once_also_those_on_their_way(
     dead_letters, folder = operators(broker), tmp_path / "letters"
     first = put(dead_letters)
     slow = a_letter()
-    Ledger(connect(redis_url, 2.0), redis_url, Keys()).place(DLQ, slow.id)
+    PositionIndex(connect(redis_url, 2.0), redis_url, Keys()).place(DLQ, slow.id)
     quick = put(dead_letters)
     assert dead_letters.export(folder).letters == 1
     assert exported(folder) == [first.id]
@@ -378,10 +378,12 @@ def test_other_brokers_are_refused(redis_url: str) -> None:
         DeadLetters(app).queues()
 
 
-def test_a_shelf_that_is_down_says_so(redis_url: str) -> None:
+def test_a_broker_that_is_down_says_so(redis_url: str) -> None:
     """Without a password."""
     gone = partial(Connection, "amqp://me:hush@127.0.0.1:1//")
-    store = BrokerStore(AmqpShelf(gone, 1.0), Ledger(connect(redis_url, 2.0), redis_url, Keys()))
+    store = BrokerStore(
+        AmqpQueueDriver(gone, 1.0), PositionIndex(connect(redis_url, 2.0), redis_url, Keys())
+    )
     letter = a_letter()
     with pytest.raises(StoreUnavailable, match="expected the broker amqp://me:") as caught:
         store.dead_letter(letter, key_of(letter))

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from celery_dlq.backends.broker.held import HEARTBEAT_SECONDS, AmqpHeld
-from celery_dlq.backends.broker.shelf import CONNECT, MOST_LETTERS, Connect, translated
+from celery_dlq.backends.broker.driver import CONNECT, MOST_LETTERS, Connect, translated
+from celery_dlq.backends.broker.held import HEARTBEAT_SECONDS, AmqpHeldQueue
+from celery_dlq.backends.broker.message import LetterMessage, publish
 from celery_dlq.backends.broker.snapshot import Snapshot
-from celery_dlq.backends.broker.wire import Parcel, publish
 from celery_dlq.errors import StoreError, StoreUnavailable
 from celery_dlq.logs import get_logger
 
@@ -20,7 +20,7 @@ _FIRST_WITH_LIMIT = 4  # RabbitMQ 4 has a delivery limit unless told otherwise
 _NOT_FOUND, _OTHER = 404, 406
 
 
-class AmqpShelf:
+class AmqpQueueDriver:
     """Dead-letter queues of one broker.
 
     Args:
@@ -47,7 +47,7 @@ class AmqpShelf:
         """Connect."""
         self._tried(self._open)
 
-    def put(self, queue: str, letter: Parcel) -> None:
+    def put(self, queue: str, letter: LetterMessage) -> None:
         """Publish a letter; comes back when the broker has confirmed it.
 
         Raises:
@@ -60,7 +60,7 @@ class AmqpShelf:
         found = self._tried(lambda: self._passive(queue))
         return 0 if found is None else int(found.message_count)
 
-    def read(self, queue: str) -> tuple[Snapshot, AmqpHeld | None]:
+    def read(self, queue: str) -> tuple[Snapshot, AmqpHeldQueue | None]:
         """Write down what is in a queue, and give it all back; see `hold`.
 
         Returns:
@@ -73,7 +73,7 @@ class AmqpShelf:
         held.give_back()
         return held.snapshot, None
 
-    def hold(self, queue: str) -> AmqpHeld:
+    def hold(self, queue: str) -> AmqpHeldQueue:
         """Read a queue and keep its messages from everybody else until they are given back.
 
         Raises:
@@ -88,7 +88,7 @@ class AmqpShelf:
                 f"without other arguments; got one declared otherwise, which might lose "
                 f"letters by being read. Move its messages to a queue that a worker made"
             )
-        held = AmqpHeld(
+        held = AmqpHeldQueue(
             self._connect(transport_options=self._options, heartbeat=HEARTBEAT_SECONDS),
             queue, kind or "", self.most_letters, present=present,
         )  # fmt: skip
@@ -116,7 +116,7 @@ class AmqpShelf:
             with self._errors(queue):
                 return what()
 
-    def _put(self, queue: str, letter: Parcel) -> None:
+    def _put(self, queue: str, letter: LetterMessage) -> None:
         self._open()
         if queue not in self._kinds:
             self._kinds[queue] = self._made(queue)

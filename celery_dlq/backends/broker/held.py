@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_dlq.actor import whoami
-from celery_dlq.backends.broker.shelf import (
+from celery_dlq.backends.broker.driver import (
     CONNECT,
     LOCK_SUFFIX,
     MOST_BYTES,
@@ -38,7 +38,7 @@ _AT_A_TIME = 32
 _LOCKED = 405
 
 
-class AmqpHeld:
+class AmqpHeldQueue:
     """The messages of one queue, unacknowledged.
 
     Args:
@@ -65,7 +65,7 @@ class AmqpHeld:
         self._over = threading.Event()
 
     def open(self) -> None:
-        """Take all messages; see `AmqpShelf.hold`."""
+        """Take all messages; see `AmqpQueueDriver.hold`."""
         if not self.present:
             return
         try:
@@ -148,7 +148,7 @@ class AmqpHeld:
         while True:
             channel = self._connection.channel()
             try:
-                # Held by the connection: a process that dies, or a machine, lets it go.
+                # HeldQueue by the connection: a process that dies, or a machine, lets it go.
                 channel.queue_declare(
                     f"{self._queue}{LOCK_SUFFIX}", durable=False, exclusive=True, auto_delete=True
                 )

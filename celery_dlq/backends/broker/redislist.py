@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.backends.broker.shelf import (
+from celery_dlq.backends.broker.driver import (
     CONNECT,
     LOCK_SUFFIX,
     MOST_BYTES,
@@ -25,8 +25,8 @@ from celery_dlq.backends.broker.shelf import (
     busy,
     translated,
 )
+from celery_dlq.backends.broker.message import LetterMessage, publish
 from celery_dlq.backends.broker.snapshot import Entry, Snapshot
-from celery_dlq.backends.broker.wire import Parcel, publish
 from celery_dlq.backends.redis.scripts import source
 from celery_dlq.errors import StoreUnavailable
 
@@ -35,7 +35,7 @@ _TRIES = 20
 _LOCK_SECONDS = 9  # less than the next one waits: he may come right after a crash
 
 
-class RedisShelf:
+class RedisListDriver:
     """Dead-letter queues of one broker.
 
     Args:
@@ -60,7 +60,7 @@ class RedisShelf:
         with self._client() as client:
             client.ping()
 
-    def put(self, queue: str, letter: Parcel) -> None:
+    def put(self, queue: str, letter: LetterMessage) -> None:
         """Push a letter; comes back when Redis has it."""
         with self._lock:
             used = self._channel is not None
@@ -90,7 +90,7 @@ class RedisShelf:
         message = f"expected {queue!r} to rest for a moment, got one that changes all the time"
         raise StoreUnavailable(message)
 
-    def hold(self, queue: str) -> RedisHeld:
+    def hold(self, queue: str) -> RedisHeldList:
         """Read a queue, and keep everybody else from removing anything.
 
         Raises:
@@ -101,7 +101,7 @@ class RedisShelf:
             if time.monotonic() >= deadline:
                 raise busy(queue)
             time.sleep(0.2)
-        return RedisHeld(self, queue, owner)
+        return RedisHeldList(self, queue, owner)
 
     def keep(self, queue: str, owner: str) -> bool:
         """Keep the lock of a queue for some seconds more; whether it is still ours."""
@@ -136,7 +136,7 @@ class RedisShelf:
             with suppress(Exception):
                 self._connection.close()
 
-    def _put(self, queue: str, letter: Parcel) -> None:
+    def _put(self, queue: str, letter: LetterMessage) -> None:
         with self._client():
             producer = self._connection.Producer(channel=self._channel, auto_declare=False)
             publish(producer, queue, letter)
@@ -187,19 +187,19 @@ class RedisShelf:
                 raise
 
 
-class RedisHeld:
+class RedisHeldList:
     """The messages of one list, from which nobody else removes any.
 
     Args:
-        shelf: Where it is.
+        driver: Where it is.
         queue: The queue.
         owner: Holds its lock.
     """
 
     present = True
 
-    def __init__(self, shelf: RedisShelf, queue: str, owner: str) -> None:
-        self._shelf = shelf
+    def __init__(self, driver: RedisListDriver, queue: str, owner: str) -> None:
+        self._driver = driver
         self._queue = queue
         self._owner = owner
         self._over = threading.Event()
@@ -213,7 +213,7 @@ class RedisHeld:
             StoreUnavailable: Redis does not answer, or the queue is not ours any more.
         """
         self._check()
-        self.snapshot, _ = self._shelf.read(self._queue)
+        self.snapshot, _ = self._driver.read(self._queue)
 
     def __len__(self) -> int:
         return 0  # all are in the queue
@@ -223,17 +223,17 @@ class RedisHeld:
         self._check()
         for entry in entries:
             copies = [tag for tag in entry.tags if tag is not None]
-            self._shelf.remove(self._queue, [self.snapshot.message(entry), *copies])
+            self._driver.remove(self._queue, [self.snapshot.message(entry), *copies])
             self.snapshot.drop(entry)
 
     def give_back(self) -> None:
         """Let others remove; never raises."""
         self._over.set()
         with suppress(Exception):
-            self._shelf.unlock(self._queue, self._owner)
+            self._driver.unlock(self._queue, self._owner)
 
     def _check(self) -> None:
-        if not self._shelf.keep(self._queue, self._owner):
+        if not self._driver.keep(self._queue, self._owner):
             message = f"expected {self._queue!r} to be ours alone, got one that somebody took over"
             raise StoreUnavailable(f"{message}: this process stood still for too long")
 
@@ -241,7 +241,7 @@ class RedisHeld:
         """Keep the lock while an operation has other things to do."""
         while not self._over.wait(_LOCK_SECONDS / 3):
             with suppress(Exception):
-                self._shelf.keep(self._queue, self._owner)
+                self._driver.keep(self._queue, self._owner)
 
 
 def _add(snapshot: Snapshot, entry: bytes) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_dlq import headers
-from celery_dlq.backends.broker.wire import COMPRESSION_HEADER, decoded
+from celery_dlq.backends.broker.message import COMPRESSION_HEADER, decoded
 from celery_dlq.ports import RawPage, ordered
 
 PAGE_BYTES = 8 * 1024 * 1024

@@ -10,10 +10,10 @@ from datetime import datetime
 from itertools import islice
 from typing import NoReturn
 
-from celery_dlq.backends.broker.ledger import Ledger
-from celery_dlq.backends.broker.shelf import MOST_LETTERS, Held, Shelf
+from celery_dlq.backends.broker.driver import MOST_LETTERS, HeldQueue, QueueDriver
+from celery_dlq.backends.broker.index import PositionIndex
+from celery_dlq.backends.broker.message import letter_message
 from celery_dlq.backends.broker.snapshot import Snapshot
-from celery_dlq.backends.broker.wire import parcel
 from celery_dlq.backends.redis.store import stored_at
 from celery_dlq.errors import CorruptLetter, NotSupported
 from celery_dlq.logs import get_logger
@@ -45,8 +45,8 @@ class BrokerStore:
     """Letters in real queues of a broker.
 
     Args:
-        shelf: The queues.
-        ledger: What Redis keeps of them.
+        driver: The queues.
+        index: What Redis keeps of them.
         expected: Names of queues that there may be, whether Redis knows them or not.
     """
 
@@ -58,32 +58,34 @@ class BrokerStore:
         most_letters=MOST_LETTERS,
     )
 
-    def __init__(self, shelf: Shelf, ledger: Ledger, expected: Iterable[str] = ()) -> None:
-        self._shelf = shelf
-        self._ledger = ledger
+    def __init__(
+        self, driver: QueueDriver, index: PositionIndex, expected: Iterable[str] = ()
+    ) -> None:
+        self._driver = driver
+        self._index = index
         self._expected = frozenset(expected)
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldQueue] = {}
         self._read_only: set[str] = set()
         self._seen: tuple[str, object, float, Snapshot] | None = None
         self._lock = threading.RLock()
 
     def check(self) -> None:
         """Ask both for a heartbeat."""
-        self._ledger.check()
-        self._shelf.check()
+        self._index.check()
+        self._driver.check()
 
     def now(self) -> datetime:
         """The clock of Redis, which gives the letters their positions."""
-        return self._ledger.now()
+        return self._index.now()
 
     # -- storing ------------------------------------------------------------------
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Put a letter into its queue; confirmed before the message's counters are forgotten."""
         name = letter.dead_letter_queue
-        position = self._ledger.place(name, letter.id)
-        self._shelf.put(name, parcel(letter, position))
-        self._ledger.placed(name, letter.id, key)
+        position = self._index.place(name, letter.id)
+        self._driver.put(name, letter_message(letter, position))
+        self._index.placed(name, letter.id, key)
         return Stored.NEW
 
     # -- reading ------------------------------------------------------------------
@@ -103,7 +105,7 @@ class BrokerStore:
 
     def position_at(self, moment: datetime) -> str:
         """Positions begin with the time of storing in milliseconds."""
-        return self._ledger.position_at(moment)
+        return self._index.position_at(moment)
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
         """The first that has the letter; reads queue after queue."""
@@ -150,11 +152,11 @@ class BrokerStore:
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """The newest position that was given to a letter."""
-        return self._ledger.last(dead_letter_queue) or self._found_end(dead_letter_queue)
+        return self._index.last(dead_letter_queue) or self._found_end(dead_letter_queue)
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
         """Up to where the queue has all its letters."""
-        return self._ledger.settled(dead_letter_queue) or self._found_end(dead_letter_queue)
+        return self._index.settled(dead_letter_queue) or self._found_end(dead_letter_queue)
 
     def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
         """The letters stored first; reads the queue."""
@@ -177,16 +179,16 @@ class BrokerStore:
         """How many messages the broker says that there are."""
         with self._lock:
             held = self._held.get(dead_letter_queue)
-            return self._shelf.length(dead_letter_queue) + (0 if held is None else len(held))
+            return self._driver.length(dead_letter_queue) + (0 if held is None else len(held))
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
         """Note how far the queue is exported."""
-        self._ledger.note_exported(dead_letter_queue, position)
+        self._index.note_exported(dead_letter_queue, position)
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
         """How far the queue is exported."""
         noted, last = (
-            self._ledger.exported(dead_letter_queue),
+            self._index.exported(dead_letter_queue),
             self.last_position(dead_letter_queue),
         )
         return None if noted is None or last is None or ordered(last) < ordered(noted) else noted
@@ -196,15 +198,15 @@ class BrokerStore:
 
         If Redis has forgotten them: those that are configured and have letters.
         """
-        made = self._ledger.names()
+        made = self._index.names()
         forgotten = {name for name in self._expected if name not in made}
-        return sorted({*made, *(name for name in forgotten if self._shelf.length(name))})
+        return sorted({*made, *(name for name in forgotten if self._driver.length(name))})
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues with their lengths; nothing is read for it."""
         return [
             QueueSummary(name=name, letters=self.length(name), last_hour=last_hour)
-            for name, last_hour in self._ledger.last_hours(self.names())
+            for name, last_hour in self._index.last_hours(self.names())
         ]
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
@@ -247,7 +249,7 @@ class BrokerStore:
         with self._lock:
             snapshot = self._hold(dead_letter_queue, letter_ids).snapshot
             there = [letter_id for letter_id in letter_ids if letter_id in snapshot]
-            claimed = self._ledger.claim_all(
+            claimed = self._index.claim_all(
                 dead_letter_queue, there, owner=owner, lease_seconds=lease_seconds,
                 forebear=forebear,
             )  # fmt: skip
@@ -258,7 +260,7 @@ class BrokerStore:
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
         """Note that these were published."""
-        self._ledger.mark_published(dead_letter_queue, letter_ids, owner=owner)
+        self._index.mark_published(dead_letter_queue, letter_ids, owner=owner)
 
     def release(
         self,
@@ -269,7 +271,7 @@ class BrokerStore:
         doubtful: bool = False,
     ) -> None:
         """Give unused claims back."""
-        self._ledger.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
+        self._index.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
@@ -277,7 +279,7 @@ class BrokerStore:
         """Acknowledge letters; then their claims are forgotten."""
         wanted = list(dict.fromkeys(letter_ids))
         if owner is not None:
-            wanted = self._ledger.owned(dead_letter_queue, wanted, owner)
+            wanted = self._index.owned(dead_letter_queue, wanted, owner)
         if not wanted:
             return 0
         with self._lock:
@@ -288,7 +290,7 @@ class BrokerStore:
             except BaseException:
                 self._let_go(dead_letter_queue)  # read anew by the next one who asks
                 raise
-        self._ledger.unclaim(dead_letter_queue, wanted)
+        self._index.unclaim(dead_letter_queue, wanted)
         return len(entries)
 
     def discard(
@@ -319,15 +321,15 @@ class BrokerStore:
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
         """Remember messages."""
-        self._ledger.watch(keys)
+        self._index.watch(keys)
 
     def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
         """What became of them."""
-        return self._ledger.fates(keys)
+        return self._index.fates(keys)
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Count deliveries that the message had before."""
-        self._ledger.seed(key, deliveries, last)
+        self._index.seed(key, deliveries, last)
 
     def done(self) -> None:
         """Give back what is held."""
@@ -339,8 +341,8 @@ class BrokerStore:
         """Give back what is held, and disconnect."""
         self.done()
         self._seen = None
-        self._shelf.close()
-        self._ledger.close()
+        self._driver.close()
+        self._index.close()
 
     # -- how ----------------------------------------------------------------------
 
@@ -351,13 +353,13 @@ class BrokerStore:
             if held is not None:
                 self._refresh(name, held)
                 return self._told(name, held.snapshot)
-            state = self._ledger.state(name)  # before: what comes meanwhile is asked for again
+            state = self._index.state(name)  # before: what comes meanwhile is asked for again
             if self._seen is not None:
                 queue, before, at, snapshot = self._seen
                 if (queue, before) == (name, state) and time.monotonic() - at < _FRESH_SECONDS:
                     return snapshot
             self._seen = None
-            snapshot, held = self._shelf.read(name)
+            snapshot, held = self._driver.read(name)
             if held is None:
                 self._seen = (name, state, time.monotonic(), snapshot)
             else:
@@ -367,10 +369,10 @@ class BrokerStore:
 
     def _found_end(self, name: str) -> str | None:
         """The newest position in a queue that Redis has forgotten."""
-        entries = self._snapshot(name).ordered() if self._shelf.length(name) else []
+        entries = self._snapshot(name).ordered() if self._driver.length(name) else []
         return entries[-1].position if entries else None
 
-    def _expire(self, name: str, held: Held) -> None:
+    def _expire(self, name: str, held: HeldQueue) -> None:
         """Give a queue back that was only read, if no operation has begun within a minute."""
 
         def over() -> None:
@@ -383,26 +385,26 @@ class BrokerStore:
         timer.daemon = True
         timer.start()
 
-    def _hold(self, name: str, letter_ids: Sequence[str]) -> Held:
+    def _hold(self, name: str, letter_ids: Sequence[str]) -> HeldQueue:
         """Hold a queue, with these letters if they are there."""
         self._seen = None
         held = self._present(name)
         self._read_only.discard(name)
         if held is None:
-            held = self._held[name] = self._shelf.hold(name)
+            held = self._held[name] = self._driver.hold(name)
             self._told(name, held.snapshot)
         elif not all(held.snapshot.find(letter_id) for letter_id in letter_ids):
             self._refresh(name, held)
         return held
 
-    def _present(self, name: str) -> Held | None:
+    def _present(self, name: str) -> HeldQueue | None:
         held = self._held.get(name)
         if held is not None and not held.present:  # it may have been made meanwhile
             self._let_go(name)
             return None
         return held
 
-    def _refresh(self, name: str, held: Held) -> None:
+    def _refresh(self, name: str, held: HeldQueue) -> None:
         try:
             held.refresh()
         except BaseException:

@@ -27,7 +27,7 @@ _FASTEST = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class LetterMessage:
     """A letter as a message.
 
     Attributes:
@@ -41,17 +41,17 @@ class Parcel:
     headers: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parcel(letter: DeadLetter, position: str) -> Parcel:
+def letter_message(letter: DeadLetter, position: str) -> LetterMessage:
     """Make a message of a letter."""
     body = encoded(letter.to_fields())
     about = {**death_headers(letter), headers.POSITION_HEADER: position}
     if len(body) >= _COMPRESSED_FROM:  # base64 makes a body a third longer, and brokers have limits
         body = zlib.compress(body, _FASTEST)
         about[COMPRESSION_HEADER] = COMPRESSION
-    return Parcel(letter_id=letter.id, body=body, headers=about)
+    return LetterMessage(letter_id=letter.id, body=body, headers=about)
 
 
-def publish(producer: Any, queue: str, letter: Parcel, **options: Any) -> None:
+def publish(producer: Any, queue: str, letter: LetterMessage, **options: Any) -> None:
     """Put a letter into a queue of the broker; through the default exchange, once.
 
     Args:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from kombu.exceptions import KombuError
 
+from celery_dlq.backends.broker.message import LetterMessage
 from celery_dlq.backends.broker.snapshot import Entry, Snapshot
-from celery_dlq.backends.broker.wire import Parcel
 from celery_dlq.errors import StoreError, StoreUnavailable
 
 MOST_LETTERS = 50_000
@@ -29,7 +29,7 @@ Connect = Callable[..., Any]
 """Makes a connection; takes ``transport_options`` and ``heartbeat``."""
 
 
-class Held(Protocol):
+class HeldQueue(Protocol):
     """A queue from which nobody else removes letters."""
 
     snapshot: Snapshot
@@ -48,22 +48,22 @@ class Held(Protocol):
         """Let others have the queue; never raises."""
 
 
-class Shelf(Protocol):
+class QueueDriver(Protocol):
     """The queues of one broker. Every method may raise `StoreUnavailable`."""
 
     def check(self) -> None:
         """Do nothing but answer."""
 
-    def put(self, queue: str, letter: Parcel) -> None:
+    def put(self, queue: str, letter: LetterMessage) -> None:
         """Put a letter into a queue, which is made if need be; confirmed."""
 
     def length(self, queue: str) -> int:
         """How many messages wait in a queue."""
 
-    def read(self, queue: str) -> tuple[Snapshot, Held | None]:
+    def read(self, queue: str) -> tuple[Snapshot, HeldQueue | None]:
         """Read a queue and change nothing; the queue is held if that must be for a while."""
 
-    def hold(self, queue: str) -> Held:
+    def hold(self, queue: str) -> HeldQueue:
         """Read a queue and hold it."""
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq import headers
+from celery_dlq.backends.broker.message import LetterMessage, decoded, encoded, letter_message
 from celery_dlq.backends.broker.snapshot import Snapshot
-from celery_dlq.backends.broker.wire import Parcel, decoded, encoded, parcel
 from celery_dlq.record import DeadLetter
 
 GOLDEN = (
@@ -44,7 +44,7 @@ def test_any_fields_come_back(fields: dict[str, bytes]) -> None:
 def test_large_letters_are_compressed_and_say_so(size: int) -> None:
     """Kombu's consumers undo it by themselves."""
     letter = a_letter(body=b"x" * size)
-    made = parcel(letter, "5-0")
+    made = letter_message(letter, "5-0")
     compressed = "compression" in made.headers
     assert compressed is (size > 1024 * 1024)
     assert len(made.body) < 1024 * 1024
@@ -58,7 +58,7 @@ def test_what_is_no_letter_is_an_entry_with_its_body(body: bytes, *, compressed:
     assert decoded(body, compressed=compressed) == {b"body": body}
 
 
-def add(snapshot: Snapshot, made: Parcel, tag: int, **changes: Any) -> None:
+def add(snapshot: Snapshot, made: LetterMessage, tag: int, **changes: Any) -> None:
     """Write a message down."""
     snapshot.add(made.body, {**made.headers, **changes}, tag, made.body)
 
@@ -67,7 +67,7 @@ def test_a_snapshot_is_in_the_order_of_positions() -> None:
     """However the broker mixed them; numbers, not text, are compared."""
     snapshot = Snapshot()
     for tag, position in enumerate(("10-0", "9-11", "9-2", "100-0")):
-        add(snapshot, parcel(a_letter(), position), tag)
+        add(snapshot, letter_message(a_letter(), position), tag)
     assert [entry.position for entry in snapshot.ordered()] == ["9-2", "9-11", "10-0", "100-0"]
     pages = list(snapshot.pages(after="9-2", until="10-0", page_size=1, newest_first=True))
     assert [[position for position, _ in page] for page in pages] == [["10-0"], ["9-11"]]
@@ -78,7 +78,7 @@ def test_copies_of_a_letter_are_one_entry_at_the_first_position() -> None:
     letter = a_letter()
     snapshot = Snapshot()
     for tag, position in ((1, "7-0"), (2, "5-0"), (3, "6-0")):
-        add(snapshot, parcel(letter, position), tag)
+        add(snapshot, letter_message(letter, position), tag)
     (entry,) = snapshot.ordered()
     assert (entry.key, entry.position, entry.tags) == (letter.id, "5-0", [1, 2, 3])
     assert snapshot.find("5-0") is entry
@@ -90,7 +90,7 @@ def test_copies_of_a_letter_are_one_entry_at_the_first_position() -> None:
 def test_a_letter_whose_headers_were_lost_is_known_by_its_body() -> None:
     """As a shovel or another tool may leave it: placed by the time of its death."""
     letter = a_letter()
-    made = parcel(letter, "5-0")
+    made = letter_message(letter, "5-0")
     snapshot = Snapshot()
     snapshot.add(made.body, {}, 1, made.body)
     (entry,) = snapshot.ordered()
@@ -102,6 +102,6 @@ def test_a_letter_whose_headers_were_lost_is_known_by_its_body() -> None:
 def test_a_position_that_is_none_is_not_believed(position: object) -> None:
     """Headers come from other programs."""
     snapshot = Snapshot()
-    add(snapshot, parcel(a_letter(), "1-0"), 1, **{headers.POSITION_HEADER: position})
+    add(snapshot, letter_message(a_letter(), "1-0"), 1, **{headers.POSITION_HEADER: position})
     (entry,) = snapshot.ordered()
     assert entry.position != position

@@ -18,7 +18,7 @@ _GIVEN_AGAIN_SECONDS = 300.0
 _BEFORE = 10**9
 
 
-class Ledger(RedisStore):
+class PositionIndex(RedisStore):
     """Positions, claims and counts of queues whose letters are elsewhere.
 
     A letter gets its position before it is put into its queue. Several workers put theirs at

@@ -225,7 +225,7 @@ class StoredLetter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
+class LetterSummary:
     """What retention looks at.
 
     Attributes:
@@ -311,7 +311,7 @@ class Restored(Enum):
     TAKEN = "taken"  # the queue has a letter of this id again
 
 
-class Fate(Enum):
+class RedriveOutcome(Enum):
     """What became of a redriven message that is watched."""
 
     OPEN = "open"  # it waits, or runs
@@ -471,10 +471,12 @@ class DeadLetterStore(Protocol):
         Nothing is stored at or before it any more: who has read so far need not look again.
         """
 
-    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+    def oldest(
+        self, dead_letter_queue: str, *, after: str | None, most: int
+    ) -> list[LetterSummary]:
         """The letters stored first, at most ``most``, or fewer if they are large."""
 
-    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
         """Letters whose messages have expired since they were stored, at most ``most``."""
 
     def length(self, dead_letter_queue: str) -> int:
@@ -512,7 +514,7 @@ class DeadLetterStore(Protocol):
         *,
         owner: str,
         lease_seconds: float,
-        forebear: str = "",
+        previous_run_prefix: str = "",
     ) -> list[ClaimState]:
         """Claim letters for an operation, so that no two take one letter.
 
@@ -523,7 +525,7 @@ class DeadLetterStore(Protocol):
             letter_ids: Letter ids, or positions of entries that are no letters.
             owner: Who claims; another one for each process of an operation.
             lease_seconds: For how long.
-            forebear: Owners whose names begin so are known to have died.
+            previous_run_prefix: Owners whose names begin so are known to have died.
         """
 
     def mark_published(
@@ -572,9 +574,9 @@ class DeadLetterStore(Protocol):
         """Raw pages of the bin, newest first."""
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Remember messages that are about to be redriven, so that `fates` can tell of them."""
+        """Remember messages that are about to be redriven, so that `outcomes` can tell of them."""
 
-    def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
+    def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
         """What became of messages that are watched."""
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:

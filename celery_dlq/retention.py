@@ -20,7 +20,14 @@ from celery_dlq.events import Action, Change, Events
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.ports import ClaimState, DeadLetterStore, Glance, Heading, WorkerRegistry, ordered
+from celery_dlq.ports import (
+    ClaimState,
+    DeadLetterStore,
+    Glance,
+    LetterSummary,
+    WorkerRegistry,
+    ordered,
+)
 from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq.retention")
@@ -98,14 +105,14 @@ class Retention:
         return [glance.name for glance in found if _is_due(glance, policies[glance.name])]
 
     def _trim(self, dead_letter_queue: str, policy: Policy, *, dry_run: bool) -> list[Change]:
-        causes: list[tuple[str, Callable[[], Iterator[Heading]]]] = [
+        causes: list[tuple[str, Callable[[], Iterator[LetterSummary]]]] = [
             ("dead_letter_ttl", lambda: self._too_old(dead_letter_queue, policy)),
             ("expires", lambda: self._ended(dead_letter_queue, policy)),
             ("dead_letter_max_length", lambda: self._too_many(dead_letter_queue, policy)),
         ]
         changes = []
-        for cause, headings in causes:
-            chosen = self._allowed(dead_letter_queue, policy, headings())
+        for cause, summaries in causes:
+            chosen = self._allowed(dead_letter_queue, policy, summaries())
             change = self._remove(dead_letter_queue, cause, chosen, policy, dry_run=dry_run)
             if change is not None:
                 changes.append(change)
@@ -131,44 +138,46 @@ class Retention:
                 break
         return list(totals.values())
 
-    def _too_old(self, name: str, policy: Policy) -> Iterator[Heading]:
+    def _too_old(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
         if policy.dead_letter_ttl is None:
             return
         limit = self._store.now() - timedelta(seconds=policy.dead_letter_ttl)
-        for heading in islice(self._oldest(name), MOST_LOOKED_AT):
-            if heading.dead_lettered_at is None or heading.stored_at is None:
+        for summary in islice(self._oldest(name), MOST_LOOKED_AT):
+            if summary.dead_lettered_at is None or summary.stored_at is None:
                 continue  # no letter: it stays until it is discarded, and holds up no other
-            if heading.stored_at > limit:
+            if summary.stored_at > limit:
                 return  # the others were stored later
-            yield heading
+            yield summary
 
-    def _ended(self, name: str, policy: Policy) -> Iterator[Heading]:
+    def _ended(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
         if policy.dead_letter_ttl is None:
             yield from self._store.ended(name, most=MOST_A_PASS)
 
-    def _too_many(self, name: str, policy: Policy) -> Iterator[Heading]:
+    def _too_many(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
         if policy.dead_letter_max_length is not None:
             over = self._store.length(name) - policy.dead_letter_max_length
             yield from islice(self._oldest(name), max(0, over))
 
-    def _oldest(self, name: str) -> Iterator[Heading]:
+    def _oldest(self, name: str) -> Iterator[LetterSummary]:
         after = None
         while page := self._store.oldest(name, after=after, most=MOST_A_PASS):
             yield from page
             after = page[-1].position
 
-    def _allowed(self, name: str, policy: Policy, headings: Iterator[Heading]) -> list[Heading]:
+    def _allowed(
+        self, name: str, policy: Policy, summaries: Iterator[LetterSummary]
+    ) -> list[LetterSummary]:
         """At most one pass of them; with ``keep_until_exported`` only what is in files."""
         if not policy.keep_until_exported:
-            return list(islice(headings, MOST_A_PASS))
+            return list(islice(summaries, MOST_A_PASS))
         exported = self._store.exported_until(name)
         if exported is None:
             return []
         last = ordered(exported)
-        return [h for h in islice(headings, MOST_A_PASS) if ordered(h.position) <= last]
+        return [h for h in islice(summaries, MOST_A_PASS) if ordered(h.position) <= last]
 
     def _remove(
-        self, name: str, cause: str, chosen: list[Heading], policy: Policy, *, dry_run: bool
+        self, name: str, cause: str, chosen: list[LetterSummary], policy: Policy, *, dry_run: bool
     ) -> Change | None:
         owner = f"trim {uuid4()}"
         if chosen and not dry_run:
@@ -179,17 +188,17 @@ class Retention:
         if not dry_run:
             # The record first: killed in between, the audit says too much, never too little.
             self._registry.record(change)
-            self._store.remove(name, [heading.letter_id for heading in chosen], owner=owner)
+            self._store.remove(name, [summary.letter_id for summary in chosen], owner=owner)
             self._announce(change)
         return change
 
-    def _claimed(self, name: str, chosen: list[Heading], owner: str) -> list[Heading]:
+    def _claimed(self, name: str, chosen: list[LetterSummary], owner: str) -> list[LetterSummary]:
         """Those that no redrive holds."""
-        ids = [heading.letter_id for heading in chosen]
+        ids = [summary.letter_id for summary in chosen]
         states = self._store.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
         return [h for h, state in zip(chosen, states, strict=True) if state in _TRIMMABLE]
 
-    def _change(self, name: str, cause: str, chosen: list[Heading], policy: Policy) -> Change:
+    def _change(self, name: str, cause: str, chosen: list[LetterSummary], policy: Policy) -> Change:
         died = [h.dead_lettered_at for h in chosen if h.dead_lettered_at is not None]
         detail: dict[str, Any] = {
             "cause": cause,

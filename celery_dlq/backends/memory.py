@@ -18,15 +18,15 @@ from celery_dlq.ports import (
     ClaimState,
     Count,
     CountStatus,
-    Fate,
     Glance,
     Group,
-    Heading,
+    LetterSummary,
     MessageKey,
     OutboxEntry,
     Override,
     QueueSummary,
     RawPage,
+    RedriveOutcome,
     Restored,
     Stored,
     StoredLetter,
@@ -296,15 +296,17 @@ class MemoryStore:
         """The same: a letter is stored in one step."""
         return self.last_position(dead_letter_queue)
 
-    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+    def oldest(
+        self, dead_letter_queue: str, *, after: str | None, most: int
+    ) -> list[LetterSummary]:
         """The letters stored first."""
-        headings = self._headings(dead_letter_queue)
-        return list(islice((h for h, _ in headings if after is None or h.position > after), most))
+        summaries = self._letter_summaries(dead_letter_queue)
+        return list(islice((h for h, _ in summaries if after is None or h.position > after), most))
 
-    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
         """Letters whose messages have expired since they were stored."""
-        now, headings = self.now(), self._headings(dead_letter_queue)
-        over = (h for h, letter in headings if ended(letter, h.stored_at, now))
+        now, summaries = self.now(), self._letter_summaries(dead_letter_queue)
+        over = (h for h, letter in summaries if ended(letter, h.stored_at, now))
         return list(islice(over, most))
 
     def length(self, dead_letter_queue: str) -> int:
@@ -361,12 +363,14 @@ class MemoryStore:
         *,
         owner: str,
         lease_seconds: float,
-        forebear: str = "",
+        previous_run_prefix: str = "",
     ) -> list[ClaimState]:
         """Claim letters for one operation."""
         with self._lock:
             return [
-                self._claim_one(dead_letter_queue, letter_id, owner, lease_seconds, forebear)
+                self._claim_one(
+                    dead_letter_queue, letter_id, owner, lease_seconds, previous_run_prefix
+                )
                 for letter_id in letter_ids
             ]
 
@@ -457,9 +461,9 @@ class MemoryStore:
         """Remember messages."""
         self.counter.watched.update(keys)
 
-    def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
+    def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
         """What became of them."""
-        return [self._fate(key) for key in keys]
+        return [self._outcome(key) for key in keys]
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Count deliveries that the message had before."""
@@ -472,13 +476,13 @@ class MemoryStore:
         """Nothing to let go of."""
 
     def _glance(self, name: str) -> Glance:
-        headings = list(self._headings(name))
-        ends = (end_of(letter) for _, letter in headings)
+        summaries = list(self._letter_summaries(name))
+        ends = (end_of(letter) for _, letter in summaries)
         return Glance(
             name=name,
             at=self.now(),
-            letters=len(headings),
-            oldest_stored_at=headings[0][0].stored_at if headings else None,
+            letters=len(summaries),
+            oldest_stored_at=summaries[0][0].stored_at if summaries else None,
             first_end_at=min((end for end in ends if end is not None), default=None),
         )
 
@@ -505,11 +509,11 @@ class MemoryStore:
         self._queues.setdefault(name, {})[letter.id] = (last, letter)
         self._stored_at[name, letter.id] = self.now()
 
-    def _headings(self, name: str) -> Iterator[tuple[Heading, DeadLetter]]:
+    def _letter_summaries(self, name: str) -> Iterator[tuple[LetterSummary, DeadLetter]]:
         for stored in self.letters(name, newest_first=False):
             letter = stored.letter
             yield (
-                Heading(
+                LetterSummary(
                     position=stored.position,
                     letter_id=letter.id,
                     dead_lettered_at=letter.dead_lettered_at,
@@ -538,20 +542,20 @@ class MemoryStore:
         for place in [place for place, (ends, _) in self._bin.items() if ends <= now]:
             del self._bin[place]
 
-    def _fate(self, key: MessageKey) -> Fate:
+    def _outcome(self, key: MessageKey) -> RedriveOutcome:
         if self.counter.is_dead(key):
-            return Fate.DIED
-        return Fate.OPEN if self.counter.knows(key) else Fate.SUCCEEDED
+            return RedriveOutcome.DIED
+        return RedriveOutcome.OPEN if self.counter.knows(key) else RedriveOutcome.SUCCEEDED
 
     def _claim_one(
         self, dead_letter_queue: str, letter_id: str, owner: str, lease_seconds: float,
-        forebear: str,
+        previous_run_prefix: str,
     ) -> ClaimState:  # fmt: skip
         if self.get(dead_letter_queue, letter_id) is None:
             return ClaimState.GONE
         place, now = (dead_letter_queue, letter_id), time.monotonic()
         what, who, till = self._claims.get(place, ("", "", 0.0))
-        dead = bool(forebear) and who.startswith(forebear)
+        dead = bool(previous_run_prefix) and who.startswith(previous_run_prefix)
         if what and who != owner and till > now and not dead:
             return ClaimState.HELD
         note, state = ("reclaimed", ClaimState.RECLAIMED)

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.operations.selection import RawEntry
-from celery_dlq.ports import Fate
+from celery_dlq.ports import RedriveOutcome
 
 _MOST_LETTERS = 1000
 _MOST_LOOKED_AT = 100_000
@@ -77,13 +77,13 @@ class CanaryResult:
     open: int
 
     @classmethod
-    def of(cls, fates: Sequence[Fate]) -> CanaryResult:
-        """Count fates."""
+    def of(cls, outcomes: Sequence[RedriveOutcome]) -> CanaryResult:
+        """Count outcomes."""
         return cls(
-            redriven=len(fates),
-            succeeded=fates.count(Fate.SUCCEEDED),
-            died=fates.count(Fate.DIED),
-            open=fates.count(Fate.OPEN),
+            redriven=len(outcomes),
+            succeeded=outcomes.count(RedriveOutcome.SUCCEEDED),
+            died=outcomes.count(RedriveOutcome.DIED),
+            open=outcomes.count(RedriveOutcome.OPEN),
         )
 
     def to_json(self) -> dict[str, int]:

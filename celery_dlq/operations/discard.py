@@ -106,7 +106,11 @@ class Discarder:
     ) -> None:
         keys, queue, owner = [found.key for found in batch], run.job.queue, run.owner
         states = self._store.claim(
-            queue, keys, owner=owner, lease_seconds=_LEASE_SECONDS, forebear=run.forebear
+            queue,
+            keys,
+            owner=owner,
+            lease_seconds=_LEASE_SECONDS,
+            previous_run_prefix=run.previous_run_prefix,
         )
         free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
         ours = [key for key, state in zip(keys, states, strict=True) if state in free]

@@ -211,7 +211,7 @@ class JobRun:
         return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
 
     @property
-    def forebear(self) -> str:
+    def previous_run_prefix(self) -> str:
         """How the owners of earlier runs begin; empty if there were none."""
         return f"{self.job.id}:" if self.job.run > 1 else ""
 

@@ -19,7 +19,7 @@ from celery_dlq.operations.pace import Pace
 from celery_dlq.operations.publisher import Publisher, Sent
 from celery_dlq.operations.report import RedriveReport
 from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
-from celery_dlq.ports import ClaimState, Clock, DeadLetterStore, Fate, MessageKey
+from celery_dlq.ports import ClaimState, Clock, DeadLetterStore, MessageKey, RedriveOutcome
 from celery_dlq.record import Delivery, from_micros
 
 LEASE_SECONDS = 60.0
@@ -220,7 +220,7 @@ class Redriver:
             [found.key for found in batch],
             owner=work.run.owner,
             lease_seconds=self._lease,
-            forebear=work.run.forebear,
+            previous_run_prefix=work.run.previous_run_prefix,
         )
 
     def _messages(self, work: Work, ours: Sequence[RawEntry]) -> Iterator[Outgoing]:
@@ -315,10 +315,12 @@ class Redriver:
         keys = [self._key(work, message) for message in watched]
         deadline = time.monotonic() + canary.wait_seconds
         while True:
-            fates = self._store.fates(keys)
+            outcomes = self._store.outcomes(keys)
             ended = [
-                Fate.SUCCEEDED if fate is Fate.OPEN and self._succeeded(message.task_id) else fate
-                for message, fate in zip(watched, fates, strict=True)
+                RedriveOutcome.SUCCEEDED
+                if outcome is RedriveOutcome.OPEN and self._succeeded(message.task_id)
+                else outcome
+                for message, outcome in zip(watched, outcomes, strict=True)
             ]
             result = CanaryResult.of(ended)
             late = time.monotonic() >= deadline

@@ -169,7 +169,7 @@ class Balance:
         """Balance."""
         self._totals()
         for task_id, published in self.facts.published.items():
-            self._fate(task_id, published)
+            self._outcome(task_id, published)
         self._letters_once()
         for key, starts in self.starts.items():
             self._bound(key, starts)
@@ -203,7 +203,7 @@ class Balance:
             "outages of Redis": len(facts.outages),
         }
 
-    def _fate(self, task_id: str, published: Published) -> None:
+    def _outcome(self, task_id: str, published: Published) -> None:
         """Success or a letter: one of the two."""
         letters, success = self.letters.get(task_id, []), task_id in self.succeeded
         if not letters and not success:

@@ -17,9 +17,9 @@ from celery_dlq.ports import (
     Count,
     CountStatus,
     DeadLetterStore,
-    Fate,
     Group,
     QueueSummary,
+    RedriveOutcome,
     Restored,
     Stored,
 )
@@ -611,7 +611,7 @@ def test_a_resumed_job_takes_over_the_claims_of_its_earlier_runs(store: DeadLett
     store.mark_published(DLQ, [other.id], owner="job-1:1@x")
     assert claim(store, one.id, owner="job-2:1@x") == [ClaimState.HELD]
     assert store.claim(
-        DLQ, [one.id, other.id], owner="job-1:2@x", lease_seconds=60, forebear="job-1:"
+        DLQ, [one.id, other.id], owner="job-1:2@x", lease_seconds=60, previous_run_prefix="job-1:"
     ) == [ClaimState.RECLAIMED, ClaimState.PUBLISHED]
 
 
@@ -761,14 +761,18 @@ def test_the_fate_of_a_watched_message_is_known(backend: Backend) -> None:
     """It waits, it runs, it succeeded, or it has a letter again."""
     store, keys = backend.store, [a_key(redrives=1), a_key(redrives=1), a_key(redrives=1)]
     store.watch(keys)
-    assert store.fates(keys) == [Fate.OPEN] * 3
+    assert store.outcomes(keys) == [RedriveOutcome.OPEN] * 3
     for key in keys:
         backend.counter.count(key, a_delivery(), None)
     backend.counter.succeeded(keys[0], a_delivery())
     backend.counter.flush()
     letter = a_letter(task_id=keys[1].task_id, redrives=1)
     store.dead_letter(letter, key_of(letter))
-    assert store.fates(keys) == [Fate.SUCCEEDED, Fate.DIED, Fate.OPEN]
+    assert store.outcomes(keys) == [
+        RedriveOutcome.SUCCEEDED,
+        RedriveOutcome.DIED,
+        RedriveOutcome.OPEN,
+    ]
 
 
 def test_deliveries_of_an_earlier_life_can_count(backend: Backend) -> None:

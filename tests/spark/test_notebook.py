@@ -79,7 +79,7 @@ def test_notebook_runs_on_letters_of_a_real_worker(
     assert len(pictures) >= 2
     text = "".join(output.get("text", "") for output in outputs)
     for said in ("KeyError, against same tasks", "KeyError, against successes"):
-        _before, _heading, findings = text.partition(f"{said}\n")
+        _before, _letter_summary, findings = text.partition(f"{said}\n")
         assert findings.lstrip().startswith("kwargs.currency = CHF"), text
     assert str(tmp_path) not in text
 

@@ -90,7 +90,7 @@ class PositionIndex(RedisStore):
         *,
         owner: str,
         lease_seconds: float,
-        forebear: str,
+        previous_run_prefix: str,
     ) -> list[ClaimState]:
         """Claim letters that are known to be there."""
         states: list[ClaimState] = []
@@ -98,7 +98,7 @@ class PositionIndex(RedisStore):
             for some in chunks(letter_ids):
                 replies = self._scripts.claim(
                     keys=[self._keys.claims(dead_letter_queue)],
-                    args=[owner, int(lease_seconds * 1000), forebear, *some],
+                    args=[owner, int(lease_seconds * 1000), previous_run_prefix, *some],
                 )
                 states += [CLAIMS[ClaimReply(reply)] for reply in replies]
         return states

@@ -20,13 +20,13 @@ from celery_dlq.logs import get_logger
 from celery_dlq.ports import (
     Capabilities,
     ClaimState,
-    Fate,
     Glance,
     Group,
-    Heading,
+    LetterSummary,
     MessageKey,
     QueueSummary,
     RawPage,
+    RedriveOutcome,
     Restored,
     Stored,
     StoredLetter,
@@ -158,17 +158,19 @@ class BrokerStore:
         """Up to where the queue has all its letters."""
         return self._index.settled(dead_letter_queue) or self._found_end(dead_letter_queue)
 
-    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+    def oldest(
+        self, dead_letter_queue: str, *, after: str | None, most: int
+    ) -> list[LetterSummary]:
         """The letters stored first; reads the queue."""
         pages = self.fields(dead_letter_queue, after=after, until=None, page_size=_PAGE)
-        headings = (_heading(position, f) for page in pages for position, f in page)
-        return list(islice(headings, most))
+        summaries = (_letter_summary(position, f) for page in pages for position, f in page)
+        return list(islice(summaries, most))
 
-    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
         """Letters whose messages have expired since they were stored; reads the queue."""
         now = self.now()
         found = (
-            Heading(position=s.position, letter_id=s.letter.id, dead_lettered_at=None,
+            LetterSummary(position=s.position, letter_id=s.letter.id, dead_lettered_at=None,
                     stored_at=stored_at(s.position))
             for s in self.letters(dead_letter_queue, newest_first=False)
             if ended(s.letter, stored_at(s.position), now)
@@ -243,7 +245,7 @@ class BrokerStore:
         *,
         owner: str,
         lease_seconds: float,
-        forebear: str = "",
+        previous_run_prefix: str = "",
     ) -> list[ClaimState]:
         """Claim letters; the queue is ours alone until `done`."""
         with self._lock:
@@ -251,7 +253,7 @@ class BrokerStore:
             there = [letter_id for letter_id in letter_ids if letter_id in snapshot]
             claimed = self._index.claim_all(
                 dead_letter_queue, there, owner=owner, lease_seconds=lease_seconds,
-                forebear=forebear,
+                previous_run_prefix=previous_run_prefix,
             )  # fmt: skip
         states = dict(zip(there, claimed, strict=True))
         return [states.get(letter_id, ClaimState.GONE) for letter_id in letter_ids]
@@ -323,9 +325,9 @@ class BrokerStore:
         """Remember messages."""
         self._index.watch(keys)
 
-    def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
+    def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
         """What became of them."""
-        return self._index.fates(keys)
+        return self._index.outcomes(keys)
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Count deliveries that the message had before."""
@@ -437,12 +439,12 @@ def _letter(fields: Mapping[bytes, bytes]) -> DeadLetter:
     )
 
 
-def _heading(position: str, fields: Mapping[bytes, bytes]) -> Heading:
+def _letter_summary(position: str, fields: Mapping[bytes, bytes]) -> LetterSummary:
     died = None
     with suppress(KeyError, ValueError, OverflowError):
         died = from_micros(int(fields[b"dead_lettered_at"]))
     letter_id = fields.get(b"id", b"").decode("utf-8", "replace") or position
-    return Heading(
+    return LetterSummary(
         position=position,
         letter_id=letter_id,
         dead_lettered_at=died,

@@ -32,13 +32,13 @@ from celery_dlq.ports import (
     Capabilities,
     ClaimState,
     ExportLease,
-    Fate,
     Glance,
     Group,
-    Heading,
+    LetterSummary,
     MessageKey,
     QueueSummary,
     RawPage,
+    RedriveOutcome,
     Restored,
     Stored,
     StoredLetter,
@@ -48,7 +48,7 @@ from celery_dlq.record import DeadLetter, Delivery, Reason, end_of, from_micros,
 
 logger = get_logger("celery_dlq.store")
 
-_PAGE_OF_HEADINGS = 50
+_PAGE_OF_SUMMARIES = 50
 _MOST_NAMED = 1000
 _DEAD_LETTER = source("dead_letter")
 _DEAD_LETTER_DIGEST = sha1(_DEAD_LETTER.encode(), usedforsecurity=False).hexdigest()
@@ -251,16 +251,18 @@ class RedisStore:
         """The same: a letter is stored in one step."""
         return self.last_position(dead_letter_queue)
 
-    def oldest(self, dead_letter_queue: str, *, after: str | None, most: int) -> list[Heading]:
+    def oldest(
+        self, dead_letter_queue: str, *, after: str | None, most: int
+    ) -> list[LetterSummary]:
         """The oldest letters; reads whole entries, so few of them at a time."""
         low = f"({after}" if after else "-"
         with translated(self._url):
             page = self._range(
-                self._keys.letters(dead_letter_queue), low, "+", min(most, _PAGE_OF_HEADINGS)
+                self._keys.letters(dead_letter_queue), low, "+", min(most, _PAGE_OF_SUMMARIES)
             )
-        return [_heading(entry, fields) for entry, fields in page]
+        return [_letter_summary(entry, fields) for entry, fields in page]
 
-    def ended(self, dead_letter_queue: str, *, most: int) -> list[Heading]:
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
         """Letters past the end of their message's life, from the index."""
         now = to_micros(self.now())
         with translated(self._url):
@@ -270,7 +272,7 @@ class RedisStore:
             entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
         places = [_text(entry or b"0-0") for entry in entries]
         return [
-            Heading(position=place, letter_id=_text(name), dead_lettered_at=None,
+            LetterSummary(position=place, letter_id=_text(name), dead_lettered_at=None,
                     stored_at=stored_at(place))
             for name, place in zip(ids, places, strict=True)
         ]  # fmt: skip
@@ -362,7 +364,7 @@ class RedisStore:
         *,
         owner: str,
         lease_seconds: float,
-        forebear: str = "",
+        previous_run_prefix: str = "",
     ) -> list[ClaimState]:
         """Claim letters; see `DeadLetterStore.claim`."""
         name, keys = dead_letter_queue, self._keys
@@ -370,7 +372,7 @@ class RedisStore:
         states: list[ClaimState] = []
         with translated(self._url):
             for some in chunks(letter_ids):
-                args: list[Any] = [owner, int(lease_seconds * 1000), forebear, *some]
+                args: list[Any] = [owner, int(lease_seconds * 1000), previous_run_prefix, *some]
                 states += [
                     CLAIMS[ClaimReply(reply)]
                     for reply in self._scripts.claim(keys=places, args=args)
@@ -445,13 +447,13 @@ class RedisStore:
                 pipe.pexpire(self._keys.run(key), self._ttl)
             pipe.execute()
 
-    def fates(self, keys: Sequence[MessageKey]) -> list[Fate]:
+    def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
         """A worker takes the mark away with the counts, or leaves a note of the death."""
         with translated(self._url):
             pipe = self._client.pipeline(transaction=False)
             for key in keys:
                 pipe.hkeys(self._keys.run(key))
-            return [_fate(names) for names in pipe.execute()]
+            return [_outcome(names) for names in pipe.execute()]
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Write a count, with the end of its last delivery: it is over, it did not vanish."""
@@ -642,10 +644,14 @@ def _group(fingerprint: str, letters: int, text: str) -> Group:
     )
 
 
-def _fate(names: Sequence[bytes]) -> Fate:
+def _outcome(names: Sequence[bytes]) -> RedriveOutcome:
     if not names:
-        return Fate.SUCCEEDED
-    return Fate.DIED if any(name.startswith(b"dead:") for name in names) else Fate.OPEN
+        return RedriveOutcome.SUCCEEDED
+    return (
+        RedriveOutcome.DIED
+        if any(name.startswith(b"dead:") for name in names)
+        else RedriveOutcome.OPEN
+    )
 
 
 def last_hour(slots: Iterable[bytes], minute: int) -> int:
@@ -688,8 +694,8 @@ def _named(fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
     return {name.decode("utf-8", "replace"): value for name, value in fields.items()}
 
 
-def _heading(entry: str, fields: Mapping[bytes, bytes]) -> Heading:
-    return Heading(
+def _letter_summary(entry: str, fields: Mapping[bytes, bytes]) -> LetterSummary:
+    return LetterSummary(
         position=entry,
         letter_id=fields.get(b"id", b"").decode("utf-8", "replace"),
         dead_lettered_at=_moment(fields.get(b"dead_lettered_at", b"")),

@@ -3,13 +3,13 @@
 --       knows that all of the letters are there
 -- ARGV: 1 owner
 --       2 lease (milliseconds)
---       3 forebear (owners whose names begin so have died; empty = none)
+--       3 previous_run_prefix (owners whose names begin so have died; empty = none)
 --       4... letter ids, or stream positions of entries that are no letters (at most 500)
 -- Returns: a list, per id: 1 = CLAIMED, 2 = RECLAIMED (an expired claim: it may have been
 --          published), 3 = PUBLISHED (an expired claim, published: only remove it),
 --          4 = HELD (by a live operation), 5 = GONE (no such letter)
 -- Complexity: O(number of ids)
-local owner, forebear, time = ARGV[1], ARGV[3], redis.call('TIME')  -- one clock for all operators
+local owner, previous_run_prefix, time = ARGV[1], ARGV[3], redis.call('TIME')  -- one clock for all operators
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local claim = '|' .. owner .. '|' .. string.format('%.0f', now + tonumber(ARGV[2]))
 -- First: a full Redis lets no script begin by adding, and operators would make room in it.
@@ -27,7 +27,7 @@ for i = 4, #ARGV do
     local what, who, till = string.match(held or '', '^(%a+)|(.*)|(%d+)$')
     -- Our own claim, sent twice after a time-out, is answered as it was the first time.
     local free = who ~= owner and (not who or tonumber(till) <= now
-      or (forebear ~= '' and string.sub(who, 1, #forebear) == forebear))
+      or (previous_run_prefix ~= '' and string.sub(who, 1, #previous_run_prefix) == previous_run_prefix))
     if not who then
       state, note = 1, 'claimed'
     elseif who ~= owner and not free then

@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.actor import whoami
 from celery_dlq.announcing import DeadLetterExchanges
+from celery_dlq.backends.base import Clock, DeadLetterStore, WorkerRegistry
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
-from celery_dlq.events import Action, Change, DeadLettered, Events
-from celery_dlq.ports import Clock, DeadLetterStore, WorkerRegistry
+from celery_dlq.events import Action, Change, DeadLettered, Events, whoami
 from celery_dlq.record import DeadLetter
 
 if TYPE_CHECKING:
-    from celery_dlq.worker.adopter import Adopter, AdoptReport
+    from celery_dlq.adopt.adopter import Adopter, AdoptReport
 
 
 class Adoptions:
@@ -118,9 +117,9 @@ class Adoptions:
         pid: int | None = None,
     ) -> Adopter:
         """An adopter of one queue; nothing is sent yet."""
-        from celery_dlq.worker.adopter import Adopter  # noqa: PLC0415 - publishers need none of it
-        from celery_dlq.worker.adoption import Adoption  # noqa: PLC0415
-        from celery_dlq.worker.source import source_of  # noqa: PLC0415
+        from celery_dlq.adopt.adopter import Adopter  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.adopt.letter import Adoption  # noqa: PLC0415
+        from celery_dlq.adopt.sources import source_of  # noqa: PLC0415
 
         def adopted(letter: DeadLetter) -> None:
             self._events.emit(DeadLettered(at=self._clock(), letter=letter))
@@ -147,7 +146,7 @@ class Adoptions:
 
 
 def _drain(adopter: Adopter, limit: int | None, *, follow: bool) -> None:
-    from celery_dlq.worker.adopter import follow as follow_queues  # noqa: PLC0415
+    from celery_dlq.adopt.adopter import follow as follow_queues  # noqa: PLC0415
 
     if not follow:
         adopter.drain(limit)

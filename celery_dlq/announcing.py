@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq.backends.base import DeadLetterStore, Keeper
 from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError
 from celery_dlq.logs import get_logger
 from celery_dlq.parts import make_outbox
-from celery_dlq.ports import DeadLetterStore, Keeper
 
 if TYPE_CHECKING:
     from celery_dlq.dlx.publisher import ExchangePublisher

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.jsontext import safe_repr
+from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.policies.policy import (
     Policy,
     positive_seconds,

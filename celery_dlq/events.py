@@ -6,6 +6,9 @@ letter or change what happens.
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -162,3 +165,12 @@ class Events:
                 observer(event)
             except Exception:
                 logger.exception("An observer failed at %s", type(event).__name__)
+
+
+def whoami() -> str:
+    """``user@host`` of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as containers have
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

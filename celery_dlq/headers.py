@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from celery_dlq.record import DeadLetter, iso
+
 __all__ = [
     "DEAD_LETTERED_AT_HEADER",
     "DEAD_LETTER_QUEUE_HEADER",
@@ -73,3 +77,23 @@ def whole_number(value: object) -> int:
     if not isinstance(value, (int, float)) or not value >= 0:
         return 0
     return int(min(value, _MOST))
+
+
+def death_headers(letter: DeadLetter) -> dict[str, Any]:
+    """Letter, reason, time, queues and counts: a contract, see docs/dead-letter-exchange.md.
+
+    Args:
+        letter: The letter that the message carries or announces.
+
+    Returns:
+        Header names of `celery_dlq.headers` with texts and whole numbers.
+    """
+    return {
+        LETTER_HEADER: letter.id,
+        REASON_HEADER: letter.reason.value,
+        DEAD_LETTERED_AT_HEADER: iso(letter.dead_lettered_at),
+        SOURCE_QUEUE_HEADER: letter.source_queue,
+        DEAD_LETTER_QUEUE_HEADER: letter.dead_letter_queue,
+        DELIVERIES_HEADER: letter.deliveries,
+        RETRIES_HEADER: letter.retries,
+    }

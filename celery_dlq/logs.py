@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from textwrap import indent
 from typing import Any
 
-from celery_dlq.printable import one_line, printable
+from celery_dlq.letters.printable import one_line, printable
 
 _TRACEBACKS = logging.Formatter()
 

@@ -9,8 +9,7 @@ from celery_dlq.config import Settings
 from celery_dlq.contrib import sentry
 from celery_dlq.events import Events
 from celery_dlq.logs import get_logger
-from celery_dlq.measuring import Measuring
-from celery_dlq.metrics import WorkerGauges
+from celery_dlq.metrics import Measuring, WorkerGauges
 from celery_dlq.parts import make_reports
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.failure import failure_of_exc_info

@@ -6,6 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from celery_dlq.backends.base import (
+    DeadLetterStore,
+    DeliveryCounter,
+    JobStore,
+    Outbox,
+    Samples,
+    WorkerRegistry,
+)
 from celery_dlq.backends.memory import (
     MemoryCounter,
     MemoryJobStore,
@@ -15,18 +23,10 @@ from celery_dlq.backends.memory import (
     MemoryStore,
     MemoryWorkerRegistry,
 )
+from celery_dlq.backends.reports import Reports
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.metrics import MetricsStore
-from celery_dlq.ports import (
-    DeadLetterStore,
-    DeliveryCounter,
-    JobStore,
-    Outbox,
-    Samples,
-    WorkerRegistry,
-)
-from celery_dlq.reports import Reports
 
 Connect = Callable[..., Any]
 """Makes a connection to the app's broker: ``app.connection_for_write``."""
@@ -49,7 +49,7 @@ def make_store(settings: Settings, broker_url: object, connect: Connect) -> Dead
         return _broker_store(settings, broker_url, connect)
     from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415 - see the tests of imports
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
-    from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
+    from celery_dlq.backends.redis.letters import RedisStore  # noqa: PLC0415
 
     url = settings.redis_url(broker_url)
     client = connect(url, settings.store_timeout)
@@ -61,8 +61,8 @@ def make_sampled(settings: Settings, broker_url: object) -> DeadLetterStore:
     if settings.store == "memory":
         return MemoryStore(MemoryCounter())
     from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.letters import RedisStore  # noqa: PLC0415
     from celery_dlq.backends.redis.samples import SampleKeys  # noqa: PLC0415
-    from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
 
     url = settings.redis_url(broker_url)
     client = connect(url, settings.store_timeout)
@@ -70,8 +70,8 @@ def make_sampled(settings: Settings, broker_url: object) -> DeadLetterStore:
 
 
 def _broker_store(settings: Settings, broker_url: object, connect: Connect) -> DeadLetterStore:
-    from celery_dlq.backends.broker.amqp import AmqpQueueDriver  # noqa: PLC0415 - as above
     from celery_dlq.backends.broker.index import PositionIndex  # noqa: PLC0415
+    from celery_dlq.backends.broker.queue import AmqpQueueDriver  # noqa: PLC0415 - as above
     from celery_dlq.backends.broker.redislist import RedisListDriver  # noqa: PLC0415
     from celery_dlq.backends.broker.store import BrokerStore  # noqa: PLC0415
     from celery_dlq.backends.redis.connect import connect as connect_redis  # noqa: PLC0415
@@ -184,9 +184,9 @@ def make_worker_parts(
     from celery_dlq.backends.redis.connect import PipelinedConnection, connect  # noqa: PLC0415
     from celery_dlq.backends.redis.counter import RedisCounter  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.letters import RedisStore  # noqa: PLC0415
     from celery_dlq.backends.redis.metrics import RedisMetrics  # noqa: PLC0415
     from celery_dlq.backends.redis.samples import RedisSamples  # noqa: PLC0415
-    from celery_dlq.backends.redis.store import RedisStore  # noqa: PLC0415
     from celery_dlq.backends.redis.workers import RedisWorkerRegistry  # noqa: PLC0415
 
     url, keys = settings.redis_url(broker_url), Keys(settings.key_prefix)

@@ -10,20 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 from celery.local import Proxy
 
-from celery_dlq import __version__, delay, signals
-from celery_dlq.actor import whoami
+from celery_dlq import __version__, signals
 from celery_dlq.adopting import Adoptions
 from celery_dlq.announcing import DeadLetterExchanges
+from celery_dlq.backends.base import (
+    Clock,
+    DeadLetterStore,
+    JobStore,
+    Keeper,
+    Override,
+    WorkerRegistry,
+)
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
 from celery_dlq.errors import NotFound, SettingsError
-from celery_dlq.events import Action, Change, Events
+from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.filters import LetterFilter
 from celery_dlq.logs import get_logger
-from celery_dlq.measuring import Measuring
+from celery_dlq.metrics import Measuring
+from celery_dlq.operations.api import Operator
 from celery_dlq.operations.policies import PolicyAdmin, PolicyReport
+from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import RawEntry
-from celery_dlq.operator import Operator
 from celery_dlq.parts import (
     WorkerParts,
     make_job_store,
@@ -32,12 +40,11 @@ from celery_dlq.parts import (
     make_store,
     make_worker_registry,
 )
-from celery_dlq.ports import Clock, DeadLetterStore, JobStore, Keeper, Override, WorkerRegistry
-from celery_dlq.retention import Retention
+from celery_dlq.publishing import default_delay
 
 if TYPE_CHECKING:
+    from celery_dlq.adopt.adopter import Adopter, AdoptReport
     from celery_dlq.export.exporter import ExportReport
-    from celery_dlq.worker.adopter import Adopter, AdoptReport
 
 logger = get_logger("celery_dlq")
 
@@ -108,7 +115,7 @@ class DeadLetters(Operator):
         Raises:
             SettingsError: Something is wrong; the message says what and where.
         """
-        from celery_dlq.wiring import policy_table_of  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.assembly import policy_table_of  # noqa: PLC0415 - publishers need none of it
 
         table = policy_table_of(self.app, self.settings)
         table.check()
@@ -342,7 +349,7 @@ class DeadLetters(Operator):
             NotFound: Nothing rules that queue.
             StoreUnavailable: Redis does not answer.
         """
-        from celery_dlq.wiring import known_queues, queue_of_tasks  # noqa: PLC0415 - as above
+        from celery_dlq.assembly import known_queues, queue_of_tasks  # noqa: PLC0415 - as above
 
         policy_admin = self._policy_admin()
         extra = {queue} if queue is not None else set()
@@ -418,7 +425,7 @@ class DeadLetters(Operator):
         return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
 
     def _policy_admin(self) -> PolicyAdmin:
-        from celery_dlq.wiring import policy_table_of  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.assembly import policy_table_of  # noqa: PLC0415 - publishers need none of it
 
         return PolicyAdmin(policy_table_of(self.app, self.settings), self.registry, self.events)
 
@@ -432,9 +439,9 @@ class DeadLetters(Operator):
     # -- wiring -------------------------------------------------------------------
 
     def _install(self) -> None:
+        from celery_dlq.adopt.bootstep import AdoptStep  # noqa: PLC0415 - publishers need none of it
         from celery_dlq.dlx.bootstep import ExchangeStep  # noqa: PLC0415
-        from celery_dlq.worker.adopting import AdoptStep  # noqa: PLC0415 - publishers need none of it
-        from celery_dlq.worker.step import GuardStep, TickStep  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.worker.bootsteps import GuardStep, TickStep  # noqa: PLC0415 - publishers need none of it
 
         step = type("DeadLetterGuard", (GuardStep,), {"make_guard": staticmethod(self._make_guard)})
         self.app.steps["worker"].add(step)
@@ -443,10 +450,10 @@ class DeadLetters(Operator):
         self.app.steps["worker"].add(type("DeadLetterAdopter", (AdoptStep,), adopting))
         announcing = {"publisher": staticmethod(self._exchanges.publisher)}
         self.app.steps["worker"].add(type("DeadLetterPublisher", (ExchangeStep,), announcing))
-        delay.install(self.app, self)
+        default_delay.install(self.app, self)
 
     def _make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Any:
-        from celery_dlq.wiring import make_guard  # noqa: PLC0415 - publishers need none of it
+        from celery_dlq.assembly import make_guard  # noqa: PLC0415 - publishers need none of it
 
         self.validate()
         memory = None

@@ -22,8 +22,8 @@ from functools import cache
 from typing import Any
 from uuid import UUID, uuid5
 
-from celery_dlq import jsontext
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters import json_codec
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -171,8 +171,10 @@ class Delivery:
         return cls(
             number=int(value["number"]),
             retries=int(value.get("retries", 0)),
-            started_at=jsontext.moment(value["started_at"]),
-            ended_at=None if value.get("ended_at") is None else jsontext.moment(value["ended_at"]),
+            started_at=json_codec.moment(value["started_at"]),
+            ended_at=None
+            if value.get("ended_at") is None
+            else json_codec.moment(value["ended_at"]),
             worker_hostname=str(value.get("worker_hostname", "")),
             worker_pid=value.get("worker_pid"),
             outcome=None if outcome is None else Outcome(outcome),
@@ -205,7 +207,7 @@ class DeadLetter:
     """A message that will not be tried again, with the reason, the time and its history.
 
     ``headers``, ``properties`` and ``native_death`` hold JSON text (see
-    `celery_dlq.jsontext`); `decoded` gives their values. ``body`` is the message
+    `celery_dlq.letters.json_codec`); `decoded` gives their values. ``body`` is the message
     body as it was received, never unpickled by anything but a worker. What each field
     says is in its ``doc``.
     """
@@ -287,7 +289,7 @@ class DeadLetter:
     def decoded(self, name: str) -> Any:
         """The value of a JSON field (``headers``, ``properties``, ``native_death``)."""
         text = getattr(self, name)
-        return None if text is None else jsontext.loads(text)
+        return None if text is None else json_codec.loads(text)
 
     def to_fields(self) -> dict[str, bytes]:
         """The storage form: every field that is set, by name."""

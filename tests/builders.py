@@ -10,7 +10,7 @@ from celery import Celery
 from kombu import Queue
 from kombu.message import Message as KombuMessage
 
-from celery_dlq.ports import MessageKey
+from celery_dlq.backends.base import MessageKey
 from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason, letter_id
 
 if TYPE_CHECKING:

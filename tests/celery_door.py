@@ -154,7 +154,7 @@ def serve(path: str) -> None:
     import celery_dlq.export.exporter
     import celery_dlq.operations
     import celery_dlq.plugin
-    import celery_dlq.worker.step  # noqa: F401
+    import celery_dlq.worker.bootsteps  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who answer
     with socket.socket(socket.AF_UNIX) as door:

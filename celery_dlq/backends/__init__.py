@@ -1,1 +1,1 @@
-"""Implementations of the contracts in `celery_dlq.ports`, one folder or module each."""
+"""Implementations of the contracts in `celery_dlq.backends.base`, one folder or module each."""

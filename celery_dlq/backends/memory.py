@@ -11,9 +11,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import Any
 
-from celery_dlq.events import Change
-from celery_dlq.metrics import Measured, Series, WorkerGauges
-from celery_dlq.ports import (
+from celery_dlq.backends.base import (
     Capabilities,
     ClaimState,
     Count,
@@ -32,8 +30,10 @@ from celery_dlq.ports import (
     StoredLetter,
     WorkerInfo,
 )
+from celery_dlq.backends.reports import MOST_IDS, Report, Why
+from celery_dlq.events import Change
+from celery_dlq.metrics import Measured, Series, WorkerGauges
 from celery_dlq.record import DeadLetter, Delivery, end_of, ended
-from celery_dlq.reports import MOST_IDS, Report, Why
 
 _Run = tuple[str, str, int, int]
 _MOST_ASIDE = 20

@@ -18,12 +18,12 @@ from celery_dlq.cli.context import (
     screen_of,
 )
 from celery_dlq.cli.options import Duration, Rate, filter_options, json_option
-from celery_dlq.printable import json_text
+from celery_dlq.letters.printable import json_text
 
 if TYPE_CHECKING:
     from celery_dlq.cli.render import Screen
     from celery_dlq.filters import LetterFilter
-    from celery_dlq.operations.report import DiscardReport
+    from celery_dlq.operations.results import DiscardReport
     from celery_dlq.plugin import DeadLetters
 
 

@@ -13,7 +13,7 @@ import click
 from celery_dlq.cli import adopting, changing, data, jobs, policies, reading
 from celery_dlq.cli.exporter import exporter
 from celery_dlq.errors import DLQError
-from celery_dlq.printable import one_line
+from celery_dlq.letters.printable import one_line
 
 
 class PlainErrors(click.Group):

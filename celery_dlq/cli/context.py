@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_dlq.cli.options import FILTER_NAMES
-from celery_dlq.printable import json_text
+from celery_dlq.letters.printable import json_text
 
 if TYPE_CHECKING:
     from celery_dlq.cli.render import Screen

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.printable import one_line, printable
+from celery_dlq.letters.printable import one_line, printable
 
 if TYPE_CHECKING:
     from rich import box

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from celery_dlq import jsontext
+from celery_dlq.letters import json_codec
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -33,7 +33,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
             if age:
                 seconds = int(age[1]) * _UNITS[age[2]]
                 return datetime.now(timezone.utc) - timedelta(seconds=seconds)
-            parsed = jsontext.moment(value.strip())
+            parsed = json_codec.moment(value.strip())
         except (ValueError, OverflowError):
             self.fail(
                 f"expected a time such as 2026-01-31T18:00 or an age such as 30m, 2h, 7d, "

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from celery_dlq.printable import printable
+from celery_dlq.letters.printable import printable
 
 box = SimpleNamespace(SIMPLE_HEAD=None)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq import jsontext
+from celery_dlq.backends.base import Group, QueueSummary
 from celery_dlq.cli.drawing import Console, Padding, Table, Text, box, escape, line
-from celery_dlq.ports import Group, QueueSummary
-from celery_dlq.printable import one_line
+from celery_dlq.letters import json_codec
+from celery_dlq.letters.printable import one_line
 from celery_dlq.record import DeadLetter, Delivery, iso
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class Screen:
                 [
                     f"args   {letter.argsrepr or '?'}",
                     f"kwargs {letter.kwargsrepr or '?'}",
-                    f"bytes  {jsontext.safe_repr(letter.body[:200])}",
+                    f"bytes  {json_codec.safe_repr(letter.body[:200])}",
                 ]
             )
         self.console.print(Padding(Text(shortened(shown, _BODY_LIMIT)), (0, 0, 0, 2)))

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq import jsontext
 from celery_dlq.cli.drawing import Text, line
 from celery_dlq.cli.render import HELD, Screen, Unreadable, age, letters_text, shortened, table_of
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.printable import json_text, one_line
+from celery_dlq.letters import json_codec
+from celery_dlq.letters.printable import json_text, one_line
 from celery_dlq.record import DeadLetter
 
 if TYPE_CHECKING:
     from celery_dlq.events import Change
+    from celery_dlq.operations.dry_run import Check, DryRun
     from celery_dlq.operations.jobs import Job
-    from celery_dlq.operations.preflight import Check, DryRun
-    from celery_dlq.operations.report import DiscardReport
+    from celery_dlq.operations.results import DiscardReport
     from celery_dlq.operations.selection import RawEntry
 
 _DETAIL = 200
@@ -49,7 +49,7 @@ def entry_json(found: RawEntry) -> dict[str, Any]:
     if isinstance(entry, DeadLetter):
         return entry.to_json()
     fields = {
-        name.decode("utf-8", "backslashreplace"): jsontext.safe_repr(value, 1000)
+        name.decode("utf-8", "backslashreplace"): json_codec.safe_repr(value, 1000)
         for name, value in found.fields.items()
     }
     return {"corrupt": True, "id": None, "position": entry.position, "error": entry.error,

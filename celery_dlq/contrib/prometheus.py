@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import metrics
+from celery_dlq.backends.base import Clock, QueueSummary
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
+from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measured, MetricsStore
-from celery_dlq.ports import Clock, QueueSummary
-from celery_dlq.printable import one_line
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -26,12 +26,12 @@ from uuid import UUID, uuid5
 from celery import current_task
 from celery import signals as celery_signals
 
+from celery_dlq.backends.reports import Report, Reports
 from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, iso
-from celery_dlq.reports import Report, Reports
 
 logger = get_logger("celery_dlq.sentry")
 

@@ -19,14 +19,21 @@ from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 from kombu.entity import Exchange
 from kombu.exceptions import OperationalError
 
-from celery_dlq.deaths import death_headers
+from celery_dlq.backends.base import (
+    DeadLetterStore,
+    Keeper,
+    MessageKey,
+    Outbox,
+    OutboxEntry,
+    Stored,
+)
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
+from celery_dlq.headers import death_headers
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.exchange import DeadLetterExchange
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.ports import DeadLetterStore, Keeper, MessageKey, Outbox, OutboxEntry, Stored
 from celery_dlq.record import DeadLetter
 
 logger = get_logger("celery_dlq.dlx.publisher")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from celery_dlq.backends.base import DeadLetterStore, ExportLeaseStore, ordered
 from celery_dlq.errors import CorruptLetter, ExportError, MissingExtra
 from celery_dlq.export import checkpoint, table, trim
 from celery_dlq.export.checkpoint import Checkpoint
@@ -28,7 +29,6 @@ from celery_dlq.export.redaction import Redaction
 from celery_dlq.export.roll import Roll
 from celery_dlq.filters import LetterFilter
 from celery_dlq.logs import get_logger
-from celery_dlq.ports import DeadLetterStore, ExportLeaseStore, ordered
 from celery_dlq.record import DeadLetter, from_micros, to_micros
 
 try:

@@ -23,8 +23,8 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
+from celery_dlq.backends.base import ExportLease, ExportLeaseStore
 from celery_dlq.errors import ExportError, StoreUnavailable
-from celery_dlq.ports import ExportLease, ExportLeaseStore
 
 LEASE_SECONDS = 15.0
 """How long a killed export keeps others out; a stopped one may be overtaken then."""

@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 from functools import cache, lru_cache
 from typing import Any
 
+from celery_dlq.backends.base import EntryLayout, FlatFields
 from celery_dlq.errors import CorruptLetter, MissingExtra
 from celery_dlq.export.packed_columns import OddEntry, layout_columns
-from celery_dlq.ports import EntryLayout, FlatFields
 from celery_dlq.record import FIRST_MICROS, LAST_MICROS, SCHEMA_VERSION, Kind, field_kinds
 
 try:

@@ -25,8 +25,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+from celery_dlq.backends.base import EntryLayout, EntryPart, FlatFields
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.ports import EntryLayout, EntryPart, FlatFields
 
 WARM, COMPRESSED, PACKED = b"+", b"-", b"~"
 """The fields that hold others. Nothing writes ``~`` any more."""

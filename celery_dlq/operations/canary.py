@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any
 
+from celery_dlq.backends.base import RedriveOutcome
 from celery_dlq.errors import DLQError
 from celery_dlq.operations.selection import RawEntry
-from celery_dlq.ports import RedriveOutcome
 
 _MOST_LETTERS = 1000
 _MOST_LOOKED_AT = 100_000

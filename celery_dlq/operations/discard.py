@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from celery_dlq.backends.base import ClaimState, DeadLetterStore
 from celery_dlq.errors import DLQError, ExportError, MissingExtra
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.jobs import CANCELLED, DONE, CancelledError, JobRun
-from celery_dlq.operations.report import DiscardReport
+from celery_dlq.operations.results import DiscardReport
 from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
-from celery_dlq.ports import ClaimState, DeadLetterStore
 from celery_dlq.record import iso
 
 KEPT_IN_BIN = timedelta(hours=24)

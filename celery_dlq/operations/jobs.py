@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.actor import whoami
+from celery_dlq.backends.base import JobStore
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.ports import JobStore
+from celery_dlq.events import whoami
 from celery_dlq.record import from_micros, iso, to_micros
 
 SILENT = timedelta(seconds=15)

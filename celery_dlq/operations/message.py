@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq import jsontext
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
 from celery_dlq.headers import (
     DELAY_HEADER,
@@ -17,6 +16,7 @@ from celery_dlq.headers import (
     REDRIVE_HEADER,
     REDRIVES_HEADER,
 )
+from celery_dlq.letters import json_codec
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.record import from_micros
 
@@ -172,7 +172,7 @@ def outgoing(
 def _json(raw: bytes) -> dict[str, Any]:
     text = raw.decode("utf-8", "replace")
     # Only text with tags holds values that JSON does not know.
-    value = jsontext.loads(text) if "__type__" in text else json.loads(text)
+    value = json_codec.loads(text) if "__type__" in text else json.loads(text)
     if value is None:
         return {}
     if not isinstance(value, dict):

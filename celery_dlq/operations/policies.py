@@ -9,14 +9,13 @@ from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
-from celery_dlq.actor import whoami
+from celery_dlq.backends.base import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.errors import NotFound, SettingsError
-from celery_dlq.events import Action, Change, Events
+from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import LONGEST, by_queue, checked
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable, Sourced
-from celery_dlq.ports import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.record import iso
 
 

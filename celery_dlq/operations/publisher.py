@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,3 +174,29 @@ def _told(message: Outgoing, exc: BaseException) -> str:
         f"expected the broker to take letter {message.letter_id} for queue {message.queue!r}, "
         f"got {type(exc).__name__}: {exc}; the letter stays where it is"
     )
+
+
+_BEAT_SECONDS = 2.0
+
+
+class Pace:
+    """Lets at most ``rate`` letters pass a second.
+
+    Args:
+        rate: Letters a second; ``None`` for no limit.
+        beat: Called at least every two seconds while it waits; may raise to end the wait.
+    """
+
+    def __init__(self, rate: float | None, beat: Callable[[], object]) -> None:
+        self._gap = 0.0 if rate is None else 1.0 / rate
+        self._beat = beat
+        self._next = time.monotonic()
+
+    def wait(self, letters: int) -> None:
+        """Wait until so many may pass."""
+        if not self._gap:
+            return
+        while (left := self._next - time.monotonic()) > 0:
+            time.sleep(min(left, _BEAT_SECONDS))
+            self._beat()
+        self._next = max(time.monotonic(), self._next) + letters * self._gap

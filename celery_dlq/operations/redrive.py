@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from celery_dlq.backends.base import ClaimState, Clock, DeadLetterStore, MessageKey, RedriveOutcome
 from celery_dlq.errors import CorruptLetter, RedriveError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.headers import REPLACED_TASK_NESTING, whole_number
 from celery_dlq.operations.canary import Canary, CanaryResult, chosen
 from celery_dlq.operations.jobs import CANCELLED, DONE, FAILED, STOPPED, CancelledError, JobRun
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
-from celery_dlq.operations.pace import Pace
-from celery_dlq.operations.publisher import Publisher, Sent
-from celery_dlq.operations.report import RedriveReport
+from celery_dlq.operations.publisher import Pace, Publisher, Sent
+from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
-from celery_dlq.ports import ClaimState, Clock, DeadLetterStore, MessageKey, RedriveOutcome
 from celery_dlq.record import Delivery, from_micros
 
 LEASE_SECONDS = 60.0

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from celery_dlq.backends.base import DeadLetterStore, ordered
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.filters import LetterFilter
-from celery_dlq.ports import DeadLetterStore, ordered
 from celery_dlq.record import DeadLetter, Reason
 
 PAGE = 500

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.jsontext import safe_repr
+from celery_dlq.letters.json_codec import safe_repr
 
 TYPES = ("direct", "fanout", "topic")
 _KEYS = ("name", "type")

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery_dlq.backends.base import Override
 from celery_dlq.errors import SettingsError
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.policy import Policy, suggestion
-from celery_dlq.ports import Override
 from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq")

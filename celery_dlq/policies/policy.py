@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.jsontext import safe_repr
+from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
     dead_letter_exchange,

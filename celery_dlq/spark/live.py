@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+from celery_dlq.backends.base import FlatFields, ordered
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
 from celery_dlq.letters.packed import fields_of
 from celery_dlq.policies.policy import suggestion
-from celery_dlq.ports import FlatFields, ordered
 from celery_dlq.record import to_micros
 from celery_dlq.spark.options import ReadOptions
 

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from celery_dlq import jsontext
 from celery_dlq.errors import SettingsError
+from celery_dlq.letters import json_codec
 from celery_dlq.policies.policy import suggestion
 from celery_dlq.record import field_kinds
 
@@ -171,7 +171,7 @@ def _columns(name: str, value: str) -> tuple[str, ...]:
 
 def _moment(name: str, value: str) -> datetime:
     try:
-        moment = jsontext.moment(value.strip())
+        moment = json_codec.moment(value.strip())
     except ValueError:
         message = f"expected the option {name!r} to be an ISO 8601 time, got {value!r}"
         raise SettingsError(message) from None

@@ -8,9 +8,9 @@ from typing import Any
 
 from celery import signals
 
+from celery_dlq.backends.base import Count, CountStatus, MessageKey, Stored
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.decorators import RejectToDLQ
-from celery_dlq.ports import Count, CountStatus, MessageKey, Stored
 from celery_dlq.record import DeadLetter, Delivery, Outcome
 from celery_dlq.testing.overriding import override
 

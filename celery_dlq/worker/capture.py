@@ -12,8 +12,8 @@ from uuid import uuid4
 from kombu.compression import compress
 from kombu.exceptions import KombuError
 
-from celery_dlq import jsontext
 from celery_dlq.headers import REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
+from celery_dlq.letters import json_codec
 
 _JSON_TYPES = ("application/json",)
 _MOST_JSON = 1024 * 1024  # beyond that, args and kwargs are not kept a second time
@@ -73,8 +73,8 @@ def captured(message: Any, request: Mapping[str, Any]) -> Message:
         routing_key=_text(delivery.get("routing_key")) or "",
         content_type=content_type,
         content_encoding=_text(message.content_encoding) or "",
-        headers=jsontext.dumps(headers),
-        properties=jsontext.dumps(dict(message.properties or {})),
+        headers=json_codec.dumps(headers),
+        properties=json_codec.dumps(dict(message.properties or {})),
         body=body,
         args_json=args_json,
         kwargs_json=kwargs_json,
@@ -154,7 +154,7 @@ def _skip(text: str, at: int, character: str) -> int:
 def _text(value: object) -> str | None:
     if value is None or value == "":
         return None
-    return value if isinstance(value, str) else jsontext.safe_repr(value)
+    return value if isinstance(value, str) else json_codec.safe_repr(value)
 
 
 def _time(value: object) -> datetime | None:
@@ -162,7 +162,7 @@ def _time(value: object) -> datetime | None:
     if not isinstance(value, str):
         return None
     try:
-        parsed = jsontext.moment(value)
+        parsed = json_codec.moment(value)
     except ValueError:
         return None
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)

@@ -18,8 +18,8 @@ from celery.exceptions import (
 )
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
-from celery_dlq import jsontext
 from celery_dlq.decorators import RejectToDLQ
+from celery_dlq.letters import json_codec
 from celery_dlq.policies.decisions import End
 from celery_dlq.policies.policy import qualified_name
 from celery_dlq.record import Outcome
@@ -173,7 +173,7 @@ def _capped_traceback(exc_info: Any) -> str:
     try:
         text = str(exc_info.traceback or "")
     except Exception as exc:  # noqa: BLE001 - as above
-        return jsontext.safe_repr(exc)
+        return json_codec.safe_repr(exc)
     if len(text) <= TRACEBACK_LIMIT:
         return text
     half = TRACEBACK_LIMIT // 2

@@ -19,6 +19,7 @@ from weakref import ref
 
 from celery.worker import state
 
+from celery_dlq.backends.base import Clock, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.headers import REDRIVE_HEADER, REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
 from celery_dlq.logs import get_logger
@@ -41,7 +42,6 @@ from celery_dlq.policies.decisions import (
     decide_start,
 )
 from celery_dlq.policies.policy import Policy
-from celery_dlq.ports import Clock, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.record import Delivery, Outcome, Reason
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.dispatched import Dispatched

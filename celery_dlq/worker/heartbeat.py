@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
+from celery_dlq.backends.base import WorkerInfo, WorkerRegistry
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import by_queue
 from celery_dlq.policies.policy import Policy
-from celery_dlq.ports import WorkerInfo, WorkerRegistry
 
 logger = get_logger("celery_dlq.worker")
 

@@ -6,9 +6,9 @@ from dataclasses import astuple, dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
-from celery_dlq.fingerprint import fingerprint
+from celery_dlq.backends.base import MessageKey
+from celery_dlq.letters.fingerprint import fingerprint
 from celery_dlq.policies.decisions import Die
-from celery_dlq.ports import MessageKey
 from celery_dlq.record import DeadLetter, Delivery, Reason, letter_id
 from celery_dlq.worker.capture import Message
 from celery_dlq.worker.failure import MESSAGE_LIMIT, Failure

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from celery_dlq.backends.base import Keeper, MessageKey, Stored
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import DEAD_LETTERS, DIED_AGAIN, INTERNAL_ERRORS, STORE_ERRORS, Counts
-from celery_dlq.ports import Keeper, MessageKey, Stored
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.letter import plain
 from celery_dlq.worker.spool import Spool

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq.backends.base import SUCCEEDED, Clock, Samples
 from celery_dlq.headers import SAMPLE_HEADER
 from celery_dlq.logs import get_logger
-from celery_dlq.ports import SUCCEEDED, Clock, Samples
 from celery_dlq.record import DeadLetter, Reason, letter_id
 from celery_dlq.worker.capture import captured
 

@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from celery_dlq.backends.base import MessageKey
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.logs import get_logger
-from celery_dlq.ports import MessageKey
 from celery_dlq.record import DeadLetter
 
 logger = get_logger("celery_dlq.worker")

@@ -20,13 +20,13 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 from celery_dlq import errors, events, headers, signals
+from celery_dlq.backends.base import MessageKey
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.config import PREFIX, Settings
 from celery_dlq.export.table import schema
 from celery_dlq.metrics import METRICS
 from celery_dlq.policies.overrides import KEYS as OVERRIDABLE
 from celery_dlq.policies.policy import Policy
-from celery_dlq.ports import MessageKey
 from celery_dlq.record import DeadLetter, Delivery, Kind, Outcome, Reason
 from celery_dlq.spark.options import ReadOptions, WriteOptions
 

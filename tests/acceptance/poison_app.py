@@ -318,7 +318,7 @@ def sleeps(key: str, seconds: float) -> str:
 
 def die_after_storing() -> None:
     """Make the worker SIGKILL itself between storing a letter and acknowledging the message."""
-    from celery_dlq.backends.redis.store import RedisStore
+    from celery_dlq.backends.redis.letters import RedisStore
 
     store = RedisStore.dead_letter
 

@@ -389,7 +389,7 @@ def test_every_change_is_in_the_audit_and_on_the_bus(poison: ModuleType) -> None
 
 DIES = """
 import os, signal, sys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.operations.publisher import Publisher
 import poison_app
 

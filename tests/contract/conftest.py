@@ -1,4 +1,4 @@
-"""The backends that keep the contracts of `celery_dlq.ports`."""
+"""The backends that keep the contracts of `celery_dlq.backends.base`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from functools import partial
 import pytest
 from kombu.connection import Connection
 
+from celery_dlq.backends.base import DeadLetterStore, DeliveryCounter
 from celery_dlq.backends.broker import BrokerStore
-from celery_dlq.backends.broker.amqp import AmqpQueueDriver
 from celery_dlq.backends.broker.index import PositionIndex
+from celery_dlq.backends.broker.queue import AmqpQueueDriver
 from celery_dlq.backends.broker.redislist import RedisListDriver
 from celery_dlq.backends.memory import MemoryCounter, MemoryStore
 from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
-from celery_dlq.ports import DeadLetterStore, DeliveryCounter
+from celery_dlq.backends.redis.letters import RedisStore
 
 TTL_SECONDS = 3600.0
 BACKENDS = {

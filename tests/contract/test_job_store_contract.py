@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_dlq.backends.base import JobStore
 from celery_dlq.backends.memory import MemoryJobStore
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.jobs import MOST_JOBS, RedisJobStore
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.ports import JobStore
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from builders import DLQ
 
+from celery_dlq.backends.base import Outbox, OutboxEntry
 from celery_dlq.backends.memory import MemoryOutbox
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.outbox import RedisOutbox
-from celery_dlq.ports import Outbox, OutboxEntry
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -11,22 +11,22 @@ import redis
 from builders import DLQ, NOW, a_letter, key_of
 from waiting import poll
 
+from celery_dlq.backends.base import ClaimState, DeadLetterStore
 from celery_dlq.backends.memory import MemoryWorkerRegistry
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.events import Action, Change, Event, Events
-from celery_dlq.policies.policy import Policy
-from celery_dlq.policies.table import PolicyTable
-from celery_dlq.ports import ClaimState, DeadLetterStore
-from celery_dlq.record import DeadLetter
-from celery_dlq.retention import (
+from celery_dlq.operations.retention import (
     MOST_A_PASS,
     QUEUES_A_LOOK,
     REST_TICKS,
     Retention,
     RetentionRound,
 )
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
+from celery_dlq.record import DeadLetter
 
 HOUR = timedelta(hours=1)
 

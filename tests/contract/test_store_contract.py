@@ -10,9 +10,7 @@ import pytest
 from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, key_of
 from waiting import poll
 
-from celery_dlq.backends.redis.scripts import MOST_IDS
-from celery_dlq.backends.redis.store import PAGE
-from celery_dlq.ports import (
+from celery_dlq.backends.base import (
     ClaimState,
     Count,
     CountStatus,
@@ -23,6 +21,8 @@ from celery_dlq.ports import (
     Restored,
     Stored,
 )
+from celery_dlq.backends.redis.letters import PAGE
+from celery_dlq.backends.redis.scripts import MOST_IDS
 from celery_dlq.record import DeadLetter, Reason
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from builders import NOW
 
+from celery_dlq.backends.base import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.backends.memory import MemoryWorkerRegistry
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.workers import RedisWorkerRegistry
 from celery_dlq.events import Action, Change
-from celery_dlq.ports import Override, WorkerInfo, WorkerRegistry
 
 
 @pytest.fixture(params=["memory", "redis"])

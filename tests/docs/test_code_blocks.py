@@ -22,7 +22,7 @@ from story import Story, lend_shop, own_shop
 from celery_dlq import Reason
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 
 BUILT = re.compile(r"\{[\w-]+\}.*")
 """Fences that Sphinx carries out when it builds the pages; `tox -e docs` fails if it cannot."""

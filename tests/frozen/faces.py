@@ -14,10 +14,10 @@ import click
 
 import celery_dlq
 from celery_dlq import headers, metrics
+from celery_dlq.backends.base import MessageKey
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.config import Settings
 from celery_dlq.policies.policy import Policy
-from celery_dlq.ports import MessageKey
 
 # Those that the README, the docs and the examples name; all others may change at any time.
 PUBLIC = (

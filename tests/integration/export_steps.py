@@ -28,7 +28,7 @@ from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError
 from celery_dlq.export import checkpoint, roll, trim, turns
 from celery_dlq.export.destination import Destination, Draft

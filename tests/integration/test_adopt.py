@@ -20,9 +20,9 @@ from rabbit import RabbitServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters, Reason
+from celery_dlq.backends.base import WorkerInfo
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
-from celery_dlq.ports import WorkerInfo
 
 QUEUES = ("orders", "orders.dead", "orders-DLQ")
 
@@ -293,7 +293,7 @@ def test_following_waits_for_queues_stores_and_brokers(
     broker: Broker, rabbit_server: RabbitServer
 ) -> None:
     """A queue that is not there yet is no reason to end."""
-    from celery_dlq.worker.adopter import follow
+    from celery_dlq.adopt.adopter import follow
 
     rabbit_server.delete_queues("orders.dead")
     adopter = broker.dlq._adoptions.adopter("orders.dead", None, broker.dlq.store, hostname="web-1")

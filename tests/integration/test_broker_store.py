@@ -19,14 +19,14 @@ from kombu.connection import Connection
 from rabbit import RabbitServer
 
 from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.backends.base import ClaimState
 from celery_dlq.backends.broker import BrokerStore, held, redislist
-from celery_dlq.backends.broker.amqp import AmqpQueueDriver
 from celery_dlq.backends.broker.index import PositionIndex
 from celery_dlq.backends.broker.message import decoded
+from celery_dlq.backends.broker.queue import AmqpQueueDriver
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import ExportError, NotSupported, SettingsError, StoreError, StoreUnavailable
-from celery_dlq.ports import ClaimState
 
 MANY = 100  # more than RabbitMQ keeps in order when they come back in one lot
 

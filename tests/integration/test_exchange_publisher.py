@@ -15,10 +15,10 @@ from rabbit import RabbitServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.backends.base import OutboxEntry
 from celery_dlq.dlx.bootstep import post
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.parts import make_outbox
-from celery_dlq.ports import OutboxEntry
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
 EXCHANGES = ("deaths", "letters")

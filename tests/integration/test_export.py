@@ -28,7 +28,7 @@ from waiting import poll
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError, NotFound
 from celery_dlq.export import table
 from celery_dlq.export.exporter import ParquetExport, Rolling
@@ -364,7 +364,7 @@ _FULL = """
 import resource, sys
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.export.exporter import ParquetExport
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

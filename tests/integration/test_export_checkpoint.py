@@ -6,7 +6,7 @@ from servers import RedisServer
 
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 
 
 def test_a_full_redis_takes_the_note_that_lets_letters_go() -> None:

@@ -23,7 +23,7 @@ from waiting import poll
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError
 from celery_dlq.export import turns
 from celery_dlq.export.exporter import ParquetExport, Rolling

@@ -18,12 +18,12 @@ from builders import DLQ, a_delivery, a_key, a_letter, an_ended_delivery, key_of
 from servers import RedisServer
 from waiting import poll
 
+from celery_dlq.backends.base import ClaimState, CountStatus, MessageKey
 from celery_dlq.backends.redis.connect import Breaker, PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.ports import ClaimState, CountStatus, MessageKey
 from celery_dlq.record import Outcome
 
 KEYS = Keys()

@@ -15,10 +15,10 @@ from builders import DLQ, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 from waiting import poll
 
+from celery_dlq.backends.base import Count, CountStatus, MessageKey
 from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.ports import Count, CountStatus, MessageKey
 
 KEYS = Keys()
 STALE_SECONDS = 1.0

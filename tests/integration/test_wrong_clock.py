@@ -11,8 +11,8 @@ from builders import DLQ, a_letter, key_of
 from celery import Celery
 
 from celery_dlq import DeadLetters, LetterFilter
+from celery_dlq.assembly import card_of
 from celery_dlq.operations.jobs import RUNNING
-from celery_dlq.wiring import card_of
 from celery_dlq.worker.heartbeat import REST_TICKS, Heartbeat
 
 HOUR = timedelta(hours=1)

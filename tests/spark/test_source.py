@@ -24,7 +24,7 @@ from waiting import poll
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.record import field_kinds
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from waiting import poll
 import celery_dlq
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 
 pytestmark = pytest.mark.usefixtures("pyspark")
 

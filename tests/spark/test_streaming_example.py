@@ -15,7 +15,7 @@ from java import QUICK_JAVA
 
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.store import RedisStore
+from celery_dlq.backends.redis.letters import RedisStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

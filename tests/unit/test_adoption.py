@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from builders import NOW, a_message, a_request, an_app
 
+from celery_dlq.adopt.letter import Adoption
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.worker.adoption import Adoption
 
 AT = NOW.replace(microsecond=0)
 X_DEATH = {

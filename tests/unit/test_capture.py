@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.json import dumps as kombu_dumps
 
-from celery_dlq import jsontext
+from celery_dlq.letters import json_codec
 from celery_dlq.worker.capture import captured, json_parts, wire_body
 
 JSON = st.recursive(
@@ -148,9 +148,9 @@ def test_a_message_of_celery_is_captured_whole() -> None:
     assert json.loads(letter.args_json or "") == [1, "ü"]
     assert json.loads(letter.kwargs_json or "") == {"a": [2]}
     assert letter.argsrepr == "(1, 'ü')"
-    assert jsontext.loads(letter.headers) == message.headers
-    assert jsontext.loads(letter.headers)["tenant"] == "acme"
-    assert jsontext.loads(letter.properties) == message.properties
+    assert json_codec.loads(letter.headers) == message.headers
+    assert json_codec.loads(letter.headers)["tenant"] == "acme"
+    assert json_codec.loads(letter.properties) == message.properties
 
 
 def test_a_pickled_body_is_never_loaded(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_compressed_body_is_kept_compressed(compression: str) -> None:
     """Kombu decompresses on arrival; a redriven message must match its headers again."""
     message = sent_message(an_app(), "shop.charge", (1,), compression=compression)
     letter = captured(message, message.headers)
-    assert jsontext.loads(letter.headers)["compression"] == message.headers["compression"]
+    assert json_codec.loads(letter.headers)["compression"] == message.headers["compression"]
     assert letter.body == wire_body(message.body, compression)
     assert letter.body != bytes(message.body)
 
@@ -195,7 +195,7 @@ def test_headers_of_any_type_are_kept() -> None:
     """AMQP tables carry bytes and times."""
     when = datetime(2026, 1, 1, tzinfo=timezone.utc)
     message = a_message(headers={**a_request(), "raw": b"\x00\xff", "when": when})
-    headers = jsontext.loads(captured(message, a_request()).headers)
+    headers = json_codec.loads(captured(message, a_request()).headers)
     assert (headers["raw"], headers["when"]) == (b"\x00\xff", when)
 
 

@@ -19,7 +19,7 @@ from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
 
-from celery_dlq.delay import _MERGES_OPTIONS, _PARAMETERS
+from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
 
 
 class Pool:

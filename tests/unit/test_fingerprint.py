@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from celery_dlq.fingerprint import application_frames, fingerprint
+from celery_dlq.letters.fingerprint import application_frames, fingerprint
 
 TRACEBACK = """Traceback (most recent call last):
   File "/srv/venv/lib/python3.11/site-packages/celery/app/trace.py", line 451, in trace_task

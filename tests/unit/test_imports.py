@@ -22,9 +22,9 @@ print(",".join(sorted(foreign)))
     [
         "celery_dlq",
         "celery_dlq.record, celery_dlq.policies.policy, celery_dlq.filters",
-        "celery_dlq.policies.decisions, celery_dlq.ports",
-        "celery_dlq.events, celery_dlq.metrics, celery_dlq.reports",
-        "celery_dlq.errors, celery_dlq.headers, celery_dlq.jsontext, celery_dlq.fingerprint",
+        "celery_dlq.policies.decisions, celery_dlq.backends.base",
+        "celery_dlq.events, celery_dlq.metrics, celery_dlq.backends.reports",
+        "celery_dlq.errors, celery_dlq.headers, celery_dlq.letters.json_codec, celery_dlq.letters.fingerprint",
     ],
 )
 def test_nothing_of_others_is_imported(modules: str) -> None:
@@ -65,7 +65,7 @@ def test_workers_and_commands_need_only_the_core() -> None:
         "import sys\n"
         "for name in ('rich', 'pyarrow', 'pyspark', 'sentry_sdk', 'prometheus_client'):\n"
         "    sys.modules[name] = None\n"
-        "import celery_dlq.plugin, celery_dlq.wiring, celery_dlq.worker.step\n"
+        "import celery_dlq.plugin, celery_dlq.assembly, celery_dlq.worker.bootsteps\n"
         "import celery_dlq.operations, celery_dlq.cli.commands, celery_dlq.cli.render\n"
         "import celery_dlq.cli.reports, celery_dlq.cli.render_policies\n"
     )

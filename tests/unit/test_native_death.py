@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_dlq import jsontext
-from celery_dlq.worker.native import native_death
+from celery_dlq.adopt.native_death import native_death
+from celery_dlq.letters import json_codec
 
 AT = datetime(2026, 11, 21, 12, 6, 37)  # noqa: DTZ001 - as py-amqp gives it
 
@@ -29,7 +29,7 @@ def test_rabbitmq_says_where_when_and_why() -> None:
     found = native_death({"x-death": deaths, "x-first-death-queue": "orders"}, {})
     assert (found.queue, found.reason) == ("orders", "expired")
     assert found.at == AT.replace(tzinfo=timezone.utc)
-    kept = jsontext.loads(found.history or "")
+    kept = json_codec.loads(found.history or "")
     assert kept["x-death"][0]["time"] == "2026-11-21T12:06:37+00:00"
     assert kept["x-first-death-queue"] == "orders"
 
@@ -52,7 +52,7 @@ def test_a_malformed_history_is_kept_as_it_came(deaths: object) -> None:
     found = native_death({"x-death": deaths}, {})
     assert (found.queue, found.at, found.readable) == (None, None, False)
     assert "cannot be read" in found.words
-    assert jsontext.loads(found.history or "") == {"x-death": deaths}
+    assert json_codec.loads(found.history or "") == {"x-death": deaths}
 
 
 def test_malformed_entries_cost_only_themselves() -> None:

@@ -12,9 +12,9 @@ from builders import NOW, a_letter, an_ended_delivery
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_dlq.backends.base import FlatFields
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.packed import COMPRESSED, WARM, PackedFields, fields_of, packed
-from celery_dlq.ports import FlatFields
 from celery_dlq.record import DeadLetter
 
 WIRE = Path(__file__).parent.parent / "wire"

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from builders import NOW
 
-from celery_dlq.actor import whoami
+from celery_dlq.backends.base import Override, WorkerInfo
 from celery_dlq.backends.memory import MemoryWorkerRegistry
 from celery_dlq.errors import NotFound, SettingsError
-from celery_dlq.events import Action, Event, Events
+from celery_dlq.events import Action, Event, Events, whoami
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import by_queue
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.ports import Override, WorkerInfo
 
 HOUR = timedelta(hours=1)
 BOOK = PolicyTable(

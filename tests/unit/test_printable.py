@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from celery_dlq.letters.printable import json_text, one_line, printable
 from celery_dlq.logs import get_logger
-from celery_dlq.printable import json_text, one_line, printable
 
 STEERING = "\x00\x07\x08\x0b\x1b\x7f\x85\x9b\u061c\u200f\u2028\u2029\u202e\u2066\u2069\udfff\ud800"
 HARMLESS = "süß 漢字 \U0001f469\u200d\U0001f4bb \\x1b"

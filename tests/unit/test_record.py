@@ -12,8 +12,8 @@ from builders import NOW, a_delivery, a_letter, an_ended_delivery
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq import jsontext
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters import json_codec
 from celery_dlq.record import (
     DeadLetter,
     Delivery,
@@ -51,7 +51,7 @@ _VALUES = {
     Kind.INTEGER: NUMBERS,
     Kind.TIME: TIMES,
     Kind.BYTES: st.binary(),
-    Kind.JSON: st.dictionaries(VALID_TEXT, VALID_TEXT).map(jsontext.dumps),
+    Kind.JSON: st.dictionaries(VALID_TEXT, VALID_TEXT).map(json_codec.dumps),
     Kind.HISTORY: st.lists(DELIVERIES, max_size=3).map(tuple),
 }
 _NULLABLE = {f.name for f in dataclasses.fields(DeadLetter) if f.default is None}
@@ -97,7 +97,7 @@ def test_text_with_lone_surrogates_is_stored_as_valid_utf8(text: str) -> None:
 @given(text=ANY_TEXT)
 def test_json_fields_keep_lone_surrogates_through_the_storage_form(text: str) -> None:
     """A header's odd text is spelled out as a JSON escape, so that nothing of it is lost."""
-    letter = a_letter(headers=jsontext.dumps({"note": text}))
+    letter = a_letter(headers=json_codec.dumps({"note": text}))
     assert DeadLetter.from_fields(letter.to_fields()).decoded("headers") == {"note": text}
 
 
@@ -234,7 +234,7 @@ def test_json_form_nests_json_fields_and_encodes_the_body() -> None:
     body = b"\x80\x04\x00"
     letter = a_letter(
         body=body,
-        headers=jsontext.dumps({"retries": 2}),
+        headers=json_codec.dumps({"retries": 2}),
         history=(a_delivery(),),
         native_death='[{"reason":"expired"}]',
     )
@@ -249,7 +249,7 @@ def test_json_form_nests_json_fields_and_encodes_the_body() -> None:
 
 def test_decoded_gives_the_values_of_json_fields() -> None:
     """Tagged types come back as they were in the message; a missing field is ``None``."""
-    letter = a_letter(headers=jsontext.dumps({"at": NOW, "raw": b"\x00\xff"}))
+    letter = a_letter(headers=json_codec.dumps({"at": NOW, "raw": b"\x00\xff"}))
     assert letter.decoded("headers") == {"at": NOW, "raw": b"\x00\xff"}
     assert letter.decoded("native_death") is None
 

@@ -22,7 +22,7 @@ if sys.argv[1] == "plain":
     sys.modules["rich"] = None
 from builders import NOW, a_letter
 from celery_dlq.cli.render import Screen, Unreadable
-from celery_dlq.ports import Group, QueueSummary
+from celery_dlq.backends.base import Group, QueueSummary
 from celery_dlq.record import Delivery, Outcome
 
 screen = Screen()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from builders import a_letter
 
+from celery_dlq.backends.reports import Report, Why
 from celery_dlq.contrib.sentry import (
     RateLimit,
     SentryReporter,
@@ -16,7 +17,6 @@ from celery_dlq.contrib.sentry import (
 )
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.reports import Report, Why
 
 REPORT = Report(why=Why.GREW, number=10, letter_ids=("a", "b"))
 

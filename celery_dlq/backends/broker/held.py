@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from celery_dlq.actor import whoami
 from celery_dlq.backends.broker.driver import (
     CONNECT,
     LOCK_SUFFIX,
@@ -28,6 +27,7 @@ from celery_dlq.backends.broker.driver import (
 )
 from celery_dlq.backends.broker.snapshot import Entry, Snapshot
 from celery_dlq.errors import StoreError, StoreUnavailable
+from celery_dlq.events import whoami
 
 HEARTBEAT_SECONDS = 60
 

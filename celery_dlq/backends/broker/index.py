@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from celery_dlq.backends.base import ClaimState, MessageKey, ordered
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
+from celery_dlq.backends.redis.letters import CLAIMS, RedisStore, chunks, last_hour
 from celery_dlq.backends.redis.scripts import ClaimReply
-from celery_dlq.backends.redis.store import CLAIMS, RedisStore, chunks, last_hour
-from celery_dlq.ports import ClaimState, MessageKey, ordered
 
 PATIENCE_SECONDS = 600.0
 """How long a letter that has a position is waited for: so long its worker may take to store it."""

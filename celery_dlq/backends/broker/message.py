@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_dlq import headers
-from celery_dlq.deaths import death_headers
+from celery_dlq.headers import death_headers
 from celery_dlq.record import DeadLetter
 
 CONTENT_TYPE, CONTENT_ENCODING = "application/json", "utf-8"

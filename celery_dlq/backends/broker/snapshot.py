@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from celery_dlq import headers
+from celery_dlq.backends.base import RawPage, ordered
 from celery_dlq.backends.broker.message import COMPRESSION_HEADER, decoded
-from celery_dlq.ports import RawPage, ordered
 
 PAGE_BYTES = 8 * 1024 * 1024
 _POSITION = re.compile(r"\d{1,20}-\d{1,20}")

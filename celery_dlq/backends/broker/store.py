@@ -10,14 +10,7 @@ from datetime import datetime
 from itertools import islice
 from typing import NoReturn
 
-from celery_dlq.backends.broker.driver import MOST_LETTERS, HeldQueue, QueueDriver
-from celery_dlq.backends.broker.index import PositionIndex
-from celery_dlq.backends.broker.message import letter_message
-from celery_dlq.backends.broker.snapshot import Snapshot
-from celery_dlq.backends.redis.store import stored_at
-from celery_dlq.errors import CorruptLetter, NotSupported
-from celery_dlq.logs import get_logger
-from celery_dlq.ports import (
+from celery_dlq.backends.base import (
     Capabilities,
     ClaimState,
     Glance,
@@ -32,6 +25,13 @@ from celery_dlq.ports import (
     StoredLetter,
     ordered,
 )
+from celery_dlq.backends.broker.driver import MOST_LETTERS, HeldQueue, QueueDriver
+from celery_dlq.backends.broker.index import PositionIndex
+from celery_dlq.backends.broker.message import letter_message
+from celery_dlq.backends.broker.snapshot import Snapshot
+from celery_dlq.backends.redis.letters import stored_at
+from celery_dlq.errors import CorruptLetter, NotSupported
+from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, Delivery, ended, from_micros
 
 logger = get_logger("celery_dlq.store")

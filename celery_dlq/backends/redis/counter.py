@@ -13,10 +13,10 @@ from hashlib import sha1
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from celery_dlq.backends.base import Count, CountStatus, MessageKey
 from celery_dlq.backends.redis.connect import Command, PipelinedConnection
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import CountReply, source
-from celery_dlq.ports import Count, CountStatus, MessageKey
 from celery_dlq.record import Delivery, from_micros, to_micros
 
 HISTORY_LIMIT = 50

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.store import now
+from celery_dlq.backends.redis.letters import now
 from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from celery_dlq.ports import MessageKey
+from celery_dlq.backends.base import MessageKey
 
 
 @dataclass(frozen=True, slots=True)

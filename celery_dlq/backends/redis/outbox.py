@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from celery_dlq.backends.base import OutboxEntry
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.scripts import Scripts
-from celery_dlq.ports import OutboxEntry
 
 
 class RedisOutbox:

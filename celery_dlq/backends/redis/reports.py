@@ -8,8 +8,7 @@ from typing import Any
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import ReportReply, Scripts
-from celery_dlq.record import DeadLetter
-from celery_dlq.reports import (
+from celery_dlq.backends.reports import (
     BURST,
     GAP_SECONDS,
     MOST_IDS,
@@ -18,6 +17,7 @@ from celery_dlq.reports import (
     Report,
     Why,
 )
+from celery_dlq.record import DeadLetter
 
 _WHY = {
     ReportReply.NEW: Why.NEW,

@@ -11,13 +11,13 @@ from hashlib import sha1
 from itertools import zip_longest
 from typing import Any
 
+from celery_dlq.backends.base import Override, WorkerInfo
 from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.letters import now
 from celery_dlq.backends.redis.scripts import NodeReply, Scripts, source
-from celery_dlq.backends.redis.store import now
 from celery_dlq.events import Change
 from celery_dlq.logs import get_logger
-from celery_dlq.ports import Override, WorkerInfo
 from celery_dlq.record import from_micros, to_micros
 
 logger = get_logger("celery_dlq.store")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_dlq.adopt.letter import Adoption, Identity
+from celery_dlq.adopt.sources import Source, TakenMessage
+from celery_dlq.backends.base import Clock, Keeper, Stored
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
-from celery_dlq.ports import Clock, Keeper, Stored
 from celery_dlq.record import DeadLetter
-from celery_dlq.worker.adoption import Adoption, Identity
-from celery_dlq.worker.source import Source, TakenMessage
 
 logger = get_logger("celery_dlq.worker")
 

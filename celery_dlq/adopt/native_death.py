@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from celery_dlq import jsontext
+from celery_dlq.letters import json_codec
 
 _FIRST_QUEUE, _FIRST_REASON = "x-first-death-queue", "x-first-death-reason"
 _DEATH_HEADERS = (
@@ -89,7 +89,7 @@ def _from_rabbitmq(said: Mapping[str, Any]) -> NativeDeath:
         queue=_name(None if _is_delay(first) else first) or _name(oldest.get("queue")),
         reason=_name(newest.get("reason")) or _name(said.get(_FIRST_REASON)),
         at=_time(newest.get("time")),
-        history=jsontext.dumps(_with_plain_times(said)),
+        history=json_codec.dumps(_with_plain_times(said)),
         readable=readable,
     )
 
@@ -106,7 +106,7 @@ def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
     return NativeDeath(
         queue=source.rpartition(":")[2] if source else None,
         deliveries=deliveries,
-        history=jsontext.dumps(attributes),
+        history=json_codec.dumps(attributes),
     )
 
 
@@ -133,7 +133,7 @@ def _time(value: object) -> datetime | None:
     """py-amqp gives naive times, which are UTC; through JSON they come as text or seconds."""
     try:
         if isinstance(value, str):
-            value = jsontext.moment(value)
+            value = json_codec.moment(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             value = datetime.fromtimestamp(value, timezone.utc)
     except (ValueError, OverflowError, OSError):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq import jsontext
+from celery_dlq.letters import json_codec
 
 _ZONES = st.none() | st.sampled_from([timezone.utc, timezone(timedelta(hours=-3, minutes=-30))])
 _LEAVES = (
@@ -53,7 +53,7 @@ class HouseTime(time):
 @given(value=VALUES)
 def test_everything_a_message_may_hold_comes_back(value: Any) -> None:
     """Bytes, times, decimals and UUIDs survive at any depth, beside what JSON knows."""
-    assert jsontext.loads(jsontext.dumps(value)) == value
+    assert json_codec.loads(json_codec.dumps(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_everything_a_message_may_hold_comes_back(value: Any) -> None:
 )
 def test_a_restored_value_has_its_type(value: object) -> None:
     """Equal is not enough: the type is the same too."""
-    restored = jsontext.loads(jsontext.dumps({"x": value}))["x"]
+    restored = json_codec.loads(json_codec.dumps({"x": value}))["x"]
     assert type(restored) is type(value)
     assert restored == value
 
@@ -83,28 +83,31 @@ def test_subclasses_of_dates_and_times_come_back_as_plain_ones(
     value: object, plain: object
 ) -> None:
     """Libraries subclass dates; such a value is still a date after a round trip."""
-    assert jsontext.loads(jsontext.dumps(value)) == plain
+    assert json_codec.loads(json_codec.dumps(value)) == plain
 
 
 def test_buffers_become_bytes() -> None:
     """A body part may arrive as a view of a buffer."""
     value = [bytearray(b"ab"), memoryview(b"cd")]
-    assert jsontext.loads(jsontext.dumps(value)) == [b"ab", b"cd"]
+    assert json_codec.loads(json_codec.dumps(value)) == [b"ab", b"cd"]
 
 
 def test_sets_become_lists() -> None:
     """JSON has no sets; their members are kept."""
-    assert jsontext.loads(jsontext.dumps({"x": {1}, "y": frozenset({2})})) == {"x": [1], "y": [2]}
+    assert json_codec.loads(json_codec.dumps({"x": {1}, "y": frozenset({2})})) == {
+        "x": [1],
+        "y": [2],
+    }
 
 
 def test_an_unknown_type_is_kept_as_its_repr() -> None:
     """An operator can read it, and a letter is not lost for it."""
-    assert jsontext.loads(jsontext.dumps({"x": complex(1, 2)})) == {"x": "(1+2j)"}
+    assert json_codec.loads(json_codec.dumps({"x": complex(1, 2)})) == {"x": "(1+2j)"}
 
 
 def test_an_unprintable_value_does_not_raise() -> None:
     """A broken ``__repr__`` is named instead."""
-    shown = jsontext.loads(jsontext.dumps({"x": Unprintable()}))["x"]
+    shown = json_codec.loads(json_codec.dumps({"x": Unprintable()}))["x"]
     assert shown == "<unprintable Unprintable: repr raised RuntimeError>"
 
 
@@ -112,7 +115,7 @@ def test_a_structure_that_contains_itself_does_not_raise() -> None:
     """Cycles are kept as a readable repr."""
     cycle: dict[str, object] = {"name": "loop"}
     cycle["self"] = cycle
-    assert jsontext.loads(jsontext.dumps(cycle)) == "{'name': 'loop', 'self': {...}}"
+    assert json_codec.loads(json_codec.dumps(cycle)) == "{'name': 'loop', 'self': {...}}"
 
 
 def test_a_structure_of_extreme_depth_does_not_raise() -> None:
@@ -120,17 +123,17 @@ def test_a_structure_of_extreme_depth_does_not_raise() -> None:
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    assert "RecursionError" in jsontext.dumps(deep)
+    assert "RecursionError" in json_codec.dumps(deep)
 
 
 def test_keys_of_odd_types_do_not_raise() -> None:
     """What JSON cannot name is kept as a readable repr."""
-    assert jsontext.loads(jsontext.dumps({(1, 2): "x"})) == "{(1, 2): 'x'}"
+    assert json_codec.loads(json_codec.dumps({(1, 2): "x"})) == "{(1, 2): 'x'}"
 
 
 def test_text_is_compact_and_not_escaped() -> None:
     """Stored headers are short, and people's names stay readable."""
-    assert jsontext.dumps({"a": ["ü", 1]}) == '{"a":["ü",1]}'
+    assert json_codec.dumps({"a": ["ü", 1]}) == '{"a":["ü",1]}'
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -141,9 +144,9 @@ def test_numbers_that_json_does_not_know_still_make_valid_json(value: float) -> 
         message = f"{name} is not JSON"
         raise AssertionError(message)
 
-    text = jsontext.dumps({"x": value})
+    text = json_codec.dumps({"x": value})
     json.loads(text, parse_constant=refuse)
-    assert repr(jsontext.loads(text)["x"]) == repr(value)
+    assert repr(json_codec.loads(text)["x"]) == repr(value)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +164,17 @@ def test_numbers_that_json_does_not_know_still_make_valid_json(value: float) -> 
 )
 def test_tags_that_cannot_be_restored_stay_as_they_are(text: str) -> None:
     """A user's own dictionary that looks like a tag is not an error."""
-    assert jsontext.loads(text) == json.loads(text)
+    assert json_codec.loads(text) == json.loads(text)
 
 
 def test_text_that_is_not_json_is_a_value_error() -> None:
     """Callers catch one type."""
     with pytest.raises(ValueError, match="Expecting value"):
-        jsontext.loads("nope")
+        json_codec.loads("nope")
 
 
 def test_safe_repr_never_floods() -> None:
     """A huge value is cut, and the cut is seen."""
-    shown = jsontext.safe_repr("x" * 50_000, limit=100)
+    shown = json_codec.safe_repr("x" * 50_000, limit=100)
     assert len(shown) == 100
     assert shown.endswith("…")

@@ -16,11 +16,7 @@ from itertools import islice
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.events import Action, Change, Events
-from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import Policy
-from celery_dlq.policies.table import PolicyTable
-from celery_dlq.ports import (
+from celery_dlq.backends.base import (
     ClaimState,
     DeadLetterStore,
     Glance,
@@ -28,9 +24,13 @@ from celery_dlq.ports import (
     WorkerRegistry,
     ordered,
 )
+from celery_dlq.events import Action, Change, Events
+from celery_dlq.logs import get_logger
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.record import iso
 
-logger = get_logger("celery_dlq.retention")
+logger = get_logger("celery_dlq.operations.retention")
 
 MOST_A_PASS = 500
 """Most letters that one pass over one queue trims for one cause."""

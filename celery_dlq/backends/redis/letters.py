@@ -12,6 +12,22 @@ from typing import Any
 
 import redis
 
+from celery_dlq.backends.base import (
+    Capabilities,
+    ClaimState,
+    ExportLease,
+    Glance,
+    Group,
+    LetterSummary,
+    MessageKey,
+    QueueSummary,
+    RawPage,
+    RedriveOutcome,
+    Restored,
+    Stored,
+    StoredLetter,
+    ordered,
+)
 from celery_dlq.backends.redis.connect import Command, PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
@@ -28,22 +44,6 @@ from celery_dlq.backends.redis.scripts import (
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.letters.packed import fields_of, packed
 from celery_dlq.logs import get_logger
-from celery_dlq.ports import (
-    Capabilities,
-    ClaimState,
-    ExportLease,
-    Glance,
-    Group,
-    LetterSummary,
-    MessageKey,
-    QueueSummary,
-    RawPage,
-    RedriveOutcome,
-    Restored,
-    Stored,
-    StoredLetter,
-    ordered,
-)
 from celery_dlq.record import DeadLetter, Delivery, Reason, end_of, from_micros, to_micros
 
 logger = get_logger("celery_dlq.store")

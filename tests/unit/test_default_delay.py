@@ -173,7 +173,7 @@ def test_a_queue_may_drop_the_delays_of_messages(
     app: Celery, published: Published, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``ignore_message_delay``, with a line in the debug log; never for a retry."""
-    with caplog.at_level(logging.DEBUG, "celery_dlq.delay"):
+    with caplog.at_level(logging.DEBUG, "celery_dlq.publishing.default_delay"):
         app.send_task("here", queue="plain", countdown=60)
         app.send_task("here", queue="plain", eta=datetime.now(timezone.utc) + timedelta(hours=1))
     app.send_task("here", queue="plain", countdown=60, retries=1)
@@ -224,7 +224,9 @@ def test_an_expiry_before_the_delay_ends_is_warned_of(
     app.send_task("here", countdown=20, expires=10)
     app.send_task("routed", expires=DELAY + 60)
     assert len(published) == 4
-    warnings = [r.getMessage() for r in caplog.records if r.name == "celery_dlq.delay"]
+    warnings = [
+        r.getMessage() for r in caplog.records if r.name == "celery_dlq.publishing.default_delay"
+    ]
     assert len(warnings) == 3
     assert all("will never run: it expires at 20" in warning for warning in warnings)
     assert warnings[0].startswith("Task routed ")
@@ -240,7 +242,9 @@ def test_an_app_without_delays_asks_nothing(
 ) -> None:
     """The price of the plugin for a publisher that needs none of it: no look at queues."""
     monkeypatch.setattr("celery_dlq.decorators.SAYS_DELAY", set())
-    monkeypatch.setattr("celery_dlq.delay.DefaultDelays.apply", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(
+        "celery_dlq.publishing.default_delay.DefaultDelays.apply", lambda *_: pytest.fail("asked")
+    )
     delaying_app(**settings).send_task("routed", countdown=4)
     assert seconds_of(published[0]) == 4
 

@@ -11,19 +11,19 @@ from typing import Any
 
 from kombu.message import Message as KombuMessage
 
-from celery_dlq import jsontext
+from celery_dlq.adopt.native_death import NativeDeath, native_death
+from celery_dlq.backends.base import MessageKey
 from celery_dlq.decorators import policy_of
-from celery_dlq.fingerprint import fingerprint
+from celery_dlq.letters import json_codec
+from celery_dlq.letters.fingerprint import fingerprint
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.ports import MessageKey
 from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.capture import Message, captured, wire_body
 from celery_dlq.worker.letter import Death, letter_of
-from celery_dlq.worker.native import NativeDeath, native_death
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 
 logger = get_logger("celery_dlq.worker")
@@ -97,7 +97,7 @@ class Adoption:
             {name: properties.get(name) for name in ("correlation_id", "timestamp", "type")},
             wire_body(message.body, None),
         ]
-        digest = hashlib.sha256(jsontext.dumps(what).encode("utf-8", "backslashreplace"))
+        digest = hashlib.sha256(json_codec.dumps(what).encode("utf-8", "backslashreplace"))
         return Identity(f"adopted-{digest.hexdigest()[:32]}", certain=False)
 
     def letter(

@@ -11,22 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from celery_dlq.actor import whoami
-from celery_dlq.config import Settings
-from celery_dlq.errors import CorruptLetter, DLQError, NotFound, NotSupported
-from celery_dlq.events import Action, Change, Events, Redriven
-from celery_dlq.filters import LetterFilter
-from celery_dlq.operations.canary import Canary
-from celery_dlq.operations.discard import Discarder, DiscardOptions
-from celery_dlq.operations.edit import Edit, arguments, edited
-from celery_dlq.operations.jobs import FAILED, STOPPED, Job, JobRun, Jobs
-from celery_dlq.operations.message import RedriveOptions, outgoing
-from celery_dlq.operations.preflight import DryRun, dry_run
-from celery_dlq.operations.redrive import Redriver
-from celery_dlq.operations.report import DiscardReport, RedriveReport
-from celery_dlq.operations.selection import PositionRange, RawEntry, select
-from celery_dlq.policies.policy import Policy
-from celery_dlq.ports import (
+from celery_dlq.backends.base import (
     Clock,
     DeadLetterStore,
     Group,
@@ -35,6 +20,20 @@ from celery_dlq.ports import (
     Restored,
     WorkerRegistry,
 )
+from celery_dlq.config import Settings
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound, NotSupported
+from celery_dlq.events import Action, Change, Events, Redriven, whoami
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.canary import Canary
+from celery_dlq.operations.discard import Discarder, DiscardOptions
+from celery_dlq.operations.dry_run import DryRun, dry_run
+from celery_dlq.operations.edit import Edit, arguments, edited
+from celery_dlq.operations.jobs import FAILED, STOPPED, Job, JobRun, Jobs
+from celery_dlq.operations.message import RedriveOptions, outgoing
+from celery_dlq.operations.redrive import Redriver
+from celery_dlq.operations.results import DiscardReport, RedriveReport
+from celery_dlq.operations.selection import PositionRange, RawEntry, select
+from celery_dlq.policies.policy import Policy
 from celery_dlq.record import DeadLetter
 
 _ID_LENGTH = 36

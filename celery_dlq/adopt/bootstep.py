@@ -9,10 +9,10 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_dlq.adopt.adopter import Adopter, follow
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
-from celery_dlq.worker.adopter import Adopter, follow
-from celery_dlq.worker.step import _refuse
+from celery_dlq.worker.bootsteps import _refuse
 
 logger = get_logger("celery_dlq.worker")
 

@@ -6,21 +6,21 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq.backends.base import Clock, DeadLetterStore, Keeper, WorkerInfo
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
-from celery_dlq.delay import DefaultDelays
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
 from celery_dlq.logs import get_logger
-from celery_dlq.measuring import Measuring
+from celery_dlq.metrics import Measuring
 from celery_dlq.observers import WorkerObservers
+from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.parts import WorkerParts, make_worker_parts, shown_place
 from celery_dlq.policies.drift import TASK_PREFIX
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.ports import Clock, DeadLetterStore, Keeper, WorkerInfo
+from celery_dlq.publishing.default_delay import DefaultDelays
 from celery_dlq.record import EPOCH
-from celery_dlq.retention import Retention, RetentionRound
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.heartbeat import Heartbeat
 from celery_dlq.worker.letter_writer import LetterWriter

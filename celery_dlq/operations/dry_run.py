@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from celery_dlq.backends.base import WorkerInfo
 from celery_dlq.operations.message import RedriveOptions
 from celery_dlq.operations.selection import RawEntry
-from celery_dlq.ports import WorkerInfo
 
 _MOST_NAMES = 1000
 _OTHERS = "(others)"

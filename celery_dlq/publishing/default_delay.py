@@ -28,7 +28,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 
-logger = get_logger("celery_dlq.delay")
+logger = get_logger("celery_dlq.publishing.default_delay")
 
 _MOST_REMEMBERED = 4096
 _PLACE = ("queue", "exchange", "routing_key")

@@ -1,0 +1,1 @@
+"""Letters made of messages that a broker dead-lettered itself."""

@@ -1,0 +1,1 @@
+"""What happens when a task is published: default delays."""

@@ -52,8 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Load a public name from its module the first time it is asked for."""
     if name not in _HOME:
-        message = f"module 'celery_dlq' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module 'celery_dlq' has no attribute {name!r}")
     value: object = getattr(import_module(f"celery_dlq.{_HOME[name]}"), name)
     globals()[name] = value
     return value

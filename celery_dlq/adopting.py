@@ -128,9 +128,14 @@ class Adoptions:
 
         settings = self._settings()
         adoption = Adoption(
-            self._app, settings.policies, queue, target,
-            hostname=hostname, pid=pid or os.getpid(), release=settings.release,
-        )  # fmt: skip
+            self._app,
+            settings.policies,
+            queue,
+            target,
+            hostname=hostname,
+            pid=pid or os.getpid(),
+            release=settings.release,
+        )
         keeper = self._exchanges.before(store)
         return Adopter(queue, source_of(self._app, queue), adoption, keeper, self._clock, adopted)
 

@@ -200,5 +200,6 @@ def wait_for(store: DeadLetterStore, timeout_seconds: float) -> None:
 
 def _warn_of_unknown_queues(app: Any, table: PolicyTable) -> None:
     for name, hint in table.unknown_queues(known_queues(app)).items():
-        logger.warning("dlq_queues[%r] is a policy for a queue that this app does not know; %s",
-                       name, hint)  # fmt: skip
+        logger.warning(
+            "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
+        )

@@ -49,8 +49,9 @@ def _setting(
 
 def _queues(where: str, value: object) -> Mapping[str, Policy]:
     if not isinstance(value, Mapping):
-        message = f"expected {where} to be a mapping of queue name to policy, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(
+            f"expected {where} to be a mapping of queue name to policy, got {value!r}"
+        )
     return {
         text(f"a queue name in {where}", name): _policy(f"{where}[{name!r}]", policy)
         for name, policy in value.items()
@@ -73,47 +74,45 @@ def _shown(value: object) -> str:
 
 def _store(where: str, value: object) -> str:
     if value not in _STORES:
-        message = f"expected {where} to be one of {', '.join(_STORES)}, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(f"expected {where} to be one of {', '.join(_STORES)}, got {value!r}")
     return str(value)
 
 
 def _sentry(where: str, value: object) -> str:
     if value not in _SENTRY:
-        message = f"expected {where} to be one of {', '.join(_SENTRY)}, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(f"expected {where} to be one of {', '.join(_SENTRY)}, got {value!r}")
     return str(value)
 
 
 def _share(where: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        message = f"expected {where} to be a share from 0 to 1, e.g. 0.001, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(
+            f"expected {where} to be a share from 0 to 1, e.g. 0.001, got {value!r}"
+        )
     return float(value)
 
 
 def _redis_url(where: str, value: object) -> str:
     if not isinstance(value, str) or not value.startswith(_REDIS_SCHEMES):
-        message = (
+        raise SettingsError(
             f"expected {where} to be a Redis URL such as redis://localhost:6379/0, "
             f"got {_shown(value)}"
         )
-        raise SettingsError(message)
     return value
 
 
 def _key_prefix(where: str, value: object) -> str:
     prefix = text(where, value)
     if "{" in prefix or "}" in prefix:
-        message = f"expected {where} to be a key prefix without braces, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(f"expected {where} to be a key prefix without braces, got {value!r}")
     return prefix
 
 
 def _adopt(where: str, value: object) -> Mapping[str, str | None]:
     if not isinstance(value, Mapping):
-        message = f"expected {where} to be a mapping of queue to dead-letter queue, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(
+            f"expected {where} to be a mapping of queue to dead-letter queue, got {value!r}"
+        )
     adopted = {}
     for queue, target in value.items():
         name = text(f"a queue name in {where}", queue)
@@ -354,11 +353,10 @@ class Settings:
         for url in urls if isinstance(urls, (list, tuple)) else ():
             if isinstance(url, str) and url.startswith(_REDIS_SCHEMES):
                 return url
-        message = (
+        raise SettingsError(
             f"expected dlq_url to be set, because the broker ({_shown(broker_url)}) is not "
             f"a Redis that could keep dead letters; set dlq_url to a Redis URL such as redis://localhost:6379/0"
         )
-        raise SettingsError(message)
 
 
 def _refuse_unknown(conf: Any, known: Mapping[str, object]) -> None:
@@ -371,5 +369,6 @@ def _refuse_unknown(conf: Any, known: Mapping[str, object]) -> None:
         if namespace and name.lower().startswith(namespace):
             name = name[len(namespace) :].lower()
         if name.startswith(PREFIX) and name not in names:
-            message = f"expected only known dlq_ settings, got {key!r}; {suggestion(name, names)}"
-            raise SettingsError(message)
+            raise SettingsError(
+                f"expected only known dlq_ settings, got {key!r}; {suggestion(name, names)}"
+            )

@@ -48,14 +48,12 @@ class LetterFilter:
         check_aware("until", self.until)
         if self.reason is not None and str(self.reason) not in {r.value for r in Reason}:
             known = ", ".join(sorted(r.value for r in Reason))
-            message = f"expected reason to be one of {known}, got {str(self.reason)!r}"
-            raise DLQError(message)
+            raise DLQError(f"expected reason to be one of {known}, got {str(self.reason)!r}")
         if self.since is not None and self.until is not None and self.since > self.until:
-            message = (
+            raise DLQError(
                 f"expected since to be before until, got since {iso(self.since)} and until "
                 f"{iso(self.until)}, between which nothing can have died"
             )
-            raise DLQError(message)
 
     def __bool__(self) -> bool:
         return any(getattr(self, f.name) is not None for f in fields(self))

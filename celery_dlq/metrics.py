@@ -59,9 +59,10 @@ def _gauge(name: str, labels: str, text: str) -> Metric:
 
 DELIVERIES = _counter("deliveries", "queue outcome", "Deliveries that ended, by their outcome.")
 DUPLICATES = _counter(
-    "duplicate_deliveries", "queue",
+    "duplicate_deliveries",
+    "queue",
     "Deliveries of messages that still ran elsewhere, or whose letter was stored before.",
-)  # fmt: skip
+)
 UNCOUNTED = _counter(
     "uncounted_deliveries", "queue", "Deliveries that ran although the store could not count them."
 )
@@ -71,9 +72,7 @@ DEAD_LETTERS = _counter(
 DIED_AGAIN = _counter(
     "died_again", "queue dead_letter_queue", "Letters of messages that were redriven before."
 )
-REDRIVEN = _counter(
-    "redriven", "dead_letter_queue", "Letters whose message was published again."
-)  # fmt: skip
+REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
 STORE_ERRORS = _counter(
     "store_errors", "operation", "Times the store did not answer or refused to write."
 )
@@ -95,8 +94,16 @@ WAITING = _gauge(
     "Letters in the worker's memory; their messages are unacknowledged.",
 )
 
-COUNTERS = (DELIVERIES, DUPLICATES, UNCOUNTED, DEAD_LETTERS, DIED_AGAIN, REDRIVEN, STORE_ERRORS,
-            INTERNAL_ERRORS)  # fmt: skip
+COUNTERS = (
+    DELIVERIES,
+    DUPLICATES,
+    UNCOUNTED,
+    DEAD_LETTERS,
+    DIED_AGAIN,
+    REDRIVEN,
+    STORE_ERRORS,
+    INTERNAL_ERRORS,
+)
 GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, SPOOL, WAITING)
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
 

@@ -228,8 +228,10 @@ class DeadLetters(Operator):
         from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only
 
         rolling: dict[str, Any] = {
-            "rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds,
-        }  # fmt: skip
+            "rows": roll_rows,
+            "bytes": roll_bytes,
+            "seconds": roll_seconds,
+        }
         if isinstance(dead_letter_queues, str):
             dead_letter_queues = [dead_letter_queues]
         names = None if dead_letter_queues is None else list(dead_letter_queues)
@@ -237,8 +239,9 @@ class DeadLetters(Operator):
             self._check_queue(name)
         chosen_letters = where or LetterFilter(**fields)
         if successes and (chosen_letters or then_trim):
-            message = "expected no filter and no then_trim with successes, which are no letters"
-            raise SettingsError(message)
+            raise SettingsError(
+                "expected no filter and no then_trim with successes, which are no letters"
+            )
         store = self._sampled_store() if successes else self.store
         export = ParquetExport(
             store,
@@ -330,9 +333,14 @@ class DeadLetters(Operator):
             StoreUnavailable: The store does not answer.
         """
         return self._adoptions.run(
-            queue, dead_letter_queue, self.store, self.registry,
-            follow=follow, limit=limit, progress=progress,
-        )  # fmt: skip
+            queue,
+            dead_letter_queue,
+            self.store,
+            self.registry,
+            follow=follow,
+            limit=limit,
+            progress=progress,
+        )
 
     # -- policies -----------------------------------------------------------------
 
@@ -358,8 +366,7 @@ class DeadLetters(Operator):
             return rules
         views = tuple(view for view in rules.views if view.queue == queue)
         if not views:
-            message = f"expected a queue with a policy, got {queue!r}, which nothing rules"
-            raise NotFound(message)
+            raise NotFound(f"expected a queue with a policy, got {queue!r}, which nothing rules")
         return PolicyReport(views=views, warnings=rules.warnings)
 
     def override_policy(self, queue: str, span: timedelta, **values: Any) -> list[Override]:
@@ -460,11 +467,18 @@ class DeadLetters(Operator):
         if isinstance(self.store, MemoryStore):
             memory = WorkerParts(self.store, self.registry, self.store.counter)
         return make_guard(
-            self.app, self.settings, self._clock, self.events, measuring=self._measuring,
+            self.app,
+            self.settings,
+            self._clock,
+            self.events,
+            measuring=self._measuring,
             memory=memory,
-            keeper=self._keeper, hostname=hostname, pid=pid,
-            flags_redelivery=flags_redelivery, version=__version__,
-        )  # fmt: skip
+            keeper=self._keeper,
+            hostname=hostname,
+            pid=pid,
+            flags_redelivery=flags_redelivery,
+            version=__version__,
+        )
 
     def _keeper(self, store: DeadLetterStore) -> Keeper:
         self._exchanges.check()

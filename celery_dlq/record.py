@@ -99,8 +99,9 @@ def check_aware(name: str, value: datetime | None) -> None:
         ValueError: ``value`` is naive.
     """
     if value is not None and value.tzinfo is None:
-        message = f"expected {name} to be an aware datetime, got the naive {value.isoformat()}"
-        raise ValueError(message)
+        raise ValueError(
+            f"expected {name} to be an aware datetime, got the naive {value.isoformat()}"
+        )
 
 
 def to_micros(value: datetime) -> int:
@@ -116,8 +117,7 @@ def from_micros(micros: int) -> datetime:
     return EPOCH + micros * _MICROSECOND
 
 
-_UNREADABLE = (
-    KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)  # fmt: skip
+_UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,8 +318,9 @@ class DeadLetter:
             extra = {name: value for name, value in fields.items() if name not in kinds}
             return cls(**known, extra=extra)
         except _UNREADABLE as exc:
-            message = f"expected a dead letter, got an entry that cannot be read ({exc!r})"
-            raise CorruptLetter(message) from exc
+            raise CorruptLetter(
+                f"expected a dead letter, got an entry that cannot be read ({exc!r})"
+            ) from exc
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the record's field names.

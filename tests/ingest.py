@@ -64,8 +64,9 @@ def events_of(envelope: bytes) -> Iterator[dict[str, Any]]:
         item = json.loads(line)
         length = item.get("length")
         payload, rest = (
-            (rest[:length], rest[length + 1 :]) if length is not None
+            (rest[:length], rest[length + 1 :])
+            if length is not None
             else [*rest.split(b"\n", 1), b""][:2]
-        )  # fmt: skip
+        )
         if item["type"] == "event":
             yield json.loads(payload)

@@ -135,9 +135,13 @@ class RabbitServer:
         log = (self._folder / "output").open("ab")
         command = [_inner(executable)]
         self._process = subprocess.Popen(
-            command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
-        )  # fmt: skip
+        )
         log.close()
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -147,13 +151,17 @@ class RabbitServer:
             except (OSError, amqp.AMQPError):
                 time.sleep(0.2)
         output = (self._folder / "output").read_text()[-2000:]
-        message = f"rabbitmq-server did not come up: {output}"
-        raise RuntimeError(message)
+        raise RuntimeError(f"rabbitmq-server did not come up: {output}")
 
     def _control(self, *arguments: str) -> None:
         executable = Path(rabbitmq_executable() or "").with_name("rabbitmqctl")
-        subprocess.run([_inner(str(executable)), *arguments], env=self._env, check=True,
-                       capture_output=True, timeout=_START_SECONDS)  # fmt: skip
+        subprocess.run(
+            [_inner(str(executable)), *arguments],
+            env=self._env,
+            check=True,
+            capture_output=True,
+            timeout=_START_SECONDS,
+        )
 
     def close(self) -> None:
         """End the node, its port mapper, and remove its folder."""
@@ -169,6 +177,10 @@ class RabbitServer:
                 os.killpg(self._process.pid, signal.SIGKILL)
         epmd = shutil.which("epmd")
         if epmd:
-            subprocess.run([epmd, "-port", self._env["ERL_EPMD_PORT"], "-kill"], env=self._env,
-                           capture_output=True, check=False)  # fmt: skip
+            subprocess.run(
+                [epmd, "-port", self._env["ERL_EPMD_PORT"], "-kill"],
+                env=self._env,
+                capture_output=True,
+                check=False,
+            )
         shutil.rmtree(self._folder, ignore_errors=True)

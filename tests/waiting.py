@@ -32,6 +32,7 @@ def poll(
             return value
         if time.monotonic() >= deadline:
             name = getattr(until, "__qualname__", repr(until))
-            message = f"expected {name} to become true in {timeout_seconds:g} s, got {value!r}"
-            raise AssertionError(message)
+            raise AssertionError(
+                f"expected {name} to become true in {timeout_seconds:g} s, got {value!r}"
+            )
         time.sleep(every_seconds)

@@ -127,8 +127,12 @@ class Adopter:
             return False
         self.report.adopted += 1
         self.report.by_queue[letter.dead_letter_queue] += 1
-        logger.info("Message %s adopted into %s: %s", letter.task_id, letter.dead_letter_queue,
-                    letter.description)  # fmt: skip
+        logger.info(
+            "Message %s adopted into %s: %s",
+            letter.task_id,
+            letter.dead_letter_queue,
+            letter.description,
+        )
         self._adopted(letter)
         return True
 

@@ -203,13 +203,11 @@ def translated(connection: Any, queue: str) -> Iterator[None]:
     except (*transport.channel_errors, *transport.connection_errors, KombuError, OSError) as exc:
         place = connection.as_uri()
         if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
-            message = (
+            raise NotFound(
                 f"expected a queue named {queue!r} on the broker {place}, found none; "
                 f"check the name and the virtual host"
-            )
-            raise NotFound(message) from exc
-        message = (
+            ) from exc
+        raise BrokerUnavailable(
             f"expected the broker {place} to give the messages of {queue!r}, "
             f"got {type(exc).__name__}: {exc}"
-        )
-        raise BrokerUnavailable(message) from exc
+        ) from exc

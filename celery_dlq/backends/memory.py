@@ -235,8 +235,14 @@ class MemoryStore:
         """One letter by its id."""
         found = self._queues.get(dead_letter_queue, {}).get(letter_id)
         if found is None:
-            return next((letter for position, letter in self._entries(dead_letter_queue)
-                         if position == letter_id), None)  # fmt: skip
+            return next(
+                (
+                    letter
+                    for position, letter in self._entries(dead_letter_queue)
+                    if position == letter_id
+                ),
+                None,
+            )
         return found[1]
 
     def entry(
@@ -427,8 +433,9 @@ class MemoryStore:
             ends = time.monotonic() + keep_seconds
             kept = {
                 (dead_letter_queue, letter.id): (ends, letter)
-                for letter in taken if letter is not None
-            }  # fmt: skip
+                for letter in taken
+                if letter is not None
+            }
             self._bin.update(kept)
             return len(kept)
 
@@ -452,8 +459,11 @@ class MemoryStore:
         """The bin, newest first."""
         with self._lock:
             self._empty_bin()
-            kept = [letter for (name, _id), (_till, letter) in self._bin.items()
-                    if name == dead_letter_queue]  # fmt: skip
+            kept = [
+                letter
+                for (name, _id), (_till, letter) in self._bin.items()
+                if name == dead_letter_queue
+            ]
         for letter in reversed(kept):
             yield [("0-0", {b"~key": letter.id.encode(), **_raw(letter)})]
 
@@ -548,9 +558,13 @@ class MemoryStore:
         return RedriveOutcome.OPEN if self.counter.knows(key) else RedriveOutcome.SUCCEEDED
 
     def _claim_one(
-        self, dead_letter_queue: str, letter_id: str, owner: str, lease_seconds: float,
+        self,
+        dead_letter_queue: str,
+        letter_id: str,
+        owner: str,
+        lease_seconds: float,
         previous_run_prefix: str,
-    ) -> ClaimState:  # fmt: skip
+    ) -> ClaimState:
         if self.get(dead_letter_queue, letter_id) is None:
             return ClaimState.GONE
         place, now = (dead_letter_queue, letter_id), time.monotonic()

@@ -13,8 +13,11 @@ from celery_dlq.errors import DLQError
 
 @click.command("import", short_help="Make letters of messages that the broker dead-lettered.")
 @click.argument("queue")
-@click.option("--to", "target", help="Dead-letter queue of all letters; default: that of each "
-              "message's own queue.")  # fmt: skip
+@click.option(
+    "--to",
+    "target",
+    help="Dead-letter queue of all letters; default: that of each message's own queue.",
+)
 @click.option("--follow", is_flag=True, help="Go on until Ctrl-C or SIGTERM.")
 @click.option("--limit", type=click.IntRange(min=1), help="Most messages.")
 @json_option
@@ -36,14 +39,12 @@ def import_(
     message is removed.
     """
     if follow and limit:
-        message = "expected --follow or --limit, got both of them"
-        raise click.UsageError(message)
+        raise click.UsageError("expected --follow or --limit, got both of them")
     dead_letters = dead_letters_of(ctx)
     if dead_letters.settings.store == "memory":
-        message = (
+        raise DLQError(
             "expected dlq_store to outlive this command, got memory: the letters would be lost"
         )
-        raise DLQError(message)
     screen = screen_of(ctx)
     if follow:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: with a report

@@ -39,15 +39,34 @@ if TYPE_CHECKING:
 @click.option("--new-id", is_flag=True, help="Give each task a new id.")
 @click.option("--keep-count", is_flag=True, help="Earlier deliveries count.")
 @click.option("--dry-run", is_flag=True, help="Only say what would happen, and what is missing.")
-@click.option("--canary", type=int, metavar="N",
-              help="Redrive N letters first, spread over the groups, and watch them.")  # fmt: skip
-@click.option("--max-failures", type=int, default=0, show_default=True,
-              help="Go on when at most so many of the canary die again.")  # fmt: skip
-@click.option("--canary-wait", type=Duration(), default=60, show_default=True,
-              help="How long to watch the canary.")  # fmt: skip
+@click.option(
+    "--canary",
+    type=int,
+    metavar="N",
+    help="Redrive N letters first, spread over the groups, and watch them.",
+)
+@click.option(
+    "--max-failures",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Go on when at most so many of the canary die again.",
+)
+@click.option(
+    "--canary-wait",
+    type=Duration(),
+    default=60,
+    show_default=True,
+    help="How long to watch the canary.",
+)
 @click.option("--edit", "in_editor", is_flag=True, help="Edit one letter's arguments in $EDITOR.")
-@click.option("--set", "assignments", multiple=True, metavar="PATH=VALUE",
-              help="Change one letter's argument, e.g. kwargs.tenant=42.")  # fmt: skip
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Change one letter's argument, e.g. kwargs.tenant=42.",
+)
 @json_option
 @click.pass_context
 def redrive(
@@ -79,8 +98,17 @@ def redrive(
         _redrive(ctx, queue, where, how, as_json=as_json)
 
 
-_REDRIVE_OPTIONS = ("rate", "limit", "to_queue", "delay", "new_id", "keep_count", "canary",
-                    "max_failures", "canary_wait")  # fmt: skip
+_REDRIVE_OPTIONS = (
+    "rate",
+    "limit",
+    "to_queue",
+    "delay",
+    "new_id",
+    "keep_count",
+    "canary",
+    "max_failures",
+    "canary_wait",
+)
 _EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count")
 
 
@@ -135,8 +163,7 @@ def _edit(
     from celery_dlq.operations.edit import Edit, assignment  # noqa: PLC0415 - imports kombu
 
     if where.ids is None or len(where.ids) != 1:
-        message = "expected the ID of the one letter to edit"
-        raise click.UsageError(message)
+        raise click.UsageError("expected the ID of the one letter to edit")
     dead_letters, (letter_id,) = dead_letters_of(ctx), where.ids
     new = _edited(dead_letters, letter_id, queue) if in_editor else {}
     change = Edit(assign=dict(map(assignment, assignments)), **new)
@@ -157,8 +184,9 @@ def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, 
     before = json_text({"args": args, "kwargs": kwargs}, indent=2)
     after = click.edit(before, extension=".json")
     if after is None or after.strip() == before:
-        message = "expected a change of the arguments, got none; nothing was redriven"
-        raise click.ClickException(message)
+        raise click.ClickException(
+            "expected a change of the arguments, got none; nothing was redriven"
+        )
     try:
         new = json.loads(after)
         return {"args": [*new["args"]], "kwargs": {**new["kwargs"]}}
@@ -172,15 +200,19 @@ def _removal_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.pass_context,
         json_option,
-        click.option("--export-first", type=click.Path(), metavar="PATH",
-                     help="Write the letters to this Parquet file, or into this folder, before."),
+        click.option(
+            "--export-first",
+            type=click.Path(),
+            metavar="PATH",
+            help="Write the letters to this Parquet file, or into this folder, before.",
+        ),
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--limit", type=int, help="Most letters."),
         click.option("--all", "everything", is_flag=True, help="All letters of the queue."),
         filter_options,
         click.argument("letter_ids", metavar="[ID]...", nargs=-1),
         click.argument("queue"),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
@@ -244,8 +276,9 @@ def _remove(
     operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
     ready_for_many()
     with screen.counting(done.lower(), quiet=as_json, total=None if yes else count) as progress:
-        report = operation(queue, where, limit=limit, export_first=export_first,
-                           progress=progress, **how)  # fmt: skip
+        report = operation(
+            queue, where, limit=limit, export_first=export_first, progress=progress, **how
+        )
     if as_json:
         print_lines([report.to_json()])
     else:
@@ -256,8 +289,9 @@ def _remove(
 
 def _ask(verb: str, queue: str, count: int) -> None:
     if not sys.stdin.isatty():
-        message = f"expected --yes to {verb} {count:,} letters where nobody can be asked"
-        raise click.UsageError(message)
+        raise click.UsageError(
+            f"expected --yes to {verb} {count:,} letters where nobody can be asked"
+        )
     click.confirm(f"{verb.capitalize()} {count:,} letters of {queue}?", abort=True)
 
 
@@ -274,9 +308,15 @@ def _size(
 
 
 def _count(
-    dead_letters: DeadLetters, screen: Screen, queue: str, where: LetterFilter,
-    limit: int | None, *, as_json: bool, enough: bool,
-) -> int:  # fmt: skip
+    dead_letters: DeadLetters,
+    screen: Screen,
+    queue: str,
+    where: LetterFilter,
+    limit: int | None,
+    *,
+    as_json: bool,
+    enough: bool,
+) -> int:
     """How many letters match; with ``enough`` only whether one does."""
     if not where or where.ids is not None:
         return _size(dead_letters, queue, where, limit) or 0

@@ -72,8 +72,9 @@ def chosen(
 
     where = letter_filter(fields, letter_ids)
     if not where and not everything:
-        message = "expected IDs, a filter such as --fingerprint, or --all; got none of them"
-        raise click.UsageError(message)
+        raise click.UsageError(
+            "expected IDs, a filter such as --fingerprint, or --all; got none of them"
+        )
     if where.ids is None:
         return where
     whole = frozenset(dead_letters.entry(letter_id, queue)[1].key for letter_id in letter_ids)

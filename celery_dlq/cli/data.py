@@ -28,20 +28,34 @@ if TYPE_CHECKING:
 @click.argument("destination")
 @click.option("--queue", "chosen", multiple=True, help="Only this queue; may be given again.")
 @filter_options
-@click.option("--redact", multiple=True, metavar="PATHS",
-              help="Replace values by tokens, e.g. kwargs.card,headers.auth.")  # fmt: skip
-@click.option("--redact-key-file", type=click.File("rb"), metavar="FILE",
-              help="File with the tokens' secret; else $DLQ_REDACT_KEY.")  # fmt: skip
+@click.option(
+    "--redact",
+    multiple=True,
+    metavar="PATHS",
+    help="Replace values by tokens, e.g. kwargs.card,headers.auth.",
+)
+@click.option(
+    "--redact-key-file",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="File with the tokens' secret; else $DLQ_REDACT_KEY.",
+)
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or SIGTERM.")
 @click.option("--roll-rows", type=click.IntRange(min=1), help="Close files after so many letters.")
-@click.option("--roll-bytes", type=click.IntRange(min=1),
-              help="Or after so many bytes before compression.")  # fmt: skip
-@click.option("--roll-seconds", type=click.FloatRange(min=0, min_open=True),
-              help="Or, with --follow, after so many seconds.")  # fmt: skip
-@click.option("--then-trim", is_flag=True,
-              help="Remove letters once they were read back from the files.")  # fmt: skip
-@click.option("--successes", is_flag=True,
-              help="Write the sample that dlq_sample_successes made instead.")  # fmt: skip
+@click.option(
+    "--roll-bytes", type=click.IntRange(min=1), help="Or after so many bytes before compression."
+)
+@click.option(
+    "--roll-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Or, with --follow, after so many seconds.",
+)
+@click.option(
+    "--then-trim", is_flag=True, help="Remove letters once they were read back from the files."
+)
+@click.option(
+    "--successes", is_flag=True, help="Write the sample that dlq_sample_successes made instead."
+)
 @json_option
 @click.pass_context
 def export(
@@ -62,8 +76,7 @@ def export(
     and the redaction that it was begun with.
     """
     if redact_key_file is not None and not redact:
-        message = "--redact-key-file needs --redact, or nothing would be redacted"
-        raise click.UsageError(message)
+        raise click.UsageError("--redact-key-file needs --redact, or nothing would be redacted")
     key = redact_key_file.read() if redact_key_file is not None else None
     if key is None and "DLQ_REDACT_KEY" in os.environ:
         key = os.environ["DLQ_REDACT_KEY"].encode()
@@ -129,8 +142,7 @@ def triage(
     from celery_dlq.spark.report import triage as run_triage  # noqa: PLC0415 - PySpark is an extra
 
     if html is None and successes is not None:
-        message = "--successes needs --html: the report is what compares"
-        raise click.UsageError(message)
+        raise click.UsageError("--successes needs --html: the report is what compares")
     result = (
         run_triage(path, picture) if html is None else _with_page(path, picture, html, successes)
     )

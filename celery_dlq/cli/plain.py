@@ -121,8 +121,9 @@ class Table:
     def _row(self, widths: Sequence[int], cells: Sequence[str]) -> list[str]:
         folded = [_folded(cell, width) for cell, width in zip(cells, widths, strict=True)]
         rows = zip_longest(*folded, fillvalue="")
-        return [_GAP.join(map(self._aligned, range(len(widths)), row, widths)).rstrip()
-                for row in rows]  # fmt: skip
+        return [
+            _GAP.join(map(self._aligned, range(len(widths)), row, widths)).rstrip() for row in rows
+        ]
 
     def _aligned(self, column: int, text: str, width: int) -> str:
         return text.rjust(width) if self._columns[column].right else text.ljust(width)

@@ -89,13 +89,13 @@ def _load_tasks(app: Any) -> None:
     try:
         app.loader.import_default_modules()
     except Exception as exc:
-        message = f"expected the app's task modules to load, got {type(exc).__name__}: {exc}"
-        raise click.ClickException(message) from exc
+        raise click.ClickException(
+            f"expected the app's task modules to load, got {type(exc).__name__}: {exc}"
+        ) from exc
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or not value.strip():
-        message = f"expected KEY=VALUE such as max_deliveries=3, got {text!r}"
-        raise click.UsageError(message)
+        raise click.UsageError(f"expected KEY=VALUE such as max_deliveries=3, got {text!r}")
     return key.strip(), value.strip()

@@ -125,8 +125,13 @@ def groups(ctx: click.Context, queue: str, *, limit: int, as_json: bool) -> None
 @click.command(short_help="Show the newest letters of QUEUE; with --follow, new ones.")
 @click.argument("queue")
 @filter_options
-@click.option("--lines", type=click.IntRange(min=0), default=10, show_default=True,
-              help="Newest letters to begin with.")  # fmt: skip
+@click.option(
+    "--lines",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Newest letters to begin with.",
+)
 @click.option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
 @json_option
 @click.pass_context

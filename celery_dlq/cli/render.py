@@ -91,8 +91,14 @@ class Screen:
         if not queues:
             self.say("No dead letters: there is no dead-letter queue yet.")
             return
-        table = table_of("Dead-letter queues", "queue", ("letters", "right"),
-                         ("last hour", "right"), "!oldest\nnewest", "!reasons")  # fmt: skip
+        table = table_of(
+            "Dead-letter queues",
+            "queue",
+            ("letters", "right"),
+            ("last hour", "right"),
+            "!oldest\nnewest",
+            "!reasons",
+        )
         for queue in queues:
             reasons = "\n".join(f"{count} {reason}" for reason, count in queue.reasons.items())
             table.add_row(
@@ -112,8 +118,12 @@ class Screen:
         table = table_of(queue, "!id", "task, reason", "!when, deliveries", "description")
         for letter in letters:
             if isinstance(letter, Unreadable):
-                table.add_row(line(letter.position), Text("not a letter", "red"), "-",
-                              Text(shortened(letter.error, _DESCRIPTION_LIMIT)))  # fmt: skip
+                table.add_row(
+                    line(letter.position),
+                    Text("not a letter", "red"),
+                    "-",
+                    Text(shortened(letter.error, _DESCRIPTION_LIMIT)),
+                )
                 continue
             table.add_row(
                 line(letter.id[:_SHORT_ID]),
@@ -130,8 +140,9 @@ class Screen:
         if not groups:
             self.say(f"{queue} is empty.")
             return
-        table = table_of(f"{queue} by cause", "!fingerprint", ("letters", "right"), "task, cause",
-                       "!seen")  # fmt: skip
+        table = table_of(
+            f"{queue} by cause", "!fingerprint", ("letters", "right"), "task, cause", "!seen"
+        )
         for group in groups:
             table.add_row(
                 line(group.fingerprint),
@@ -164,9 +175,12 @@ class Screen:
         """One letter in one line."""
         said = Text.assemble(
             line(f"{_moment(letter.dead_lettered_at)}  {letter.id[:_SHORT_ID]}  ", "dim"),
-            line(letter.task_name, "bold"), "  ", reason_text(letter.reason.value), "  ",
+            line(letter.task_name, "bold"),
+            "  ",
+            reason_text(letter.reason.value),
+            "  ",
             line(shortened(letter.description.replace("\n", " "), _DESCRIPTION_LIMIT)),
-        )  # fmt: skip
+        )
         self.console.print(said, soft_wrap=True)
 
     def redriven(self, queue: str, report: RedriveReport) -> None:
@@ -219,8 +233,12 @@ class Screen:
         table = table_of("Groups: what is dying", ("letters", "right"), "task", "cause", "example")
         for group in triage.groups[:20]:
             cause = group.exception_type or ", ".join(group.reasons)
-            table.add_row(f"{group.letters:,}", line(group.task_name, "bold"), line(cause),
-                          Text(shortened(group.example_description or "", 100)))  # fmt: skip
+            table.add_row(
+                f"{group.letters:,}",
+                line(group.task_name, "bold"),
+                line(cause),
+                Text(shortened(group.example_description or "", 100)),
+            )
         self.console.print(table)
         table = table_of("Reasons", "reason", ("letters", "right"), ("share", "right"))
         for reason in triage.reasons:
@@ -260,8 +278,11 @@ class Screen:
 
         bar = () if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         columns = (
-            SpinnerColumn(), TextColumn("{task.completed:,} " + verb), *bar, TimeElapsedColumn()
-        )  # fmt: skip
+            SpinnerColumn(),
+            TextColumn("{task.completed:,} " + verb),
+            *bar,
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(verb, total=total)
             yield Counting(progress, task)
@@ -329,9 +350,14 @@ def reason_text(reason: str) -> Text:
 def table_of(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:
     """A table; a column's name may carry ``!`` for "never wrap"."""
     table = Table(
-        title=escape(one_line(title)), title_justify="left", title_style="bold",
-        box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0),
-    )  # fmt: skip
+        title=escape(one_line(title)),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for column in columns:
         name, justify = column if isinstance(column, tuple) else (column, _LEFT)
         fixed = name.startswith("!")

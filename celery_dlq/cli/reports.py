@@ -38,9 +38,19 @@ def row_of(found: RawEntry) -> DeadLetter | Unreadable:
     if isinstance(letter, Unreadable):
         return letter
     return replace(
-        letter, body=b"", headers="{}", properties="{}", args_json=None, kwargs_json=None,
-        argsrepr=None, kwargsrepr=None, traceback=None, history=(), native_death=None, extra={},
-    )  # fmt: skip
+        letter,
+        body=b"",
+        headers="{}",
+        properties="{}",
+        args_json=None,
+        kwargs_json=None,
+        argsrepr=None,
+        kwargsrepr=None,
+        traceback=None,
+        history=(),
+        native_death=None,
+        extra={},
+    )
 
 
 def entry_json(found: RawEntry) -> dict[str, Any]:
@@ -52,8 +62,13 @@ def entry_json(found: RawEntry) -> dict[str, Any]:
         name.decode("utf-8", "backslashreplace"): json_codec.safe_repr(value, 1000)
         for name, value in found.fields.items()
     }
-    return {"corrupt": True, "id": None, "position": entry.position, "error": entry.error,
-            "fields": fields}  # fmt: skip
+    return {
+        "corrupt": True,
+        "id": None,
+        "position": entry.position,
+        "error": entry.error,
+        "fields": fields,
+    }
 
 
 def corrupt(screen: Screen, queue: str, found: RawEntry) -> None:
@@ -82,8 +97,18 @@ def job(screen: Screen, found: Job) -> None:
     """One job, everything."""
     shown = found.to_json()
     screen.say(f"{found.kind} of {found.queue}: {found.state}", style="bold")
-    for name in ("id", "actor", "started_at", "updated_at", "ended_at", "filter", "options",
-                 "total", "note", "run"):  # fmt: skip
+    for name in (
+        "id",
+        "actor",
+        "started_at",
+        "updated_at",
+        "ended_at",
+        "filter",
+        "options",
+        "total",
+        "note",
+        "run",
+    ):
         if shown[name] not in (None, "", {}):
             value = shown[name]
             text = json_text(value) if isinstance(value, dict) else value
@@ -97,8 +122,9 @@ def audit(screen: Screen, changes: Sequence[Change]) -> None:
     if not changes:
         screen.say("Nobody has changed anything yet.")
         return
-    table = table_of("Changes, newest first", "when, who", "what, where", ("letters", "right"),
-                     "how")  # fmt: skip
+    table = table_of(
+        "Changes, newest first", "when, who", "what, where", ("letters", "right"), "how"
+    )
     for change in changes:
         table.add_row(
             Text.assemble(age(change.at), "\n", line(change.actor)),
@@ -141,8 +167,10 @@ def discarded(screen: Screen, queue: str, verb: str, report: DiscardReport) -> N
     if report.skipped:
         screen.say(f"  {report.skipped:,} skipped: {HELD}.")
     if report.state != "done":
-        screen.say(f"  It was {report.state} before its end; `dlq jobs resume {report.job_id}` "
-                   f"goes on.", style="red")  # fmt: skip
+        screen.say(
+            f"  It was {report.state} before its end; `dlq jobs resume {report.job_id}` goes on.",
+            style="red",
+        )
 
 
 def _verdict(check: Check) -> Text:

@@ -55,16 +55,26 @@ def redis_server(folder: Path) -> Iterator[str]:
     """
     for attempt in range(1, _TRIES + 1):
         port = _free_port()
-        command = [redis_executable(), "--port", str(port), "--bind", "127.0.0.1",
-                   "--dir", str(folder), "--save", "", "--appendonly", "no"]  # fmt: skip
+        command = [
+            redis_executable(),
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(folder),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         with child(command, folder / "redis.log") as process:
             if _answers(process, port):
                 yield f"redis://127.0.0.1:{port}"
                 return
         if attempt == _TRIES:
             log = (folder / "redis.log").read_text("utf-8", "replace")[-500:]
-            message = f"expected {command[0]} to start, got: {log.strip()}"
-            raise DemoError(message)
+            raise DemoError(f"expected {command[0]} to start, got: {log.strip()}")
 
 
 @contextmanager
@@ -76,9 +86,24 @@ def worker(app: str, queues: Sequence[str], log: Path) -> Iterator[subprocess.Po
         queues: What it consumes.
         log: Gets all it prints.
     """
-    command = [sys.executable, "-m", "celery", "-A", app, "worker", "--pool", "prefork",
-               "--concurrency", "2", "--queues", ",".join(queues), "--loglevel", "INFO",
-               "--without-gossip", "--without-mingle"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        app,
+        "worker",
+        "--pool",
+        "prefork",
+        "--concurrency",
+        "2",
+        "--queues",
+        ",".join(queues),
+        "--loglevel",
+        "INFO",
+        "--without-gossip",
+        "--without-mingle",
+    ]
     with child(command, log) as process:
         yield process
 
@@ -88,10 +113,13 @@ def child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]
     """A process of our own session, so that Ctrl-C reaches us and not it; ended at the end."""
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603 - our own command
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
             preexec_fn=_dies_with_us(os.getpid()),  # noqa: PLW1509 - no threads here yet
-        )  # fmt: skip
+        )
     try:
         yield process
     finally:

@@ -100,8 +100,9 @@ class _Demo:
             raise
         except Exception as exc:
             said = str(exc) if isinstance(exc, DLQError) else f"{type(exc).__name__}: {exc}"
-            message = f"the demo failed at step {self.number}, {self.step_title}: {said}"
-            raise DemoError(message) from exc
+            raise DemoError(
+                f"the demo failed at step {self.number}, {self.step_title}: {said}"
+            ) from exc
 
     def _run(self, stack: ExitStack) -> None:
         self._make_folder()
@@ -115,8 +116,10 @@ class _Demo:
         self.worker = stack.enter_context(
             worker("celery_dlq.demo.shop", shop.QUEUES, self.folder / "worker.log")
         )
-        self.screen.say(f"Redis at {url}, worker pid {self.worker.pid} (prefork, acks_late, "
-                        f"reject_on_worker_lost)")  # fmt: skip
+        self.screen.say(
+            f"Redis at {url}, worker pid {self.worker.pid} (prefork, acks_late, "
+            f"reject_on_worker_lost)"
+        )
         published = self._publish(shop)
         self._watch(shop, published)
         self._inspect(shop.dlq)
@@ -143,8 +146,12 @@ class _Demo:
 
     def _watch(self, shop: Any, published: Published) -> None:
         self._step("the worker lives through them")
-        columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(),
-                   TimeElapsedColumn())  # fmt: skip
+        columns = (
+            TextColumn("{task.description:<14}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, console=self.screen.console) as progress:
             healthy = progress.add_task("succeeded", total=len(published.healthy))
             dead = progress.add_task("dead-lettered", total=published.poison)
@@ -156,8 +163,7 @@ class _Demo:
                 if done == len(published.healthy) and letters >= published.poison:
                     break
         if letters != published.poison:
-            message = f"expected {published.poison} dead letters, got {letters}"
-            raise DemoError(message)
+            raise DemoError(f"expected {published.poison} dead letters, got {letters}")
 
     def _inspect(self, dlq: DeadLetters) -> None:
         self._step("look at the dead-letter queues")
@@ -185,8 +191,7 @@ class _Demo:
         name = shop.charge.name
         group = next((g for g in shop.dlq.groups(queue) if g.task_name == name), None)
         if group is None or group.letters != len(ids):
-            message = f"expected one group of {len(ids)} letters of {name}, got {group}"
-            raise DemoError(message)
+            raise DemoError(f"expected one group of {len(ids)} letters of {name}, got {group}")
         shop.FIXED.touch()
         self.screen.redriven(queue, shop.dlq.redrive(queue, fingerprint=group.fingerprint))
         for _ in self._polling(f"the {len(ids)} redriven tasks to succeed"):
@@ -194,10 +199,10 @@ class _Demo:
                 break
         left = [letter for letter in shop.dlq.letters(queue) if letter.task_id in set(ids)]
         if left:
-            message = f"expected the redriven letters to be gone, got {len(left)} of them"
-            raise DemoError(message)
-        self.screen.say(f"All {len(ids)} {name} tasks succeeded under their old ids; "
-                        f"their letters are gone:")  # fmt: skip
+            raise DemoError(f"expected the redriven letters to be gone, got {len(left)} of them")
+        self.screen.say(
+            f"All {len(ids)} {name} tasks succeeded under their old ids; their letters are gone:"
+        )
         self.screen.queues(shop.dlq.queues())
 
     def _step(self, title: str) -> None:
@@ -214,15 +219,17 @@ class _Demo:
                 raise DemoError(f"{message}; see {self.folder / 'worker.log'}")
             yield
             time.sleep(_POLL_SECONDS)
-        message = f"expected {what} within {_WAIT_SECONDS:.0f} s; see {self.folder / 'worker.log'}"
-        raise DemoError(message)
+        raise DemoError(
+            f"expected {what} within {_WAIT_SECONDS:.0f} s; see {self.folder / 'worker.log'}"
+        )
 
     def _make_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            message = f"expected a folder that can be written, got {self.folder}: {exc.strerror}"
-            raise DemoError(message) from exc
+            raise DemoError(
+                f"expected a folder that can be written, got {self.folder}: {exc.strerror}"
+            ) from exc
 
 
 def _succeeded(app: Any, ids: Sequence[str]) -> int:

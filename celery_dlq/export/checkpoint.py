@@ -83,8 +83,14 @@ class Checkpoint:
         if state is None:
             return cls(destination, queue)
         try:
-            found = cls(destination, queue, state["position"], state["intent"],
-                        state.get("since"), state.get("trimmed"))  # fmt: skip
+            found = cls(
+                destination,
+                queue,
+                state["position"],
+                state["intent"],
+                state.get("since"),
+                state.get("trimmed"),
+            )
             from_micros(found.since or 0)
             for position in (found.position, found.intent, found.trimmed):
                 if position is not None:

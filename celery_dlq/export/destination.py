@@ -36,8 +36,9 @@ NOTES = "_celery_dlq"
 """Folder of checkpoints and temporary files: readers pass over names that begin so."""
 
 _TEMPORARY = f"{NOTES}/drafts"
-_UPLOADS = frozenset({"s3", "gcs", "fsspec+s3", "fsspec+s3a", "fsspec+gs", "fsspec+gcs",
-                      "fsspec+memory"})  # fmt: skip
+_UPLOADS = frozenset(
+    {"s3", "gcs", "fsspec+s3", "fsspec+s3a", "fsspec+gs", "fsspec+gcs", "fsspec+memory"}
+)
 
 
 class Destination:
@@ -88,11 +89,10 @@ class Destination:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                message = (
+                raise ExportError(
                     f"expected {self.name} to be free, got another export that is writing there; "
                     f"wait for its end or choose another folder"
-                )
-                raise ExportError(message) from None
+                ) from None
             yield
 
     def draft(self) -> Draft:
@@ -178,8 +178,9 @@ class Destination:
         there = self._fs.get_file_info(target).size
         if there != size:
             self._fs.delete_file(target)
-            message = f"expected an object of {size:,} bytes in {self.name}, got {there}; run again"
-            raise ExportError(message)
+            raise ExportError(
+                f"expected an object of {size:,} bytes in {self.name}, got {there}; run again"
+            )
         return size
 
     def _lock_file(self) -> Path:
@@ -240,18 +241,16 @@ def _resolved(place: str | Path, filesystem: Any | None) -> tuple[Any, str]:
         handler = filesystem if isinstance(filesystem, pafs.FileSystem) else _adapted(filesystem)
         return handler, str(place).rstrip("/")
     if not str(place):  # of a shell variable that is not set: never the working directory
-        message = "expected a folder or a URL to export to, got an empty name"
-        raise ExportError(message)
+        raise ExportError("expected a folder or a URL to export to, got an empty name")
     if isinstance(place, Path) or not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place):
         return pafs.LocalFileSystem(), os.path.abspath(place)  # noqa: PTH100 - links stay links
     try:
         return _from_url(place)
     except (pa.ArrowException, OSError, ValueError, ImportError) as exc:
         told = str(exc).replace(place, shown(place)).splitlines() or [type(exc).__name__]
-        message = (
+        raise ExportError(
             f"expected {shown(place)} to be a place that pyarrow or fsspec reaches, got: {told[0]}"
-        )
-        raise ExportError(message) from None  # the cause could show what the URL hides
+        ) from None  # the cause could show what the URL hides
 
 
 def _from_url(url: str) -> tuple[Any, str]:

@@ -120,8 +120,9 @@ class Rolling:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if not getattr(self, name) > 0:  # also what is no number
-                message = f"expected roll {name} to be more than 0, got {getattr(self, name)}"
-                raise ExportError(message)
+                raise ExportError(
+                    f"expected roll {name} to be more than 0, got {getattr(self, name)}"
+                )
 
 
 class ParquetExport:
@@ -220,10 +221,18 @@ class ParquetExport:
                 else None
             )
             work = _Work(
-                store, self._destination, self._where, self._rolling, self._redaction,
-                self._trimmed, pool, report, progress or (lambda _count: None), leases,
+                store,
+                self._destination,
+                self._where,
+                self._rolling,
+                self._redaction,
+                self._trimmed,
+                pool,
+                report,
+                progress or (lambda _count: None),
+                leases,
                 table.SUCCESS if self._of == SUCCESSES else table.LETTER,
-            )  # fmt: skip
+            )
             try:
                 yield work
             finally:
@@ -411,8 +420,10 @@ class _Queue:
         if self._work.report.unreadable <= MOST_NAMED:
             logger.error(
                 "%s: entry %s is no letter that can be read, it is not exported: %s",
-                self._name, position, exc,
-            )  # fmt: skip
+                self._name,
+                position,
+                exc,
+            )
 
     def _new_roll(self) -> Roll:
         self._begun_at = time.monotonic()
@@ -450,8 +461,7 @@ def _readable_errors(name: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as exc:
         told = getattr(exc, "strerror", None) or str(exc).strip().partition("\n")[0]
-        message = (
+        raise ExportError(
             f"expected {name} to be a folder that can be written, got {type(exc).__name__}: "
             f"{told}; nothing is lost, run the export again once it can"
-        )
-        raise ExportError(message) from exc
+        ) from exc

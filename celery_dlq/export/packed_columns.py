@@ -74,8 +74,7 @@ def _column(values: Sequence[bytes]) -> Any:
     """An array of bytes; `pyarrow.array` would import pandas for it, and look at each twice."""
     ends = list(accumulate(map(len, values), initial=0))
     if ends[-1] > _MOST_BYTES:
-        message = f"expected at most 2 GiB in a column of a page, got {ends[-1]:,} bytes"
-        raise ValueError(message)
+        raise ValueError(f"expected at most 2 GiB in a column of a page, got {ends[-1]:,} bytes")
     bounds, text = (pa.py_buffer(some) for some in (array("i", ends), b"".join(values)))
     return pa.Array.from_buffers(pa.binary(), len(values), [None, bounds, text])
 
@@ -98,8 +97,7 @@ def _cut(whole: Any, places: Any) -> Any:
         pc.greater(ends, pc.binary_length(whole)),
     )
     if pc.any(outside).as_py():
-        message = "a place is beyond the end"
-        raise ValueError(message)
+        raise ValueError("a place is beyond the end")
     _validity, offsets, text = whole.buffers()  # of an array made here, so they begin with it
     at = pa.Array.from_buffers(pa.int32(), len(whole), [None, offsets])
     bounds = array("i", bytes(8 * len(whole) + 4))
@@ -115,8 +113,7 @@ def _split(values: Any, separator: bytes, count: int) -> Any:
     lists = pc.split_pattern(values, separator)
     counts = pc.min_max(pc.list_value_length(lists)).as_py()
     if counts != {"min": count, "max": count}:
-        message = f"expected {count} values, got {counts}"
-        raise ValueError(message)
+        raise ValueError(f"expected {count} values, got {counts}")
     return lists
 
 

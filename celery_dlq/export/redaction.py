@@ -35,12 +35,23 @@ _LONG = 4  # shorter values are replaced in texts only where they stand alone
 _ROOTS = ("args", "kwargs", "headers")
 _REPRS = ("argsrepr", "kwargsrepr")
 # Names that no message chooses; they are needed to find a letter again.
-_NAMES = frozenset({"id", "task_name", "source_queue", "dead_letter_queue", "reason",
-                    "fingerprint", "content_type", "content_encoding"})  # fmt: skip
+_NAMES = frozenset(
+    {
+        "id",
+        "task_name",
+        "source_queue",
+        "dead_letter_queue",
+        "reason",
+        "fingerprint",
+        "content_type",
+        "content_encoding",
+    }
+)
 # Free texts may be named whole in ``--redact``.
 _WHOLE = ("description", "exception_message", "traceback", "argsrepr", "kwargsrepr")
-_KEPT = frozenset({"id", "task_id", "task_name", "source_queue", "dead_letter_queue", "reason",
-                   "fingerprint"})  # fmt: skip
+_KEPT = frozenset(
+    {"id", "task_id", "task_name", "source_queue", "dead_letter_queue", "reason", "fingerprint"}
+)
 
 Fields = Mapping[bytes, bytes]
 Path = tuple[str, ...]
@@ -99,8 +110,9 @@ class Redaction:
         try:
             return self._redacted(letter)
         except Exception as exc:  # noqa: BLE001 - nothing may pass because of an odd letter
-            logger.warning("A letter could not be redacted, its texts are left out: %s",
-                           type(exc).__name__)  # fmt: skip
+            logger.warning(
+                "A letter could not be redacted, its texts are left out: %s", type(exc).__name__
+            )
             return _bare(letter)
 
     def token(self, value: Any) -> str:
@@ -225,8 +237,9 @@ class _Match:
             return value
         token = self._redaction.token(value)
         for leaf in _leaves(value):
-            self._tokens.setdefault(leaf, token if not isinstance(value, (dict, list))
-                                    else self._redaction.token(leaf))  # fmt: skip
+            self._tokens.setdefault(
+                leaf, token if not isinstance(value, (dict, list)) else self._redaction.token(leaf)
+            )
         return token
 
     def scrubber(self) -> Any:

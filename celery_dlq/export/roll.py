@@ -33,17 +33,45 @@ MOST_DAYS = 64
 
 # A dictionary pays where values repeat; elsewhere it is built and thrown away.
 _REPEATING = (
-    "task_name", "source_queue", "dead_letter_queue", "reason", "exception_type", "fingerprint",
-    "exchange", "routing_key", "content_type", "content_encoding", "origin", "worker_hostname",
-    "release", "traceback", "properties", "argsrepr", "args_json", "description",
+    "task_name",
+    "source_queue",
+    "dead_letter_queue",
+    "reason",
+    "exception_type",
+    "fingerprint",
+    "exchange",
+    "routing_key",
+    "content_type",
+    "content_encoding",
+    "origin",
+    "worker_hostname",
+    "release",
+    "traceback",
+    "properties",
+    "argsrepr",
+    "args_json",
+    "description",
     "exception_message",
-)  # fmt: skip
+)
 # Readers pass over row groups by these.
 _CHOSEN_BY = (
-    "id", "task_id", "task_name", "source_queue", "dead_letter_queue", "reason",
-    "dead_lettered_at", "published_at", "first_delivered_at", "deliveries", "retries", "redrives",
-    "exception_type", "fingerprint", "worker_hostname", "release",
-)  # fmt: skip
+    "id",
+    "task_id",
+    "task_name",
+    "source_queue",
+    "dead_letter_queue",
+    "reason",
+    "dead_lettered_at",
+    "published_at",
+    "first_delivered_at",
+    "deliveries",
+    "retries",
+    "redrives",
+    "exception_type",
+    "fingerprint",
+    "worker_hostname",
+    "release",
+)
 
 WRITING: dict[str, Any] = {
     "compression": "zstd",

@@ -32,10 +32,17 @@ _TYPES: dict[Kind, Any] = {
 _FEW = 8
 
 # What every version of the record has; see `celery_dlq.record`.
-SUCCESS = frozenset({
-    b"id", b"task_id", b"task_name", b"source_queue", b"dead_letter_queue", b"reason",
-    b"dead_lettered_at",
-})  # fmt: skip
+SUCCESS = frozenset(
+    {
+        b"id",
+        b"task_id",
+        b"task_name",
+        b"source_queue",
+        b"dead_letter_queue",
+        b"reason",
+        b"dead_lettered_at",
+    }
+)
 """What every sample of a success has."""
 
 LETTER = SUCCESS | {b"fingerprint"}
@@ -139,8 +146,7 @@ def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:
     missing = sorted(required - names)
     if missing:
         told = ", ".join(name.decode() for name in missing)
-        message = f"expected a dead letter, got an entry without {told}"
-        raise CorruptLetter(message)
+        raise CorruptLetter(f"expected a dead letter, got an entry without {told}")
 
 
 @lru_cache(maxsize=16)

@@ -49,8 +49,9 @@ def save(target: Path, content: bytes) -> Path:
             with replacing(target.resolve()) as temporary:
                 temporary.write_bytes(content)
     except OSError as exc:
-        message = f"expected {target} to be a file that can be written, got: {exc.strerror or exc}"
-        raise ExportError(message) from exc
+        raise ExportError(
+            f"expected {target} to be a file that can be written, got: {exc.strerror or exc}"
+        ) from exc
     return target
 
 

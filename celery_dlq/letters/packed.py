@@ -36,15 +36,50 @@ _SEPARATOR = b"\x1e"
 # The letter of a field in the first line of ``+``: for ever these. A field that comes later is
 # kept plain, so that older readers find it.
 _FIELDS = (
-    "schema_version", "id", "task_id", "task_name", "source_queue", "dead_letter_queue", "reason",
-    "description", "dead_lettered_at", "published_at", "first_delivered_at", "deliveries",
-    "retries", "redrives", "max_deliveries", "max_retries", "exception_type",
-    "exception_message", "traceback", "fingerprint", "history", "exchange", "routing_key",
-    "content_type", "content_encoding", "headers", "properties", "body", "args_json",
-    "kwargs_json", "argsrepr", "kwargsrepr", "root_id", "parent_id", "group_id", "origin",
-    "worker_hostname", "worker_pid", "eta", "expires", "release", "sentry_event_id",
+    "schema_version",
+    "id",
+    "task_id",
+    "task_name",
+    "source_queue",
+    "dead_letter_queue",
+    "reason",
+    "description",
+    "dead_lettered_at",
+    "published_at",
+    "first_delivered_at",
+    "deliveries",
+    "retries",
+    "redrives",
+    "max_deliveries",
+    "max_retries",
+    "exception_type",
+    "exception_message",
+    "traceback",
+    "fingerprint",
+    "history",
+    "exchange",
+    "routing_key",
+    "content_type",
+    "content_encoding",
+    "headers",
+    "properties",
+    "body",
+    "args_json",
+    "kwargs_json",
+    "argsrepr",
+    "kwargsrepr",
+    "root_id",
+    "parent_id",
+    "group_id",
+    "origin",
+    "worker_hostname",
+    "worker_pid",
+    "eta",
+    "expires",
+    "release",
+    "sentry_event_id",
     "native_death",
-)  # fmt: skip
+)
 _OTHER = "?"
 _CODES = {name: chr(ord("@") + number) for number, name in enumerate(_FIELDS)}
 _NAMES = {code: name.encode() for name, code in _CODES.items()}
@@ -52,9 +87,12 @@ _NAMES = {code: name.encode() for name, code in _CODES.items()}
 _PLAIN = ("id", "reason", "fingerprint", "dead_lettered_at", "body")
 _COMPRESSED_ALWAYS = frozenset({"traceback", "history", "native_death"})
 _WITHIN = {
-    "args_json": "body", "kwargs_json": "body",
-    "argsrepr": "headers", "kwargsrepr": "headers", "task_id": "headers",
-}  # fmt: skip
+    "args_json": "body",
+    "kwargs_json": "body",
+    "argsrepr": "headers",
+    "kwargsrepr": "headers",
+    "task_id": "headers",
+}
 _SAME = {"root_id": "task_id", "exception_message": "description"}
 _MESSAGE = ("headers", "properties")
 
@@ -291,8 +329,7 @@ class _Layout:
         ours = (name.decode("utf-8", "replace") for name in plain[before:])
         said = "".join(_CODES.get(name, _OTHER) for name in ours)
         if said != parts[0]:
-            message = f"its fields are not {parts[0]!r}"
-            raise ValueError(message)
+            raise ValueError(f"its fields are not {parts[0]!r}")
         inline, within, compressed, same = (
             tuple(_NAMES[code] for code in part) for part in parts[1:]
         )
@@ -355,8 +392,7 @@ def _split(parts: Sequence[bytes]) -> tuple[_Layout, list[bytes], bytes]:
     compressed = values.pop() if layout.compressed else b""
     values += parts[at + 1].split(_SEPARATOR)[1:]
     if len(values) != layout.early:
-        message = "it has not as many values as its beginning says"
-        raise ValueError(message)
+        raise ValueError("it has not as many values as its beginning says")
     return layout, values, compressed
 
 
@@ -368,8 +404,7 @@ def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
         plain = plain[:-1]
     layout = _Layout.of(head, plain, before)
     if bool(layout.compressed) != (stored[-1] == COMPRESSED):
-        message = "its compressed field is not where it should be"
-        raise ValueError(message)
+        raise ValueError("its compressed field is not where it should be")
     if not before and _OTHER.encode() not in head and len(_layouts) < _MOST_LAYOUTS:
         _layouts[head] = layout
     return layout
@@ -387,16 +422,14 @@ def _decompressed(compressed: bytes) -> bytes:
     except zlib.error as exc:
         raise ValueError(*exc.args) from exc
     if not reader.eof:
-        message = "it is cut off"
-        raise ValueError(message)
+        raise ValueError("it is cut off")
     return text
 
 
 def _decompressed_values(compressed: bytes, count: int) -> list[bytes]:
     values = _decompressed(compressed).split(_SEPARATOR)
     if len(values) != count:
-        message = "it is cut off"
-        raise ValueError(message)
+        raise ValueError("it is cut off")
     return values
 
 
@@ -410,8 +443,7 @@ def _cut(whole: bytes, place: bytes) -> bytes:
     start, length = place.split(b":")
     at, size = int(start), int(length)
     if at < 0 or at + size > len(whole):
-        message = "a place in it is beyond its end"
-        raise ValueError(message)
+        raise ValueError("a place in it is beyond its end")
     return whole[at : at + size]
 
 
@@ -448,8 +480,7 @@ def _older_parts(data: bytes) -> tuple[list[bytes], list[bytes]]:
     sizes, _, values = rest.partition(b"\n")
     ends = list(accumulate(map(int, sizes.split(b","))))
     if not reader.eof or ends[-1] != len(values):
-        message = "it is cut off"
-        raise ValueError(message)
+        raise ValueError("it is cut off")
     return names.split(b","), [values[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 

@@ -202,11 +202,11 @@ class Operator:
                 return self.entry(found[0][1], found[0][0])
             if found:
                 several = ", ".join(letter_id for _, letter_id in found)
-                message = f"expected one letter whose id begins so, got several: {several}"
-                raise NotFound(message)
+                raise NotFound(f"expected one letter whose id begins so, got several: {several}")
         where = _some_of(names) or "no queue at all"
-        message = f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
-        raise NotFound(message)
+        raise NotFound(
+            f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
+        )
 
     def groups(self, dead_letter_queue: str, *, limit: int | None = None) -> list[Group]:
         """The letters of a queue by fingerprint, largest group first.
@@ -275,9 +275,13 @@ class Operator:
         """
         where = where or LetterFilter(**fields)
         options = RedriveOptions(
-            rate=rate, limit=limit, to_queue=to_queue, delay_seconds=_seconds(delay),
-            new_id=new_id, keep_count=keep_count,
-        )  # fmt: skip
+            rate=rate,
+            limit=limit,
+            to_queue=to_queue,
+            delay_seconds=_seconds(delay),
+            new_id=new_id,
+            keep_count=keep_count,
+        )
         self._check_target(to_queue)
         birds = None
         if canary is not None:
@@ -416,9 +420,15 @@ class Operator:
             StoreUnavailable: Redis does not answer.
             DLQError: An option or a field is not usable.
         """
-        return self._discard("discard", dead_letter_queue, where or LetterFilter(**fields),
-                             DiscardOptions(forever=forever, limit=limit), export_first,
-                             progress, scanned)  # fmt: skip
+        return self._discard(
+            "discard",
+            dead_letter_queue,
+            where or LetterFilter(**fields),
+            DiscardOptions(forever=forever, limit=limit),
+            export_first,
+            progress,
+            scanned,
+        )
 
     def purge(
         self,
@@ -432,9 +442,15 @@ class Operator:
         **fields: Any,
     ) -> DiscardReport:
         """Remove letters for good; `discard` with ``forever``, named so in the audit."""
-        return self._discard("purge", dead_letter_queue, where or LetterFilter(**fields),
-                             DiscardOptions(forever=True, limit=limit), export_first,
-                             progress, scanned)  # fmt: skip
+        return self._discard(
+            "purge",
+            dead_letter_queue,
+            where or LetterFilter(**fields),
+            DiscardOptions(forever=True, limit=limit),
+            export_first,
+            progress,
+            scanned,
+        )
 
     def restore(self, letter_id: str, dead_letter_queue: str | None = None) -> str:
         """Put a discarded letter back, as the newest of its queue.
@@ -461,16 +477,16 @@ class Operator:
         for name in names:
             restored = self.store.restore(name, letter_id)
             if restored is Restored.TAKEN:
-                message = (
+                raise DLQError(
                     f"expected {name} to have no letter {letter_id}, got one: the message died "
                     f"again meanwhile; the discarded letter stays in the bin"
                 )
-                raise DLQError(message)
             if restored is Restored.RESTORED:
                 self._record(Action.RESTORED, name, 1, {"letter": letter_id})
                 return name
-        message = f"expected a discarded letter with the id {letter_id!r}, found none in the bin"
-        raise NotFound(message)
+        raise NotFound(
+            f"expected a discarded letter with the id {letter_id!r}, found none in the bin"
+        )
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
         """The letters in the bin of a queue, newest first."""
@@ -532,8 +548,9 @@ class Operator:
         jobs = Jobs(self.job_store)
         job = jobs.get(job_id)
         if job.options.get("edited"):
-            message = f"expected a job that can go on, got {job_id}, an edit; edit the letter again"
-            raise DLQError(message)
+            raise DLQError(
+                f"expected a job that can go on, got {job_id}, an edit; edit the letter again"
+            )
         where = LetterFilter.from_json(job.filter)
         options = {name: value for name, value in job.options.items() if name != "canary"}
         run = jobs.again(job_id)
@@ -556,18 +573,20 @@ class Operator:
                 if entry.key.startswith(beginning):
                     found.add(entry.key)
                 if len(found) > 1:
-                    message = (
+                    raise NotFound(
                         f"expected one discarded letter whose id begins so, got several: "
                         f"{', '.join(sorted(found))}; give more of it"
                     )
-                    raise NotFound(message)
         return found.pop() if found else beginning
 
     def _redriver(self) -> Redriver:
         return Redriver(
-            self.app, self.store, self._clock, dead_letter_queue_of=self._dead_letter_queue_of,
+            self.app,
+            self.store,
+            self._clock,
+            dead_letter_queue_of=self._dead_letter_queue_of,
             confirmed=self._redriven,
-        )  # fmt: skip
+        )
 
     def _redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:  # noqa: ARG002 - for those who count
         """Told of every batch that was published; letters are only read for who wants them."""
@@ -650,9 +669,13 @@ class Operator:
         elif not where:
             total = self.store.length(queue)
         return Jobs(self.job_store).new(
-            kind, queue, where=where.to_json(), options=options,
-            until=self.store.last_position(queue), total=total,
-        )  # fmt: skip
+            kind,
+            queue,
+            where=where.to_json(),
+            options=options,
+            until=self.store.last_position(queue),
+            total=total,
+        )
 
     def _ended(
         self,
@@ -685,9 +708,13 @@ class Operator:
 
     def _record(self, action: Action, target: str, letters: int, detail: Mapping[str, Any]) -> None:
         change = Change(
-            at=self._clock(), action=action, actor=whoami(), target=target, letters=letters,
+            at=self._clock(),
+            action=action,
+            actor=whoami(),
+            target=target,
+            letters=letters,
             detail=detail,
-        )  # fmt: skip
+        )
         self.registry.record(change)
         self.events.emit(change)
 
@@ -707,10 +734,9 @@ class Operator:
 
     def _check_target(self, to_queue: str | None) -> None:
         if to_queue is not None and to_queue in self.store.names():
-            message = (
+            raise DLQError(
                 f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
             )
-            raise DLQError(message)
 
     def _check_bin(self) -> None:
         if not self.store.capabilities.bin:
@@ -724,8 +750,9 @@ class Operator:
         names = self.store.names()
         if name not in names:
             known = _some_of(names) or "none at all yet"
-            message = f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
-            raise NotFound(message)
+            raise NotFound(
+                f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
+            )
 
 
 class _noting:  # noqa: N801 - used as a context manager only
@@ -766,8 +793,11 @@ def _seconds(value: float | timedelta) -> float:
 
 
 def _numbers(report: Mapping[str, Any]) -> dict[str, int]:
-    return {name: value for name, value in report.items()
-            if isinstance(value, int) and not isinstance(value, bool)}  # fmt: skip
+    return {
+        name: value
+        for name, value in report.items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    }
 
 
 def _short_filter(where: LetterFilter, most: int = 20) -> dict[str, Any]:
@@ -781,6 +811,7 @@ def _parquet_path(path: Path, job_id: str) -> Path:
     if path.suffix != ".parquet":
         path /= f"discarded-{job_id}.parquet"
     if path.exists():
-        message = f"expected {path} to be a new file, got one that is there; choose another name"
-        raise DLQError(message)
+        raise DLQError(
+            f"expected {path} to be a new file, got one that is there; choose another name"
+        )
     return path

@@ -32,14 +32,15 @@ class Canary:
 
     def __post_init__(self) -> None:
         if not 1 <= self.letters <= _MOST_LETTERS:
-            message = f"expected canary to be 1 to {_MOST_LETTERS} letters, got {self.letters}"
-            raise DLQError(message)
+            raise DLQError(
+                f"expected canary to be 1 to {_MOST_LETTERS} letters, got {self.letters}"
+            )
         if self.max_failures < 0:
-            message = f"expected max_failures to be 0 or more, got {self.max_failures}"
-            raise DLQError(message)
+            raise DLQError(f"expected max_failures to be 0 or more, got {self.max_failures}")
         if not 0 < self.wait_seconds < float("inf"):
-            message = f"expected canary_wait to be more than 0 seconds, got {self.wait_seconds}"
-            raise DLQError(message)
+            raise DLQError(
+                f"expected canary_wait to be more than 0 seconds, got {self.wait_seconds}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """What a job keeps of it."""

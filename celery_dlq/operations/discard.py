@@ -43,8 +43,7 @@ class DiscardOptions:
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
-            message = f"expected limit to be 1 or more, got {self.limit}"
-            raise DLQError(message)
+            raise DLQError(f"expected limit to be 1 or more, got {self.limit}")
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping of what differs from the defaults."""
@@ -143,11 +142,10 @@ class Discarder:
                     written += len(batch)
                 stack.close()
         except OSError as exc:
-            message = (
+            raise ExportError(
                 f"expected {path} to be a file that can be written, got {type(exc).__name__}: "
                 f"{exc.strerror or exc}; nothing was removed"
-            )
-            raise ExportError(message) from exc
+            ) from exc
         return written
 
 

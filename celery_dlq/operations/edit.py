@@ -48,8 +48,7 @@ def assignment(text: str) -> tuple[str, Any]:
     """
     path, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"(args\.\d+|kwargs\.[^.]+)(\.[^.]+)*", path):
-        message = f"expected kwargs.NAME=VALUE or args.NUMBER=VALUE, got {text!r}"
-        raise DLQError(message)
+        raise DLQError(f"expected kwargs.NAME=VALUE or args.NUMBER=VALUE, got {text!r}")
     try:
         return path, json.loads(value)
     except ValueError:
@@ -76,12 +75,11 @@ def arguments(
         or not isinstance(found[0], list)
         or not isinstance(found[1], dict)
     ):
-        message = (
+        raise DLQError(
             f"expected a plain JSON message of Celery's protocol 2 to edit, got a body of type "
             f"{content_type or 'unknown'!r}; signed, compressed, pickled and foreign bodies are "
             f"never taken apart"
         )
-        raise DLQError(message)
     return found[0], found[1], found[2]
 
 
@@ -110,15 +108,22 @@ def _apply(edit: Edit, message: Outgoing, *, actor: str, now: datetime) -> Outgo
     try:
         body = json.dumps([new["args"], new["kwargs"], links]).encode()
     except (TypeError, ValueError, RecursionError) as exc:
-        text = f"expected arguments that JSON can write, got {type(exc).__name__}: {exc}"
-        raise DLQError(text) from exc
+        raise DLQError(
+            f"expected arguments that JSON can write, got {type(exc).__name__}: {exc}"
+        ) from exc
     if message.headers.get("argsrepr") is not None:
         message.headers["argsrepr"] = _described(tuple(new["args"]))
     if message.headers.get("kwargsrepr") is not None:
         message.headers["kwargsrepr"] = _described(new["kwargs"])
     trail = _trail(message.headers.get(EDITED_HEADER))
-    trail.append({"at": iso(now), "actor": actor, "from": _shown(args, kwargs),
-                  "to": _shown(new["args"], new["kwargs"])})  # fmt: skip
+    trail.append(
+        {
+            "at": iso(now),
+            "actor": actor,
+            "from": _shown(args, kwargs),
+            "to": _shown(new["args"], new["kwargs"]),
+        }
+    )
     message.headers[EDITED_HEADER] = json.dumps(trail[-_MOST_EDITS:])
     message.body, message.content_encoding = body, "utf-8"
     return message
@@ -131,10 +136,9 @@ def _assign(place: Any, path: Sequence[str], value: Any, whole: str) -> None:
             place = place[int(step)] if isinstance(place, list) else place[step]
         place[int(last) if isinstance(place, list) else last] = value
     except (KeyError, IndexError, ValueError, TypeError):
-        message = (
+        raise DLQError(
             f"expected {whole!r} to lead to a place in the arguments, got a way that ends before"
-        )
-        raise DLQError(message) from None
+        ) from None
 
 
 def _described(value: object) -> str:

@@ -22,8 +22,13 @@ SILENT = timedelta(seconds=15)
 _BEAT_SECONDS = 1.0
 
 RUNNING, DONE, CANCELLED, STOPPED, FAILED, INTERRUPTED = (
-    "running", "done", "cancelled", "stopped", "failed", "interrupted",
-)  # fmt: skip
+    "running",
+    "done",
+    "cancelled",
+    "stopped",
+    "failed",
+    "interrupted",
+)
 _TIMES = ("started_at", "updated_at", "ended_at")
 
 
@@ -122,8 +127,7 @@ class Jobs:
         """
         state = self._store.read(job_id)
         if state is None:
-            message = f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them"
-            raise NotFound(message)
+            raise NotFound(f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them")
         return _seen(Job.from_stored(state), self._store.now())
 
     def cancel(self, job_id: str) -> Job:
@@ -139,8 +143,7 @@ class Jobs:
             self._store.write(job_id, ended.to_stored())
             return ended
         if job.state != RUNNING:
-            message = f"expected a job that runs, got {job_id}, which is {job.state}"
-            raise DLQError(message)
+            raise DLQError(f"expected a job that runs, got {job_id}, which is {job.state}")
         self._store.cancel(job_id)
         return job
 
@@ -158,10 +161,19 @@ class Jobs:
         now = self._store.now()
         moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
         job = Job(
-            id=f"{moment}-{uuid4().hex[:6]}", kind=kind, queue=queue, actor=whoami(),
-            started_at=now, updated_at=now, filter=where, options=options, until=until,
-            total=total, pid=os.getpid(), host=socket.gethostname(),
-        )  # fmt: skip
+            id=f"{moment}-{uuid4().hex[:6]}",
+            kind=kind,
+            queue=queue,
+            actor=whoami(),
+            started_at=now,
+            updated_at=now,
+            filter=where,
+            options=options,
+            until=until,
+            total=total,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
         return JobRun(self._store, job)
 
     def again(self, job_id: str) -> JobRun:
@@ -173,16 +185,21 @@ class Jobs:
         """
         job = self.get(job_id)
         if job.state in (RUNNING, DONE):
-            message = f"expected a job that was interrupted, got {job_id}, which is {job.state}"
-            raise DLQError(message)
+            raise DLQError(
+                f"expected a job that was interrupted, got {job_id}, which is {job.state}"
+            )
         if not self._store.acquire_run(job_id, job.run + 1):
-            message = f"expected job {job_id} to be free, got one that somebody just resumed"
-            raise DLQError(message)
+            raise DLQError(f"expected job {job_id} to be free, got one that somebody just resumed")
         self._store.cancel(job_id, wanted=False)
         job = replace(
-            job, state=RUNNING, run=job.run + 1, ended_at=None, note="", pid=os.getpid(),
+            job,
+            state=RUNNING,
+            run=job.run + 1,
+            ended_at=None,
+            note="",
+            pid=os.getpid(),
             host=socket.gethostname(),
-        )  # fmt: skip
+        )
         run = JobRun(self._store, job)
         run.beat(now=True)
         return run

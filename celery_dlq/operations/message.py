@@ -31,15 +31,17 @@ _STALE_BEGINNINGS = (
 )
 _STALE = ("redelivered", DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
 # Given anew by kombu for each publish.
-_TRANSPORT_PROPERTIES = frozenset({
-    "delivery_info",
-    "delivery_tag",
-    "body_encoding",
-    "content_type",
-    "content_encoding",
-    "application_headers",
-    "expiration",  # the time it had was the first journey's
-})  # fmt: skip
+_TRANSPORT_PROPERTIES = frozenset(
+    {
+        "delivery_info",
+        "delivery_tag",
+        "body_encoding",
+        "content_type",
+        "content_encoding",
+        "application_headers",
+        "expiration",  # the time it had was the first journey's
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +67,13 @@ class RedriveOptions:
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            message = f"expected rate to be more than 0 letters a second, got {self.rate}"
-            raise DLQError(message)
+            raise DLQError(f"expected rate to be more than 0 letters a second, got {self.rate}")
         if self.limit is not None and self.limit < 1:
-            message = f"expected limit to be 1 or more, got {self.limit}"
-            raise DLQError(message)
+            raise DLQError(f"expected limit to be 1 or more, got {self.limit}")
         if not 0 <= self.delay_seconds < float("inf"):
-            message = f"expected delay to be 0 seconds or more, got {self.delay_seconds}"
-            raise DLQError(message)
+            raise DLQError(f"expected delay to be 0 seconds or more, got {self.delay_seconds}")
         if self.to_queue is not None and not self.to_queue.strip():
-            message = f"expected to_queue to be the name of a queue, got {self.to_queue!r}"
-            raise DLQError(message)
+            raise DLQError(f"expected to_queue to be the name of a queue, got {self.to_queue!r}")
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping of what differs from the defaults."""
@@ -125,8 +123,9 @@ def outgoing(
     """
     raw = found.fields
     if not found.is_letter:
-        message = f"expected a dead letter at {found.position}, got an entry that is none"
-        raise CorruptLetter(message)
+        raise CorruptLetter(
+            f"expected a dead letter at {found.position}, got an entry that is none"
+        )
     try:
         headers = _clean(raw.get(b"headers", b"{}"))
         properties = {
@@ -139,16 +138,16 @@ def outgoing(
         if expires is not None and "expires" in headers and from_micros(int(expires)) <= now:
             headers["expires"] = None  # else the worker would drop it unseen
     except (ValueError, TypeError, AttributeError, OverflowError) as exc:
-        message = f"expected a dead letter at {found.position}, got what cannot be read ({exc!r})"
-        raise CorruptLetter(message) from exc
+        raise CorruptLetter(
+            f"expected a dead letter at {found.position}, got what cannot be read ({exc!r})"
+        ) from exc
     letter_id, task_id = found.text("id"), found.text("task_id")
     queue = options.to_queue or found.text("source_queue")
     if not queue:
-        message = (
+        raise RedriveError(
             f"expected letter {letter_id} to name the queue it came from, got none: whoever put "
             f"its message into the queue it was adopted from did not say; name one to redrive to"
         )
-        raise RedriveError(message)
     if options.delay_seconds:
         _delay(headers, letter_id, now + timedelta(seconds=options.delay_seconds))
     if options.new_id:
@@ -196,22 +195,20 @@ def _clean(text: bytes) -> dict[str, Any]:
 
 def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:
     if "task" not in headers:
-        message = (
+        raise RedriveError(
             f"expected letter {letter_id} to hold a task message of protocol 2 for a delay, got "
             f"one without a task header; redrive it without the delay"
         )
-        raise RedriveError(message)
     headers["eta"] = eta.isoformat()
 
 
 def _rename(headers: dict[str, Any], properties: dict[str, Any], letter_id: str) -> str:
     old, new = headers.get("id"), str(uuid4())
     if old is None:
-        message = (
+        raise RedriveError(
             f"expected letter {letter_id} to hold a task message of protocol 2 for a new id, got "
             f"one without an id header; redrive it under its old id"
         )
-        raise RedriveError(message)
     headers["id"] = new
     if headers.get("root_id") == old:
         headers["root_id"] = new

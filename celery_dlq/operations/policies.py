@@ -141,11 +141,10 @@ class PolicyAdmin:
         missing = [key for key in wanted if key not in there]
         if missing or not wanted:
             what = ", ".join(missing) or "any key"
-            message = (
+            raise NotFound(
                 f"expected an override of {what} for queue {queue!r}, found "
                 f"{', '.join(there) or 'none'}"
             )
-            raise NotFound(message)
         self._record(Action.POLICY_UNSET, queue, {"keys": wanted})
         for key in wanted:
             self._registry.lift(queue, key)
@@ -182,11 +181,11 @@ def _drift(workers: list[WorkerInfo]) -> list[str]:
 
 def _check_span(queue: str, span: timedelta) -> None:
     if re.search(r"[*?\[{}]", queue) or not queue.strip():
-        message = f"expected the exact name of a queue to override, got {queue!r}"
-        raise SettingsError(message)
+        raise SettingsError(f"expected the exact name of a queue to override, got {queue!r}")
     if not timedelta(0) < span <= LONGEST:
-        message = f"expected an override to last more than 0 and at most {LONGEST}, got {span}"
-        raise SettingsError(message)
+        raise SettingsError(
+            f"expected an override to last more than 0 and at most {LONGEST}, got {span}"
+        )
 
 
 _MOST_KINDS = 10

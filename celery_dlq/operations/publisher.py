@@ -164,9 +164,7 @@ class Publisher:
 
     @property
     def _errors(self) -> tuple[type[BaseException], ...]:
-        return (
-            KombuError, OSError, *self._connection_errors, *self._connection.channel_errors
-        )  # fmt: skip
+        return (KombuError, OSError, *self._connection_errors, *self._connection.channel_errors)
 
 
 def _told(message: Outgoing, exc: BaseException) -> str:

@@ -139,8 +139,14 @@ class Redriver:
         report = RedriveReport(redrive_id=run.job.id, **_earlier(run))
         queue, owner = run.job.queue, run.owner
         remover = Remover(lambda ids: self._store.remove(queue, ids, owner=owner))
-        work = Work(queue=queue, options=options, run=run, report=report, transform=transform,
-                    remover=remover)  # fmt: skip
+        work = Work(
+            queue=queue,
+            options=options,
+            run=run,
+            report=report,
+            transform=transform,
+            remover=remover,
+        )
         span = PositionRange(after=run.job.position, until=run.job.until)
         with remover, Publisher(self._app) as publisher:
             try:
@@ -185,8 +191,11 @@ class Redriver:
         queue, owner, report, sent = work.queue, work.run.owner, work.report, Sent()
         claimed = dict(zip([found.key for found in batch], self._claim(work, batch), strict=True))
         finished = [key for key, state in claimed.items() if state is ClaimState.PUBLISHED]
-        ours = [found for found in batch
-                if claimed[found.key] in (ClaimState.CLAIMED, ClaimState.RECLAIMED)]  # fmt: skip
+        ours = [
+            found
+            for found in batch
+            if claimed[found.key] in (ClaimState.CLAIMED, ClaimState.RECLAIMED)
+        ]
         report.finished += len(finished)
         report.skipped += len(batch) - len(finished) - len(ours)
         messages: list[Outgoing] = []

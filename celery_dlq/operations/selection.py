@@ -18,10 +18,17 @@ CLOCK_SKEW = timedelta(minutes=15)
 """A letter is stored after its death; by so much may the clocks of worker and store differ."""
 
 
-_REQUIRED = frozenset({
-    b"id", b"task_id", b"task_name", b"source_queue", b"dead_letter_queue", b"dead_lettered_at",
-    b"fingerprint",
-})  # fmt: skip
+_REQUIRED = frozenset(
+    {
+        b"id",
+        b"task_id",
+        b"task_name",
+        b"source_queue",
+        b"dead_letter_queue",
+        b"dead_lettered_at",
+        b"fingerprint",
+    }
+)
 _REASONS = frozenset(reason.value.encode() for reason in Reason)
 
 Scanned = Callable[[int], object]
@@ -68,8 +75,7 @@ class RawEntry:
                 {name.decode("utf-8", "replace"): value for name, value in self.fields.items()}
             )
         except CorruptLetter as exc:
-            message = f"{exc}; it is at {self.position}"
-            raise CorruptLetter(message) from exc
+            raise CorruptLetter(f"{exc}; it is at {self.position}") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +159,9 @@ def later(one: str | None, other: str) -> str:
 
 
 def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[RawEntry]:
-    others = LetterFilter(**{
-        name: getattr(where, name) for name in LetterFilter.__slots__ if name != "ids"
-    })  # fmt: skip
+    others = LetterFilter(
+        **{name: getattr(where, name) for name in LetterFilter.__slots__ if name != "ids"}
+    )
     for letter_id in sorted(where.ids or ()):
         entry = store.entry(queue, letter_id)
         if entry is None:

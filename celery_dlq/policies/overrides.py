@@ -51,8 +51,9 @@ def checked(queue: str, key: str, value: Any, until: datetime, actor: str) -> Ov
         SettingsError: The key cannot be overridden, or the value is not usable.
     """
     if key in _ELSEWHERE:
-        message = f"expected a policy key that can be overridden, got {key!r}: {_ELSEWHERE[key]}"
-        raise SettingsError(message)
+        raise SettingsError(
+            f"expected a policy key that can be overridden, got {key!r}: {_ELSEWHERE[key]}"
+        )
     if key not in KEYS:
         message = f"expected a policy key that can be overridden, got {key!r}; "
         raise SettingsError(message + suggestion(key, KEYS))

@@ -88,8 +88,9 @@ class Policy:
         for key in values:
             if key not in _CHECKS:
                 hint = suggestion(key, _CHECKS)
-                message = f"expected only known policy keys in {where}, got {key!r}; {hint}"
-                raise SettingsError(message)
+                raise SettingsError(
+                    f"expected only known policy keys in {where}, got {key!r}; {hint}"
+                )
         return cls(
             **{
                 key: None if value is None else _CHECKS[key](f"{where}[{key!r}]", value)
@@ -215,8 +216,9 @@ def _reasons(where: str, value: object) -> frozenset[Reason]:
     for item in value:
         if str(item) not in known:
             hint = suggestion(str(item), known)
-            message = f"expected only known reasons in {where}, got {str(item)!r}; {hint}"
-            raise SettingsError(message)
+            raise SettingsError(
+                f"expected only known reasons in {where}, got {str(item)!r}; {hint}"
+            )
     return frozenset(known[str(item)] for item in value)
 
 

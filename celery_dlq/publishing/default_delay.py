@@ -33,11 +33,35 @@ logger = get_logger("celery_dlq.publishing.default_delay")
 _MOST_REMEMBERED = 4096
 _PLACE = ("queue", "exchange", "routing_key")
 _PARAMETERS = (
-    "args", "kwargs", "countdown", "eta", "task_id", "producer", "connection", "router",
-    "result_cls", "expires", "publisher", "link", "link_error", "add_to_parent", "group_id",
-    "group_index", "retries", "chord", "reply_to", "time_limit", "soft_time_limit", "root_id",
-    "parent_id", "route_name", "shadow", "chain", "task_type", "replaced_task_nesting",
-)  # fmt: skip
+    "args",
+    "kwargs",
+    "countdown",
+    "eta",
+    "task_id",
+    "producer",
+    "connection",
+    "router",
+    "result_cls",
+    "expires",
+    "publisher",
+    "link",
+    "link_error",
+    "add_to_parent",
+    "group_id",
+    "group_index",
+    "retries",
+    "chord",
+    "reply_to",
+    "time_limit",
+    "soft_time_limit",
+    "root_id",
+    "parent_id",
+    "route_name",
+    "shadow",
+    "chain",
+    "task_type",
+    "replaced_task_nesting",
+)
 """Of ``Celery.send_task``, behind the name; not inspected, because a subclass may name none."""
 _UP_TO_ETA = 4
 # By name: Celery 5.7 gives the message its task's own options.
@@ -143,8 +167,11 @@ class DefaultDelays:
         own = options.get("countdown") is not None or options.get("eta") is not None
         rule, options = self._rule(name, given, options)
         if own and rule.ignores and not rule.seconds:
-            logger.debug("Task %s: its countdown or eta is dropped, as its queue's policy says "
-                         "(ignore_message_delay)", name)  # fmt: skip
+            logger.debug(
+                "Task %s: its countdown or eta is dropped, as its queue's policy says "
+                "(ignore_message_delay)",
+                name,
+            )
             return given, {**options, "countdown": None, "eta": None}
         if not own and rule.seconds:
             options["countdown"] = rule.seconds

@@ -49,6 +49,5 @@ def bucket_width(bucket: str) -> timedelta:
     """
     found = _WIDTH.fullmatch(bucket)
     if found is None:
-        message = f"expected bucket to be a width such as '10 minutes', got {bucket!r}"
-        raise DLQError(message)
+        raise DLQError(f"expected bucket to be a width such as '10 minutes', got {bucket!r}")
     return timedelta(seconds=int(found[1]) * _UNIT_SECONDS[found[2]])

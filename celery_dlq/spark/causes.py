@@ -218,8 +218,9 @@ def why_each(
         DLQError: As `why`.
     """
     if not 0 < alpha < 1 or least < 1:
-        message = f"expected alpha between 0 and 1 and least of 1 or more, got {alpha} and {least}"
-        raise DLQError(message)
+        raise DLQError(
+            f"expected alpha between 0 and 1 and least of 1 or more, got {alpha} and {least}"
+        )
     comparisons = _comparisons(df, clusters, successes)
     letters = _with_sides(df, [one.of_letters() for one in comparisons])
     if successes is not None:
@@ -306,12 +307,12 @@ def _only(prints: set[str], cluster: str) -> str:
     if cluster in found:
         return cluster
     if not found:
-        message = f"expected cluster to be a fingerprint of these letters, got {cluster!r}"
-        raise DLQError(message)
+        raise DLQError(f"expected cluster to be a fingerprint of these letters, got {cluster!r}")
     if len(found) > 1:
         several = ", ".join(found[:5])
-        message = f"expected one fingerprint to begin with {cluster!r}, got several: {several}"
-        raise DLQError(message)
+        raise DLQError(
+            f"expected one fingerprint to begin with {cluster!r}, got several: {several}"
+        )
     return found[0]
 
 

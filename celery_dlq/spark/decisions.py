@@ -52,10 +52,9 @@ class DecisionWriter(DataSourceWriter):
         for name in wanted:
             if name not in columns:
                 hint = " or the option 'queue'" if name == "dead_letter_queue" else ""
-                message = (
+                raise SettingsError(
                     f"expected rows with the column {name!r}{hint}, got only {', '.join(columns)}"
                 )
-                raise SettingsError(message)
 
     def write(self, iterator: Iterator[Any]) -> Decisions:
         """Check the rows of one task."""
@@ -66,11 +65,10 @@ class DecisionWriter(DataSourceWriter):
         """Carry out all decisions; called once, when all tasks are done."""
         most = self._options.maxdecisions
         if sum(len(message.found) for message in messages if message) > most:
-            message = (
+            raise DLQError(
                 f"expected at most {most:,} decisions in one write, got more; write them in "
                 f"parts, or redrive by fingerprint with: celery dlq redrive"
             )
-            raise DLQError(message)
         decisions = _distinct(d for message in messages if message for d in message.found)
         apply_decisions(_app(self._options.app), decisions)
 
@@ -78,14 +76,14 @@ class DecisionWriter(DataSourceWriter):
         action = row["action"].lower() if isinstance(row["action"], str) else row["action"]
         if action not in ACTIONS:
             hint = suggestion(action, ACTIONS) if isinstance(action, str) else "it is empty"
-            message = (
+            raise DLQError(
                 f"expected the column 'action' to be redrive or discard, got {action!r}; {hint}"
             )
-            raise DLQError(message)
         queue = self._options.queue or row["dead_letter_queue"]
         if not queue or not row["id"]:
-            message = f"expected a letter's id and queue in every row, got {row['id']!r}, {queue!r}"
-            raise DLQError(message)
+            raise DLQError(
+                f"expected a letter's id and queue in every row, got {row['id']!r}, {queue!r}"
+            )
         return str(queue), str(row["id"]), action
 
 
@@ -117,11 +115,10 @@ def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
         logger.info("%s: %s of %d decided letters", queue, dict(done), len(ids))
     if failed:
         letter_id, error = next(iter(failed.items()))
-        message = (
+        raise RedriveError(
             f"expected the broker to take all redriven letters, got {len(failed):,} refused; "
             f"they stay where they are. The first: {letter_id}: {error}"
         )
-        raise RedriveError(message)
 
 
 def _distinct(decisions: Iterable[Decision]) -> list[Decision]:
@@ -129,11 +126,10 @@ def _distinct(decisions: Iterable[Decision]) -> list[Decision]:
     chosen: dict[tuple[str, str], str] = {}
     for queue, letter_id, action in decisions:
         if chosen.setdefault((queue, letter_id), action) != action:
-            message = (
+            raise DLQError(
                 f"expected one action a letter, got both redrive and discard for {letter_id} "
                 f"in {queue!r}; nothing was done"
             )
-            raise DLQError(message)
     return [(queue, letter_id, action) for (queue, letter_id), action in chosen.items()]
 
 
@@ -143,8 +139,7 @@ def _app(name: str) -> Any:
     try:
         return find_app(name)
     except (ImportError, AttributeError, ValueError) as exc:
-        message = (
+        raise SettingsError(
             f"expected the option 'app' to be a Celery app that the driver can import, "
             f"such as proj.app:app, got {name!r} ({type(exc).__name__}: {exc})"
-        )
-        raise SettingsError(message) from exc
+        ) from exc

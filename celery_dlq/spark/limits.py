@@ -83,11 +83,10 @@ def limits(
         DLQError: ``sample`` or ``lost`` is out of range.
     """
     if (sample is not None and not 0 < sample <= 1) or not 0 <= lost < 1:
-        message = (
+        raise DLQError(
             f"expected sample above 0 and at most 1, and lost from 0 to below 1, "
             f"got {sample} and {lost}"
         )
-        raise DLQError(message)
     if successes is None:
         successes = df.select("task_name", "deliveries").limit(0)
     share = "1D" if sample is None else f"{float(sample)!r}D"

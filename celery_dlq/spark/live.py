@@ -112,11 +112,10 @@ class LiveLetters:
             return names
         if self._options.queue not in names:
             known = suggestion(self._options.queue, names) if names else "there are none yet"
-            message = (
+            raise NotFound(
                 f"expected the option 'queue' to be a dead-letter queue, "
                 f"got {self._options.queue!r}; {known}"
             )
-            raise NotFound(message)
         return [self._options.queue]
 
     def end(self, queue: str) -> str:
@@ -207,12 +206,11 @@ class LiveLetters:
         try:
             yield
         except (RedisError, OSError) as exc:
-            message = (
+            raise StoreUnavailable(
                 f"expected the Redis at {self._options.place} to answer, got "
                 f"{type(exc).__name__}: {exc}; check that it runs there and that the option "
                 f"'url' is right"
-            )
-            raise StoreUnavailable(message) from None
+            ) from None
 
 
 def older(position: str, other: str) -> bool:

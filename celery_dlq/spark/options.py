@@ -117,16 +117,16 @@ def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, _Pars
     for name, value in options.items():
         parse = known.get(name.lower())
         if parse is None:
-            message = (
+            raise SettingsError(
                 f"expected only known options of celery_dlq, got {name!r}; "
                 f"{suggestion(name.lower(), known)}"
             )
-            raise SettingsError(message)
         values[name.lower()] = parse(name.lower(), value)
     required = fields(kind)[0].name
     if not values.get(required):
-        message = f"expected the option {required!r} to be set, got none; {_HINTS[required]}"
-        raise SettingsError(message)
+        raise SettingsError(
+            f"expected the option {required!r} to be set, got none; {_HINTS[required]}"
+        )
     return kind(**values)
 
 
@@ -138,18 +138,16 @@ def _url(name: str, value: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        message = (
+        raise SettingsError(
             f"expected the option {name!r} to be a Redis URL such as redis://host:6379/0, got "
             f"something else; odd characters of a password must be percent-encoded"
         )
-        raise SettingsError(message)
     return value
 
 
 def _text(name: str, value: str) -> str:
     if not value:
-        message = f"expected the option {name!r} to be a name, got an empty text"
-        raise SettingsError(message)
+        raise SettingsError(f"expected the option {name!r} to be a name, got an empty text")
     return value
 
 
@@ -158,14 +156,12 @@ def _columns(name: str, value: str) -> tuple[str, ...]:
     known = field_kinds()
     for column in columns:
         if column not in known:
-            message = (
+            raise SettingsError(
                 f"expected the option {name!r} to name columns of a letter, got {column!r}; "
                 f"{suggestion(column, known)}"
             )
-            raise SettingsError(message)
     if len(set(columns)) != len(columns):
-        message = f"expected the option {name!r} to name each column once, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(f"expected the option {name!r} to name each column once, got {value!r}")
     return columns
 
 
@@ -173,15 +169,17 @@ def _moment(name: str, value: str) -> datetime:
     try:
         moment = json_codec.moment(value.strip())
     except ValueError:
-        message = f"expected the option {name!r} to be an ISO 8601 time, got {value!r}"
-        raise SettingsError(message) from None
+        raise SettingsError(
+            f"expected the option {name!r} to be an ISO 8601 time, got {value!r}"
+        ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
 def _count(name: str, value: str) -> int:
     if not (value.strip().isascii() and value.strip().isdigit()):
-        message = f"expected the option {name!r} to be a whole number of 0 or more, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(
+            f"expected the option {name!r} to be a whole number of 0 or more, got {value!r}"
+        )
     return int(value)
 
 
@@ -191,15 +189,15 @@ def _seconds(name: str, value: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
-        message = f"expected the option {name!r} to be a number of seconds, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(
+            f"expected the option {name!r} to be a number of seconds, got {value!r}"
+        )
     return number
 
 
 def _offset(name: str, value: str) -> str:
     if value.lower() not in {"earliest", "latest"}:
-        message = f"expected the option {name!r} to be earliest or latest, got {value!r}"
-        raise SettingsError(message)
+        raise SettingsError(f"expected the option {name!r} to be earliest or latest, got {value!r}")
     return value.lower()
 
 

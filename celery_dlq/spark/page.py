@@ -349,8 +349,15 @@ def _limits(found: Findings) -> str:
         )
         for row in found.limits
     ]
-    heads = ("task", "delivery", "reached", "succeeded", "died", "succeeded of reached",
-             "advised max_deliveries")  # fmt: skip
+    heads = (
+        "task",
+        "delivery",
+        "reached",
+        "succeeded",
+        "died",
+        "succeeded of reached",
+        "advised max_deliveries",
+    )
     note = (
         "<p class=soft>From the letters and the sample of messages that succeeded, scaled up to "
         "all. The advice is the lowest limit that keeps all but 0.1% of the successes.</p>"

@@ -179,14 +179,12 @@ def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
     if strangers == total["letters"]:
         raise not_letters(spark, path)
     if total.pop("successes"):
-        message = (
+        raise ExportError(
             f"expected {path} to hold letters, got messages that succeeded; give this folder "
             f"with --successes, beside one of letters"
         )
-        raise ExportError(message)
     if strangers:
-        message = f"expected {path} to hold letters only, got other rows beside them"
-        raise ExportError(message)
+        raise ExportError(f"expected {path} to hold letters only, got other rows beside them")
     bucket = bucket_for(_span_seconds(total["first_seen_at"], total["last_seen_at"]))
     return Triage(
         path=str(path),

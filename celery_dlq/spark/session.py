@@ -243,8 +243,9 @@ def _launch(conf: Any) -> Any:
         with log.open("ab") as output, _environment(changes):
             gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
     except (OSError, PySparkException) as exc:
-        message = f"expected Spark to start with Java {java.version}, got: {_last_line(log, exc)}"
-        raise DLQError(message) from exc
+        raise DLQError(
+            f"expected Spark to start with Java {java.version}, got: {_last_line(log, exc)}"
+        ) from exc
     atexit.register(_end, gateway)
     return gateway
 

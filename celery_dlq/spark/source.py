@@ -105,8 +105,9 @@ class DeadLetterSource(DataSource):
         from celery_dlq.spark.decisions import DecisionWriter  # noqa: PLC0415 - readers need none of it
 
         if overwrite:
-            message = "expected decisions to be written with mode('append'), got 'overwrite'"
-            raise SettingsError(message)
+            raise SettingsError(
+                "expected decisions to be written with mode('append'), got 'overwrite'"
+            )
         return DecisionWriter(WriteOptions.parse(self.options), tuple(schema.fieldNames()))
 
 
@@ -263,10 +264,9 @@ def _columns(schema: StructType) -> tuple[str, ...]:
 
     for name in schema.fieldNames():
         if name not in field_kinds():
-            message = (
+            raise SettingsError(
                 f"expected columns of a letter, got {name!r}; {suggestion(name, field_kinds())}"
             )
-            raise SettingsError(message)
     return tuple(schema.fieldNames())
 
 

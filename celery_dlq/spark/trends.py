@@ -104,8 +104,7 @@ def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFram
         DLQError: ``since`` is naive, or ``quiet`` is no width.
     """
     if since.tzinfo is None:
-        message = f"expected since to be an aware datetime, got the naive {since.isoformat()}"
-        raise DLQError(message)
+        raise DLQError(f"expected since to be an aware datetime, got the naive {since.isoformat()}")
     gone = bucket_width(quiet) // _MICROSECOND
     return _sql(_NEW, df, since=to_micros(since), quiet=gone)
 
@@ -143,8 +142,7 @@ def spikes(
     """
     for name, number in {"window": window, "least_letters": least_letters}.items():
         if number < 1:
-            message = f"expected {name} to be 1 or more, got {number}"
-            raise DLQError(message)
+            raise DLQError(f"expected {name} to be 1 or more, got {number}")
     width = bucket_width(bucket) // _MICROSECOND
     limits: dict[str, Any] = {
         "history": min(_HISTORY, window),

@@ -201,11 +201,10 @@ def successes(spark: SparkSession, path: Path | str) -> DataFrame:
     with readable_errors(path):
         frame = scan(spark, path)
         if not frame.where("reason IS DISTINCT FROM 'succeeded'").select("id").isEmpty():
-            message = (
+            raise ExportError(
                 f"expected {path} to hold messages that succeeded, got other rows; "
                 f"write some to a new folder with: dlq export --successes"
             )
-            raise ExportError(message)
     return frame
 
 
@@ -242,21 +241,20 @@ def check_folder(path: Path | str) -> int:
     if _REMOTE.match(str(path)):
         return 0
     if not str(path):
-        message = "expected a folder made by dlq export, got an empty name"
-        raise ExportError(message)
+        raise ExportError("expected a folder made by dlq export, got an empty name")
     folder = Path(path)
     try:
         if not folder.is_dir():
             got = "a file" if folder.exists() else "no such folder"
-            message = f"expected {path} to be a folder made by dlq export, got {got}"
-            raise ExportError(message)
+            raise ExportError(f"expected {path} to be a folder made by dlq export, got {got}")
         files = [f for f in folder.rglob("*.parquet") if _visible(f.relative_to(folder))]
         if not files:
             raise _no_letters(path)
         return sum(file.stat().st_size for file in files)
     except OSError as exc:
-        message = f"expected {path} to be a folder that can be read, got: {exc.strerror or exc}"
-        raise ExportError(message) from exc
+        raise ExportError(
+            f"expected {path} to be a folder that can be read, got: {exc.strerror or exc}"
+        ) from exc
 
 
 def schema_ddl() -> str:
@@ -326,10 +324,9 @@ def similar(df: DataFrame, threshold: float = 0.6, *, most: int = MOST_COMPARED)
         DLQError: ``threshold`` or ``most`` is out of range.
     """
     if not 0 < threshold <= 1 or most < 1:
-        message = (
+        raise DLQError(
             f"expected threshold between 0 and 1 and most of 1 or more, got {threshold} and {most}"
         )
-        raise DLQError(message)
     rows = groups(df).select(*COMPARED).limit(most).collect()
     found = [tuple(pair.values()) for pair in alike([row.asDict() for row in rows], threshold)]
     return df.sparkSession.createDataFrame(found, DDL).coalesce(1)
@@ -392,8 +389,9 @@ def readable_errors(path: Path | str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, java_errors) as exc:
-        message = f"expected {path} to hold letters that Spark can read, got: {_one_line(exc)}"
-        raise ExportError(message) from exc
+        raise ExportError(
+            f"expected {path} to hold letters that Spark can read, got: {_one_line(exc)}"
+        ) from exc
 
 
 def _sql(query: str, df: DataFrame, **values: Any) -> DataFrame:

@@ -25,8 +25,7 @@ __all__ = ["WatchedLetters"]
 def __getattr__(name: str) -> object:
     """Load the fixture's class only for tests that name it: pytest imports this package."""
     if name != "WatchedLetters":
-        message = f"module 'celery_dlq.testing' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module 'celery_dlq.testing' has no attribute {name!r}")
     from celery_dlq.testing.watched import WatchedLetters  # noqa: PLC0415 - see above
 
     return WatchedLetters

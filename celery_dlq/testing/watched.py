@@ -87,8 +87,9 @@ class WatchedLetters:
         known = self._watched.get(id(app))
         if known is not None:
             if settings:
-                message = f"expected no settings for {app.main!r} the second time, got {settings}"
-                raise DLQError(message)
+                raise DLQError(
+                    f"expected no settings for {app.main!r} the second time, got {settings}"
+                )
             return known.dlq
         dlq = _installed(app)
         app.conf.get("dlq_store")  # configures an app that is not configured yet
@@ -214,8 +215,7 @@ class WatchedLetters:
         fields: dict[str, Any],
     ) -> _Wanted:
         if not self._watched:
-            message = "expected a watched app, got none; call dead_letters.watch(app) first"
-            raise DLQError(message)
+            raise DLQError("expected a watched app, got none; call dead_letters.watch(app) first")
         unknown = [name for name in fields if name not in field_kinds()]
         if unknown:
             hint = suggestion(unknown[0], field_kinds())
@@ -231,8 +231,9 @@ class WatchedLetters:
         while not until() and time.monotonic() < deadline:
             time.sleep(_PAUSE_SECONDS)
         if self._eager.problems:
-            message = "the dead letters of an eager execution could not be told"
-            raise DLQError(message) from self._eager.problems[0]
+            raise DLQError(
+                "the dead letters of an eager execution could not be told"
+            ) from self._eager.problems[0]
 
     def _all(self) -> list[DeadLetter]:
         found = [letter for watched in self._watched.values() for letter in watched.new()]
@@ -340,11 +341,10 @@ def _named(task: Any) -> tuple[str | None, str | None]:
 def _installed(app: Any) -> DeadLetters:
     found = getattr(app, _ATTRIBUTE, None)  # `DeadLetters.of` would make one
     if not isinstance(found, DeadLetters):
-        message = (
+        raise DLQError(
             f"expected the app {app.main!r} to have its DeadLetters, got none; write "
             f"DeadLetters(app) where the app is made. Without it production keeps no letters either"
         )
-        raise DLQError(message)
     return found
 
 

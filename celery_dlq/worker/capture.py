@@ -143,8 +143,7 @@ def _skip(text: str, at: int, character: str) -> int:
     while text[at : at + 1].isspace():
         at += 1
     if text[at : at + 1] != character:
-        message = f"expected {character!r} at {at}"
-        raise ValueError(message)
+        raise ValueError(f"expected {character!r} at {at}")
     at += 1
     while text[at : at + 1].isspace():
         at += 1

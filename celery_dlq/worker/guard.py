@@ -331,9 +331,13 @@ class Guard:
         return self._die(request, in_flight, verdict, None, done)
 
     def dropped(
-        self, message: Any, headers: dict[str, Any], reason: Reason, failure: Failure,
+        self,
+        message: Any,
+        headers: dict[str, Any],
+        reason: Reason,
+        failure: Failure,
         done: Callable[[], None],
-    ) -> Ending:  # fmt: skip
+    ) -> Ending:
         """Celery is about to drop a message that never became a request.
 
         Args:
@@ -562,8 +566,11 @@ class Guard:
         if isinstance(verdict, Die):
             ending = self._die(request, in_flight, verdict, None, done)
             if ending is Ending.LEFT:
-                logger.critical("Task %s is executed once more: %s, but no letter can be made",
-                                request.id, verdict.description)  # fmt: skip
+                logger.critical(
+                    "Task %s is executed once more: %s, but no letter can be made",
+                    request.id,
+                    verdict.description,
+                )
                 return Begin.RUN
             if ending is Ending.WAITS:
                 return Begin.SKIP
@@ -587,8 +594,12 @@ class Guard:
         done: Callable[[], None],
     ) -> Ending:
         if not verdict.kept:
-            logger.warning("Task %s died and is not kept: %s (%s)", request.id, verdict.reason,
-                           verdict.description)  # fmt: skip
+            logger.warning(
+                "Task %s died and is not kept: %s (%s)",
+                request.id,
+                verdict.reason,
+                verdict.description,
+            )
             self._forget(in_flight)
             return Ending.STORED
         history = self._history(in_flight, with_current=failure is not None)
@@ -597,9 +608,15 @@ class Guard:
         message = captured(request.message, request.request_dict)
         number = in_flight.delivery.number
         death = self._death(
-            in_flight.resolved, in_flight.key, message, verdict, failure, history,
-            number if failure else number - 1, pid=in_flight.delivery.worker_pid,
-        )  # fmt: skip
+            in_flight.resolved,
+            in_flight.key,
+            message,
+            verdict,
+            failure,
+            history,
+            number if failure else number - 1,
+            pid=in_flight.delivery.worker_pid,
+        )
         return self._write(death, acknowledged=bool(request.acknowledged), done=done)
 
     def _death(
@@ -640,8 +657,11 @@ class Guard:
             return Ending.STORED if self._letter_writer.write(pending) else Ending.WAITS
         except Exception:
             self._counts.count(INTERNAL_ERRORS, "letter")
-            logger.critical("Task %s died and is left to Celery, without a letter",
-                            death.key.task_id, exc_info=True)  # fmt: skip
+            logger.critical(
+                "Task %s died and is left to Celery, without a letter",
+                death.key.task_id,
+                exc_info=True,
+            )
             return Ending.LEFT
 
     def _close_delivery(self, request: Any, in_flight: InFlight, failure: Failure) -> None:

@@ -120,8 +120,18 @@ def plain(letter: DeadLetter) -> DeadLetter:
         for field in fields(letter)
         if isinstance(value := getattr(letter, field.name), str) and not isinstance(value, Reason)
     }
-    told = ("traceback", "exception_message", "args_json", "kwargs_json", "argsrepr", "kwargsrepr",
-            "eta", "expires", "first_delivered_at", "sentry_event_id")  # fmt: skip
+    told = (
+        "traceback",
+        "exception_message",
+        "args_json",
+        "kwargs_json",
+        "argsrepr",
+        "kwargsrepr",
+        "eta",
+        "expires",
+        "first_delivered_at",
+        "sentry_event_id",
+    )
     return replace(letter, **{**changes, **dict.fromkeys(told), "history": (), "properties": "{}"})
 
 

@@ -99,8 +99,11 @@ class LetterWriter:
                 return
             except Exception:
                 self._counts.count(INTERNAL_ERRORS, "letter")
-                logger.critical("Task %s died and is left to Celery, without a letter",
-                                pending.letter.task_id, exc_info=True)  # fmt: skip
+                logger.critical(
+                    "Task %s died and is left to Celery, without a letter",
+                    pending.letter.task_id,
+                    exc_info=True,
+                )
             self._waiting.popleft()
             _finish(pending)
         self._spool.flush(self._save_or_plain)
@@ -122,8 +125,9 @@ class LetterWriter:
             raise
         except Exception:
             self._counts.count(INTERNAL_ERRORS, "letter")
-            logger.exception("The letter of task %s is stored without what is told of its death",
-                             letter.task_id)  # fmt: skip
+            logger.exception(
+                "The letter of task %s is stored without what is told of its death", letter.task_id
+            )
             self._save(plain(letter), key)
 
     def _save(self, letter: DeadLetter, key: MessageKey) -> None:
@@ -176,8 +180,10 @@ class LetterWriter:
     def _wait(self, pending: PendingLetter, exc: StoreUnavailable) -> None:
         if len(self._waiting) >= _MOST_HELD:
             # Not acknowledged: the broker gives it out again, and it dies again.
-            logger.critical("Task %s waits for its letter only at the broker: too many wait here",
-                            pending.letter.task_id)  # fmt: skip
+            logger.critical(
+                "Task %s waits for its letter only at the broker: too many wait here",
+                pending.letter.task_id,
+            )
             return
         self._waiting.append(pending)
         logger.error(

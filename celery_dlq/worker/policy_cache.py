@@ -65,8 +65,9 @@ class PolicyCache:
             told = {queue: [policy.to_json(), by] for queue, (policy, by) in overrides.items()}
             self._leaflet.write(json.dumps(told).encode())
         for queue, (policy, source) in overrides.items():
-            logger.warning("Policy of queue %s, overridden by %s: %s", queue, source,
-                           policy.to_json())  # fmt: skip
+            logger.warning(
+                "Policy of queue %s, overridden by %s: %s", queue, source, policy.to_json()
+            )
 
     def catch_up(self) -> None:
         """In a pool process: obey what the main process does; costs nothing if that is the same."""
@@ -130,8 +131,9 @@ class PolicyCache:
             logger.warning(
                 "Messages with the routing key %r come from no queue that this app knows; they "
                 "and others like them are guarded as those of %r. Name their queue in task_queues",
-                routing_key, instead,
-            )  # fmt: skip
+                routing_key,
+                instead,
+            )
         return str(instead)
 
 

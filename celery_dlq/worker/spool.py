@@ -56,8 +56,7 @@ class Spool:
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if sum(1 for _ in os.scandir(self.folder)) >= MOST_FILES:
-            message = f"{MOST_FILES} letters wait in {self.folder}"
-            raise OSError(message)
+            raise OSError(f"{MOST_FILES} letters wait in {self.folder}")
         fields = {n: base64.b64encode(v).decode("ascii") for n, v in letter.to_fields().items()}
         text = json.dumps({"key": asdict(key), "fields": fields})
         handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".tmp")

@@ -104,9 +104,10 @@ def reasons() -> str:
 def event_fields() -> str:
     """Every event and its fields."""
     kinds = [
-        kind for kind in vars(events).values()
+        kind
+        for kind in vars(events).values()
         if inspect.isclass(kind) and issubclass(kind, events.Event) and kind is not events.Event
-    ]  # fmt: skip
+    ]
     rows = [
         (f"`{kind.__name__}`", f"`{name}`", text)
         for kind in kinds
@@ -242,9 +243,12 @@ def _setting(field: Any) -> str:
     said, _, unit = said.partition("Unit: ")
     note = f"Special value: {special.strip()}" if special.strip(" .") not in {"", "none"} else ""
     return _entry(
-        PREFIX + field.name, said.strip(), type=unit.strip(" ."), default=default.rstrip("."),
+        PREFIX + field.name,
+        said.strip(),
+        type=unit.strip(" ."),
+        default=default.rstrip("."),
         note=note,
-    )  # fmt: skip
+    )
 
 
 def _entry(name: str, text: str, *, type: str, default: str, note: str) -> str:  # noqa: A002 - as the option

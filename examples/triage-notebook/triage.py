@@ -38,8 +38,14 @@ from celery_dlq.spark.picture import COLOURS, OTHER
 from celery_dlq.spark.session import local_session
 
 spark = local_session("triage")  # on a cluster: your own session
-plt.rcParams.update({"figure.figsize": (9, 2.8), "figure.dpi": 80, "axes.spines.top": False,
-                     "axes.spines.right": False})  # fmt: skip
+plt.rcParams.update(
+    {
+        "figure.figsize": (9, 2.8),
+        "figure.dpi": 80,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+)
 
 # %% [markdown]
 # ## The letters
@@ -83,8 +89,15 @@ width = triage.bucket_width(bucket)
 floor: dict[int, int] = {}
 for reason in sorted({row.reason for row in rows}):
     for row in (row for row in rows if row.reason == reason):
-        axes.bar(from_micros(row.at), row.letters, width=width, align="edge", edgecolor="white",
-                 bottom=floor.get(row.at, 0), color=COLOURS.get(reason, OTHER))  # fmt: skip
+        axes.bar(
+            from_micros(row.at),
+            row.letters,
+            width=width,
+            align="edge",
+            edgecolor="white",
+            bottom=floor.get(row.at, 0),
+            color=COLOURS.get(reason, OTHER),
+        )
         floor[row.at] = floor.get(row.at, 0) + row.letters
     axes.bar([from_micros(first)], [0], color=COLOURS.get(reason, OTHER), label=reason)
 axes.set_ylabel(f"letters per {bucket.removeprefix('1 ')}")
@@ -131,8 +144,10 @@ for cause, findings in why.items():
     for against in dict.fromkeys(row.against for row in findings):
         print(f"{cause}, against {against}")
         for row in (row for row in findings if row.against == against):
-            print(f"   {row.feature} = {row.value:12} {row.support:5.0%} of these letters,"
-                  f" {row.share_of_others:5.1%} of those   chance {row.q_value:.0e}")  # fmt: skip
+            print(
+                f"   {row.feature} = {row.value:12} {row.support:5.0%} of these letters,"
+                f" {row.share_of_others:5.1%} of those   chance {row.q_value:.0e}"
+            )
 
 # %%
 bars = [(cause, row) for cause, findings in why.items() for row in findings]
@@ -145,10 +160,16 @@ for axes, against in zip(pair[0], compared, strict=True):
     shown = [(cause, row) for cause, row in bars if row.against == against]
     labels = [f"{row.feature} = {row.value}\n{cause.rpartition('.')[2]}" for cause, row in shown]
     places = range(len(shown))
-    axes.barh([p - 0.2 for p in places], [row.support for _, row in shown], 0.38,
-              label="its letters")  # fmt: skip
-    axes.barh([p + 0.2 for p in places], [row.share_of_others for _, row in shown], 0.38,
-              label=against, color=OTHER)  # fmt: skip
+    axes.barh(
+        [p - 0.2 for p in places], [row.support for _, row in shown], 0.38, label="its letters"
+    )
+    axes.barh(
+        [p + 0.2 for p in places],
+        [row.share_of_others for _, row in shown],
+        0.38,
+        label=against,
+        color=OTHER,
+    )
     axes.set_yticks(list(places), labels)
     axes.set_title(f"against {against}")
     axes.set(xlim=(0, 1), ylim=(most - 0.5, -0.5))

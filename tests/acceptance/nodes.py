@@ -143,8 +143,13 @@ class RedisProcess(ProcessContainer):
     @property
     def celeryconfig(self) -> dict[str, Any]:
         url = self.server.url
-        return {"url": url, "host_url": url, "hostname": "127.0.0.1", "port": self.server.port,
-                "vhost": "0"}  # fmt: skip
+        return {
+            "url": url,
+            "host_url": url,
+            "hostname": "127.0.0.1",
+            "port": self.server.port,
+            "vhost": "0",
+        }
 
     @property
     def ready_prompt(self) -> str:

@@ -28,8 +28,11 @@ def rabbit(rabbit_server: RabbitServer) -> Iterator[str]:
     """Give the URL of a broker where what expires in one queue goes to another."""
     rabbit_server.delete_queues(DEAD, EXPIRED, "orders", "slow", "patient", "unguarded")
     with Connection(rabbit_server.url) as connection:
-        arguments = {"x-message-ttl": 1, "x-dead-letter-exchange": "",
-                     "x-dead-letter-routing-key": DEAD}  # fmt: skip
+        arguments = {
+            "x-message-ttl": 1,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": DEAD,
+        }
         for queue in (Queue(DEAD), Queue(EXPIRED, queue_arguments=arguments)):
             queue(connection.default_channel).declare()
     yield rabbit_server.url
@@ -48,9 +51,12 @@ def expire(url: str, *names: str, x_death: object = None) -> None:
 
 
 def test_a_worker_adopts_beside_its_tasks(
-    poison: ModuleType, start_worker: Callable[..., Worker], letters: Letters, rabbit: str,
+    poison: ModuleType,
+    start_worker: Callable[..., Worker],
+    letters: Letters,
+    rabbit: str,
     ran: Callable[[str], int],
-) -> None:  # fmt: skip
+) -> None:
     """With a queue that is not there, and a history that nobody can read, it goes on."""
     conf = {"dlq_adopt": {DEAD: "orders-DLQ", "nowhere": None}}
     worker = start_worker(conf, env={"POISON_BROKER": rabbit})
@@ -85,9 +91,13 @@ def test_a_worker_refuses_to_adopt_what_it_consumes(redis_url: str, rabbit: str)
     """Its tasks are alive."""
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "poison_app", "worker", "-Q", DEAD],
-        env=environment(redis_url, {"dlq_adopt": {DEAD: None}}, POISON_BROKER=rabbit), cwd=HERE,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=environment(redis_url, {"dlq_adopt": {DEAD: None}}, POISON_BROKER=rabbit),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1, done.stderr
     assert f"Error: expected dlq_adopt to name a queue of messages that are dead, got '{DEAD}'" in (
         done.stderr
@@ -101,9 +111,13 @@ def run(
     """Run ``celery -A poison_app dlq import …``."""
     return subprocess.run(
         [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "import", *arguments],
-        env=environment(redis_url, conf, POISON_BROKER=rabbit), cwd=HERE, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=environment(redis_url, conf, POISON_BROKER=rabbit),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_the_command_adopts_and_says_what_it_did(
@@ -117,7 +131,11 @@ def test_the_command_adopts_and_says_what_it_did(
     done = run(redis_url, rabbit, DEAD, "--to", "orders-DLQ", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "queue": DEAD, "adopted": 2, "known": 0, "by_queue": {"orders-DLQ": 2}}  # fmt: skip
+        "queue": DEAD,
+        "adopted": 2,
+        "known": 0,
+        "by_queue": {"orders-DLQ": 2},
+    }
     assert [letter.task_id for letter in letters(count=2)] == ["id-fails", "id-drops"]
     assert poison.dlq.registry.changes(limit=1)[0].letters == 2
     assert "nothing to adopt" in run(redis_url, rabbit, DEAD).stdout
@@ -139,11 +157,23 @@ def test_following_goes_on_until_it_is_told_to_end(
 ) -> None:
     """What dies later is adopted too; the audit has the sum."""
     with subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "import", DEAD, "--follow",
-         "--json"],
-        env=environment(redis_url, POISON_BROKER=rabbit), cwd=HERE, stdout=subprocess.PIPE,
+        [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "poison_app",
+            "dlq",
+            "import",
+            DEAD,
+            "--follow",
+            "--json",
+        ],
+        env=environment(redis_url, POISON_BROKER=rabbit),
+        cwd=HERE,
+        stdout=subprocess.PIPE,
         text=True,
-    ) as process:  # fmt: skip
+    ) as process:
         try:
             for count, name in enumerate(("fails", "drops"), start=1):
                 expire(rabbit, name)

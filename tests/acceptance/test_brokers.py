@@ -17,7 +17,11 @@ from workers import HERE, Place, Worker, environment
 from celery_dlq import DeadLetter, Outcome, Reason
 
 LOST, REQUEUED, RETRIED, LIMIT = (
-    Outcome.WORKER_LOST, Outcome.REQUEUED, Outcome.RETRIED, Outcome.TIME_LIMIT)  # fmt: skip
+    Outcome.WORKER_LOST,
+    Outcome.REQUEUED,
+    Outcome.RETRIED,
+    Outcome.TIME_LIMIT,
+)
 FAILED, REJECTED = Outcome.FAILED, Outcome.REJECTED
 MAX = Reason.MAX_DELIVERIES_EXCEEDED
 
@@ -56,9 +60,14 @@ def publish(redis_url: str, place: Place, names: list[str]) -> dict[str, str]:
         "print(json.dumps({n: getattr(p, n).delay(n).id for n in names}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(names)], env=environment(redis_url, **place.env),
-        cwd=HERE, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code, json.dumps(names)],
+        env=environment(redis_url, **place.env),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     ids: dict[str, str] = json.loads(done.stdout)
     return ids
@@ -66,10 +75,14 @@ def publish(redis_url: str, place: Place, names: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_every_death_ends_as_one_letter(
-    poison: ModuleType, place: Place, pool: str, redis_url: str,
-    start_worker: Callable[..., Worker], letters: Callable[..., list[DeadLetter]],
+    poison: ModuleType,
+    place: Place,
+    pool: str,
+    redis_url: str,
+    start_worker: Callable[..., Worker],
+    letters: Callable[..., list[DeadLetter]],
     ran: Callable[[str], int],
-) -> None:  # fmt: skip
+) -> None:
     """With its reason, the outcome of each delivery, and no more executions than allowed."""
     if pool == "gevent":
         pytest.importorskip("gevent")
@@ -99,10 +112,14 @@ def test_every_death_ends_as_one_letter(
 
 
 def test_a_killed_worker_charges_what_it_ran_and_nothing_else(
-    poison: ModuleType, place: Place, redis_url: str,
-    start_worker: Callable[..., Worker], letters: Callable[..., list[DeadLetter]],
-    ran: Callable[[str], int], grown_old: Callable[[], None],
-) -> None:  # fmt: skip
+    poison: ModuleType,
+    place: Place,
+    redis_url: str,
+    start_worker: Callable[..., Worker],
+    letters: Callable[..., list[DeadLetter]],
+    ran: Callable[[str], int],
+    grown_old: Callable[[], None],
+) -> None:
     """Prefetched neighbours of a message that kills whole workers are bystanders."""
     conf: dict[str, Any] = {"worker_prefetch_multiplier": 8}
     if place.name == "redis":

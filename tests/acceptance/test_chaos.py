@@ -33,12 +33,30 @@ def test_every_message_succeeds_or_is_one_letter_whatever_is_killed(
     report_file = tmp_path / "report.json"
 
     done = subprocess.run(
-        [sys.executable, "-m", "chaos.run", "--seed", "7", "--tasks", str(TASKS),
-         "--broker", broker, "--limit", str(limit), "--duration", str(SECONDS),
-         "--report", str(report_file)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120"}, cwd=tmp_path,
-        capture_output=True, text=True, check=False, timeout=SECONDS + 150,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "chaos.run",
+            "--seed",
+            "7",
+            "--tasks",
+            str(TASKS),
+            "--broker",
+            broker,
+            "--limit",
+            str(limit),
+            "--duration",
+            str(SECONDS),
+            "--report",
+            str(report_file),
+        ],
+        env={**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS + 150,
+    )
 
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     report = json.loads(report_file.read_text("utf-8"))

@@ -28,9 +28,13 @@ def dlq(redis_url: str, door: CeleryDoor) -> Dlq:
     def run(*arguments: str, conf: dict[str, Any] | None = None) -> Any:
         return subprocess.run(
             [door.bin / "celery", "-A", "poison_app", "dlq", *arguments],
-            env=environment(redis_url, conf), cwd=HERE, capture_output=True, text=True,
-            timeout=120, check=False,
-        )  # fmt: skip
+            env=environment(redis_url, conf),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     return run
 
@@ -220,9 +224,13 @@ def test_a_worker_with_bad_settings_refuses_to_start_in_one_line(
     """Exit code 1, what was expected and what came, no traceback, no password."""
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "poison_app", "worker", "-c", "1"],
-        env=environment(redis_url, conf), cwd=HERE, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        env=environment(redis_url, conf),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1, done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr
@@ -259,8 +267,13 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(
         env["PYTHONPATH"] = f"{hide}:{env['PYTHONPATH']}"
         done = subprocess.run(
             [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *arguments],
-            env=env, cwd=HERE, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            env=env,
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 1, done.stderr
         assert f"pip install 'celery_dlq[{extra}]'" in done.stderr
         assert "Traceback" not in done.stderr
@@ -329,9 +342,12 @@ def test_a_redrive_can_be_tried_dry_edited_and_watched(
 
 
 def test_an_editor_changes_the_arguments_of_one_letter(
-    in_process: Callable[..., Any], three: list[DeadLetter], poison: ModuleType, tmp_path: Path,
+    in_process: Callable[..., Any],
+    three: list[DeadLetter],
+    poison: ModuleType,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """What is saved is redriven; no change, or no JSON, is not."""
     letter = next(letter for letter in three if letter.args_json == '["a"]')
     editor = tmp_path / "editor"
@@ -393,11 +409,25 @@ def test_tail_follows_until_it_is_interrupted(
     from builders import a_letter, key_of
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "tail", "orders-DLQ",
-         "--follow", "--lines", "1", "--json"],
-        env=environment(redis_url, PYTHONUNBUFFERED="1"), cwd=HERE, stdout=subprocess.PIPE,
+        [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "poison_app",
+            "dlq",
+            "tail",
+            "orders-DLQ",
+            "--follow",
+            "--lines",
+            "1",
+            "--json",
+        ],
+        env=environment(redis_url, PYTHONUNBUFFERED="1"),
+        cwd=HERE,
+        stdout=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["id"] == three[2].id

@@ -57,9 +57,14 @@ def test_counters_of_successful_messages_are_removed(
 
 @pytest.mark.parametrize("soft_seconds", [0, 1])
 def test_a_cold_or_soft_shutdown_is_recorded_and_not_charged(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str,
-    grown_old: Callable[[], None], soft_seconds: int,
-) -> None:  # fmt: skip
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    redis_url: str,
+    grown_old: Callable[[], None],
+    soft_seconds: int,
+) -> None:
     """The worker gave the message up; the message did nothing wrong."""
     conf: dict[str, Any] = {"dlq_queues": {"orders": {"max_deliveries": 1}}, **SHORT_SIGHT}
     if soft_seconds:
@@ -85,7 +90,10 @@ def test_a_cold_or_soft_shutdown_is_recorded_and_not_charged(
     assert (letter.task_id, letter.reason) == (sent.id, Reason.MAX_DELIVERIES_EXCEEDED)
     assert letter.deliveries == 1
     assert [d.outcome for d in letter.history] == [
-        Outcome.SHUTDOWN, Outcome.SHUTDOWN, Outcome.WORKER_LOST]  # fmt: skip
+        Outcome.SHUTDOWN,
+        Outcome.SHUTDOWN,
+        Outcome.WORKER_LOST,
+    ]
 
 
 def test_a_second_delivery_of_a_running_message_is_not_charged(
@@ -110,9 +118,12 @@ def test_a_second_delivery_of_a_running_message_is_not_charged(
 
 
 def test_a_result_that_kills_the_workers_main_process_stays_bounded(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
     grown_old: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """A MemoryError in the pool ends the whole worker in Celery; it is one more death."""
     sent = poison.out_of_memory.delay("memory")
     for _ in range(6):

@@ -67,9 +67,14 @@ def send(place: Place, redis_url: str, name: str) -> None:
     """Publish a task from a process of its own."""
     code = f"import poison_app as p; p.{name}.delay({name!r})"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(redis_url, **place.env), cwd=HERE,
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=environment(redis_url, **place.env),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -78,9 +83,13 @@ def heard(alerts: Any) -> Any:
 
 
 def test_a_letter_is_published_beside_being_stored(
-    poison: ModuleType, start_worker: Start, letters: Letters, place: Place, redis_url: str,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    place: Place,
+    redis_url: str,
     alerts: Any,
-) -> None:  # fmt: skip
+) -> None:
     """With the death in its headers."""
     worker = start_worker(CONF, env=place.env)
     send(place, redis_url, "to_dlq")
@@ -97,9 +106,14 @@ def test_a_letter_is_published_beside_being_stored(
 
 
 def test_killed_between_storing_and_publishing_it_is_published_later(
-    poison: ModuleType, start_worker: Start, letters: Letters, place: Place, redis_url: str,
-    alerts: Any, tmp_path: Path,
-) -> None:  # fmt: skip
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    place: Place,
+    redis_url: str,
+    alerts: Any,
+    tmp_path: Path,
+) -> None:
     """One letter; by the next worker, though it never saw the message."""
     (tmp_path / "dying_app.py").write_text(DIES)
     path = f"{HERE}:{tmp_path}"
@@ -128,9 +142,13 @@ def test_a_worker_refuses_what_the_broker_has_otherwise(
     for policy, text in REFUSED:
         done = subprocess.run(
             [sys.executable, "-m", "celery", "-A", "poison_app", "worker", "-c", "1"],
-            env=environment(redis_url, {"dlq_queues": {"orders": policy}}, **place.env), cwd=HERE,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            env=environment(redis_url, {"dlq_queues": {"orders": policy}}, **place.env),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 1, done.stderr
         assert text in done.stderr, done.stderr
         assert "Traceback" not in done.stderr

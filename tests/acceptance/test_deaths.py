@@ -159,9 +159,12 @@ def test_a_worker_that_is_killed_again_and_again_executes_a_message_at_most_max_
 
 
 def test_a_worker_killed_between_storing_and_acknowledging_leaves_one_letter(
-    poison: ModuleType, start_worker: Start, letters: Letters, grown_old: Callable[[], None],
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    grown_old: Callable[[], None],
     redis_url: str,
-) -> None:  # fmt: skip
+) -> None:
     """The message comes back, dies again, and finds its letter there."""
     sent = poison.to_dlq.delay("x")
     first = start_worker(SHORT_SIGHT, env={"POISON_DIE_AFTER_STORING": "1"})

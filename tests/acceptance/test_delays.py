@@ -55,9 +55,12 @@ def test_on_a_quorum_queue_the_message_waits_in_rabbitmq(
         "p.to_dlq.apply_async(('x',), countdown=1)"
     )
     subprocess.run(
-        [sys.executable, "-c", code], env=environment(redis_url, **place.env), cwd=HERE,
-        check=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=environment(redis_url, **place.env),
+        cwd=HERE,
+        check=True,
+        timeout=60,
+    )
 
     (note,) = notes(redis_url, 1)
 

@@ -25,8 +25,11 @@ def test_a_demo_that_is_stopped_leaves_no_process_and_no_temporary_folder(
         demo = subprocess.Popen(
             [sys.executable, "-m", "celery_dlq", "demo", "--folder", str(tmp_path / "demo")],
             env={**os.environ, "TMPDIR": str(temporary), "COLUMNS": "100"},
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
     poll(lambda: "publish healthy" in output.read_text("utf-8"), timeout_seconds=60)
     children = _descendants(demo.pid)
     assert len(children) >= 2  # Redis and the worker

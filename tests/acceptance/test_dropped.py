@@ -35,9 +35,15 @@ class Bomb:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, tmp_path: Path,
-    place: Place, pool: str, redis_url: str,
-) -> None:  # fmt: skip
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    tmp_path: Path,
+    place: Place,
+    pool: str,
+    redis_url: str,
+) -> None:
     """Unknown, invalid, undecodable, disallowed, foreign and expired; the worker lives on."""
     exploded = tmp_path / "exploded"
     bomb = pickle.dumps(((), {}, {"x": Bomb(exploded)}))
@@ -50,8 +56,13 @@ def test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes(
     publish(broker, BODY, headers=headers(healthy, "bad-eta", eta="soon"), **JSON)
     publish(broker, b'{"broken', headers=headers(healthy, "broken"), **JSON)
     publish(broker, b"\xff\xfe\x00", headers=headers(healthy, "utf-8"), **JSON)
-    publish(broker, bomb, headers=headers(healthy, "bomb"),
-            content_type="application/x-python-serialize", content_encoding="binary")  # fmt: skip
+    publish(
+        broker,
+        bomb,
+        headers=headers(healthy, "bomb"),
+        content_type="application/x-python-serialize",
+        content_encoding="binary",
+    )
     publish(broker, b'{"hello": "world"}', message_id="foreign", **JSON)
     publish(broker, BODY, headers=headers(healthy, "expired", expires=past), **JSON)
     publish(broker, BODY, headers=headers(healthy, "after"), **JSON)
@@ -134,8 +145,7 @@ def test_every_form_of_message_can_die_and_come_back(
     poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str
 ) -> None:
     """Protocol 1, other serializers, compressed bodies and priorities redrive as they were."""
-    forms: list[dict[str, Any]] = [
-        {"serializer": "yaml"}, {"compression": "gzip"}, {"priority": 5}]  # fmt: skip
+    forms: list[dict[str, Any]] = [{"serializer": "yaml"}, {"compression": "gzip"}, {"priority": 5}]
     sent = {}
     for protocol in (1, 2):
         poison.app.conf.task_protocol = protocol
@@ -157,6 +167,8 @@ def test_every_form_of_message_can_die_and_come_back(
     poison.dlq.redrive("orders-DLQ")
 
     for form, task_id in sent.items():
-        poll(lambda i=task_id: poison.app.backend.get_state(i) == "SUCCESS",  # type: ignore[misc]
-             timeout_seconds=20)  # fmt: skip
+        poll(
+            lambda i=task_id: poison.app.backend.get_state(i) == "SUCCESS",  # type: ignore[misc]
+            timeout_seconds=20,
+        )
         assert (form, ran(form)) == (form, 2)

@@ -29,11 +29,26 @@ def test_odd_messages_fare_as_with_plain_celery_or_become_letters(
     report_file = tmp_path / "report.json"
 
     done = subprocess.run(
-        [sys.executable, "-m", "fuzz", "--seed", str(SEEDS[broker]), "--messages", str(MESSAGES),
-         "--broker", broker, "--report", str(report_file)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120"}, cwd=tmp_path,
-        capture_output=True, text=True, check=False, timeout=3600 if LONG else 240,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "fuzz",
+            "--seed",
+            str(SEEDS[broker]),
+            "--messages",
+            str(MESSAGES),
+            "--broker",
+            broker,
+            "--report",
+            str(report_file),
+        ],
+        env={**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3600 if LONG else 240,
+    )
 
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     report = json.loads(report_file.read_text("utf-8"))

@@ -81,9 +81,13 @@ def told(done: Any) -> list[dict[str, Any]]:
 
 
 def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
-    home: Place, cli: Cli, operator: DeadLetters, redis_url: str, start_worker: Start,
+    home: Place,
+    cli: Cli,
+    operator: DeadLetters,
+    redis_url: str,
+    start_worker: Start,
     ran: Callable[[str], int],
-) -> None:  # fmt: skip
+) -> None:
     """The main job of an operator: list, show, groups, redrive, purge; and what is not there."""
     worker = start_worker(CONF, env=home.env)
     publish(broker_of(home, redis_url), "killed", "fails", "to_dlq")
@@ -91,16 +95,22 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
 
     whole = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "list", QUEUE, "--json"],
-        env=environment(redis_url, CONF, **home.env), cwd=HERE, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=environment(redis_url, CONF, **home.env),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert whole.returncode == 0, whole.stderr
     found = [json.loads(line) for line in whole.stdout.splitlines()]
     assert found[::-1] == told(cli("list", QUEUE, "--oldest-first", "--json"))
     by_task = {letter["task_id"]: letter for letter in found}
     assert {task: letter["reason"] for task, letter in by_task.items()} == {
-        "id-killed": "max_deliveries_exceeded", "id-fails": "failed", "id-to_dlq": "rejected",
-    }, worker.output  # fmt: skip
+        "id-killed": "max_deliveries_exceeded",
+        "id-fails": "failed",
+        "id-to_dlq": "rejected",
+    }, worker.output
     assert (ran("killed"), by_task["id-killed"]["deliveries"]) == (3, 3)
     assert told(cli("show", by_task["id-fails"]["id"][:8], "--json")) == [by_task["id-fails"]]
     assert len(told(cli("groups", QUEUE, "--json"))) == 3
@@ -160,14 +170,20 @@ def test_a_redrive_killed_anywhere_loses_nothing(
     assert waiting(url) == []  # which makes the queue
     for number in range(110):
         headers = a_request(id=f"t-{number}", root_id=f"t-{number}", task="poison_app.healthy")
-        letter = a_letter(task_id=f"t-{number}", task_name="poison_app.healthy",
-                          headers=json.dumps(headers))  # fmt: skip
+        letter = a_letter(
+            task_id=f"t-{number}", task_name="poison_app.healthy", headers=json.dumps(headers)
+        )
         operator.store.dead_letter(letter, key_of(letter))
         sent.add(letter.id)
     done = subprocess.run(
-        [sys.executable, "-c", DIES, name], env=environment(redis_url, CONF, **home.env),
-        cwd=HERE, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", DIES, name],
+        env=environment(redis_url, CONF, **home.env),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     before = {letter.id for letter in operator.letters(QUEUE)}
     assert before | set(waiting(url, keep=True)) == sent

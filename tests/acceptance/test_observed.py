@@ -52,9 +52,13 @@ class Exporter:
 
     def __init__(self, url: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [*EXPORTER, *arguments], env=environment(url), cwd=HERE, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*EXPORTER, *arguments],
+            env=environment(url),
+            cwd=HERE,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def __enter__(self) -> Exporter:
         assert self.process.stdout is not None
@@ -149,9 +153,14 @@ def test_a_port_that_is_taken_is_one_clear_line(redis_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = subprocess.run(
-            [*EXPORTER, "--port", port], env=environment(redis_url), cwd=HERE,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            [*EXPORTER, "--port", port],
+            env=environment(redis_url),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert f"expected 127.0.0.1:{port} to be free for the exporter" in line
@@ -180,9 +189,12 @@ def test_a_redriven_task_continues_its_trace(
     """The letter keeps ``traceparent``; both executions are spans of the publisher's trace."""
     spans = tmp_path / "spans"
     worker = Worker(
-        redis_url, tmp_path / "worker.log", app="observed_app", pool="solo",
+        redis_url,
+        tmp_path / "worker.log",
+        app="observed_app",
+        pool="solo",
         env={"OBSERVED_SPANS": str(spans)},
-    )  # fmt: skip
+    )
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client, worker:
         client.set("poison:a", 1)
         trace_id = traced(observed.healthy, "a")

@@ -36,9 +36,13 @@ FATAL: dict[str, tuple[Reason, bytes, dict[str, Any], dict[str, Any]]] = {
 
 
 def test_a_message_that_would_end_the_worker_at_its_receipt_is_a_letter_at_once(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, place: Place,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    place: Place,
     redis_url: str,
-) -> None:  # fmt: skip
+) -> None:
     """Nothing behind it waits, and the worker lives on."""
     broker = place.env.get("POISON_BROKER", redis_url)
     worker = start_worker(env=place.env)
@@ -63,13 +67,25 @@ def test_a_message_that_would_end_the_worker_at_its_receipt_is_a_letter_at_once(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_odd_values_in_headers_are_taken_as_celery_takes_them(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, pool: str, redis_url: str,
-) -> None:  # fmt: skip
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    pool: str,
+    redis_url: str,
+) -> None:
     """It runs such messages and acknowledges them, and so do we."""
     odd: list[dict[str, Any]] = [
-           {"id": 5, "ignore_result": True}, {"retries": True}, {"retries": 1.5}, {"retries": "2"},
-           {"dlq_redrives": True}, {"dlq_redrive": []}, {"replaced_task_nesting": {}},
-           {"argsrepr": 5}, {"group": []}]  # fmt: skip
+        {"id": 5, "ignore_result": True},
+        {"retries": True},
+        {"retries": 1.5},
+        {"retries": "2"},
+        {"dlq_redrives": True},
+        {"dlq_redrive": []},
+        {"replaced_task_nesting": {}},
+        {"argsrepr": 5},
+        {"group": []},
+    ]
     for number, more in enumerate(odd):
         publish(redis_url, BODY, headers={**headers(HEALTHY, f"odd-{number}"), **more}, **JSON)
     worker = start_worker(arguments=("--concurrency", "1"), pool=pool)

@@ -85,8 +85,13 @@ def test_options_change_only_what_they_say(poison: ModuleType, broker: redis.Red
 
 def test_marks_of_brokers_are_taken_off(poison: ModuleType, broker: redis.Redis) -> None:
     """Old x-death headers would make RabbitMQ drop the message as a cycle."""
-    headers = {**a_request(task="poison_app.fails"), "x-death": [{"count": 3}], "x-tenant": "a",
-               "x-first-death-queue": "orders", "redelivered": True}  # fmt: skip
+    headers = {
+        **a_request(task="poison_app.fails"),
+        "x-death": [{"count": 3}],
+        "x-tenant": "a",
+        "x-first-death-queue": "orders",
+        "redelivered": True,
+    }
     put(poison, headers=json.dumps(headers))
     poison.dlq.redrive(QUEUE)
     (message,) = published(broker)
@@ -268,8 +273,9 @@ def test_a_canary_that_lives_lets_the_rest_go(poison: ModuleType, start_worker: 
     report = poison.dlq.redrive(QUEUE, canary=3, canary_wait=30)
     assert (report.state, report.published) == ("done", 10)
     assert report.canary == {"redriven": 3, "succeeded": 3, "died": 0, "open": 0}
-    assert poll(lambda: poison.dlq.job(report.redrive_id).counts["succeeded"] == 10,
-                timeout_seconds=30)  # fmt: skip
+    assert poll(
+        lambda: poison.dlq.job(report.redrive_id).counts["succeeded"] == 10, timeout_seconds=30
+    )
     assert poison.dlq.job(report.redrive_id).counts["died_again"] == 0
 
 
@@ -376,8 +382,10 @@ def test_every_change_is_in_the_audit_and_on_the_bus(poison: ModuleType) -> None
     poison.dlq.events.unsubscribe(told.append)
     changes = poison.dlq.changes()
     assert [change.action for change in changes] == [
-        Action.REDRIVEN, Action.RESTORED, Action.DISCARDED,
-    ]  # fmt: skip
+        Action.REDRIVEN,
+        Action.RESTORED,
+        Action.DISCARDED,
+    ]
     assert changes == [event for event in told if isinstance(event, Change)][::-1]
     assert {(change.target, change.letters) for change in changes} == {(QUEUE, 1)}
     assert changes[0].detail["filter"] == {"grep": letter.task_id}
@@ -418,9 +426,13 @@ def dies(redis_url: str, owner: str, name: str, when: str, operation: str) -> No
     """Run an operation in a process that is SIGKILLed at the second call of a method."""
     done = subprocess.run(
         [sys.executable, "-c", DIES, owner, name, when, operation],
-        env=environment(redis_url), cwd=HERE, capture_output=True, text=True, timeout=60,
+        env=environment(redis_url),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -437,9 +449,14 @@ def dies(redis_url: str, owner: str, name: str, when: str, operation: str) -> No
     ],
 )
 def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
-    poison: ModuleType, redis_url: str, broker: redis.Redis, owner: str, name: str, when: str,
+    poison: ModuleType,
+    redis_url: str,
+    broker: redis.Redis,
+    owner: str,
+    name: str,
+    when: str,
     twice: int | None,
-) -> None:  # fmt: skip
+) -> None:
     """No letter is lost; only what was published and not noted goes out twice, and is told."""
     sent = {put(poison).id for _ in range(1100)}
     dies(redis_url, owner, name, when, "redrive")
@@ -575,9 +592,13 @@ def test_rabbitmq_confirms_each_message_and_refuses_an_unknown_queue(
     def run(to_queue: str) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-c", RABBIT, to_queue],
-            env=environment(redis_url, POISON_BROKER=server.url), cwd=HERE, capture_output=True,
-            text=True, timeout=60, check=True,
-        )  # fmt: skip
+            env=environment(redis_url, POISON_BROKER=server.url),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         report: dict[str, Any] = json.loads(done.stdout)
         return report
 

@@ -26,9 +26,14 @@ Start = Callable[..., Worker]
 def python(redis_url: str, code: str) -> Any:
     """Run code in a process of its own and read the JSON it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(redis_url), cwd=HERE,
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=environment(redis_url),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -56,14 +61,20 @@ def test_own_requests_tasks_calls_and_signals_work_beside_ours(
     }, worker.output
     assert found[ids["shared"]].max_deliveries == 1
     expected = {
-        f"request.on_failure {ids['own']}", "task.__call__", f"task.on_failure {ids['own']}",
-        f"signal.task_failure {ids['own']}", f"signal.task_prerun {ids['late']}",
-        f"task_cls.before_start {ids['late']}", f"signal.task_failure {ids['shared']}",
-    }  # fmt: skip
+        f"request.on_failure {ids['own']}",
+        "task.__call__",
+        f"task.on_failure {ids['own']}",
+        f"signal.task_failure {ids['own']}",
+        f"signal.task_prerun {ids['late']}",
+        f"task_cls.before_start {ids['late']}",
+        f"signal.task_failure {ids['shared']}",
+    }
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
         # The letter is stored first, then Celery's own handlers are called.
-        poll(lambda: expected <= {item.decode() for item in client.lrange("own", 0, -1)},
-             timeout_seconds=30)  # fmt: skip
+        poll(
+            lambda: expected <= {item.decode() for item in client.lrange("own", 0, -1)},
+            timeout_seconds=30,
+        )
 
 
 def test_an_app_without_a_policy_leaves_nothing_in_redis(

@@ -28,17 +28,27 @@ def dlq(redis_url: str, door: CeleryDoor) -> Callable[..., subprocess.CompletedP
     def run(*arguments: str, conf: dict[str, Any] | None = None) -> Any:
         return subprocess.run(
             [door.bin / "celery", "-A", "poison_app", "dlq", *arguments],
-            env=environment(redis_url, conf, COLUMNS="80"), cwd=HERE, capture_output=True,
-            text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            env=environment(redis_url, conf, COLUMNS="80"),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
 
     return run
 
 
 def test_every_value_is_shown_with_its_source(dlq: Callable[..., Any]) -> None:
     """At 80 columns, and as lines for programs."""
-    conf = {"dlq_queues": {"orders": {"max_deliveries": 3}, "*": {"dead_letter_ttl": 3600},
-                           "ordesr": {}}}  # fmt: skip
+    conf = {
+        "dlq_queues": {
+            "orders": {"max_deliveries": 3},
+            "*": {"dead_letter_ttl": 3600},
+            "ordesr": {},
+        }
+    }
     shown = dlq("policies", conf=conf)
     assert shown.returncode == 0, shown.stderr
     assert "queue orders → orders-DLQ" in shown.stdout
@@ -110,10 +120,12 @@ def test_workers_with_different_policies_warn_each_other(
     dlq: Callable[..., Any], poison: ModuleType, start_worker: Start
 ) -> None:
     """Both logs say it, and `dlq policies` shows it."""
-    first = start_worker({"dlq_queues": {"orders": {"max_deliveries": 3}}},
-                         arguments=("--hostname", "one@here"))  # fmt: skip
-    second = start_worker({"dlq_queues": {"orders": {"max_deliveries": 4}}},
-                          arguments=("--hostname", "two@here"))  # fmt: skip
+    first = start_worker(
+        {"dlq_queues": {"orders": {"max_deliveries": 3}}}, arguments=("--hostname", "one@here")
+    )
+    second = start_worker(
+        {"dlq_queues": {"orders": {"max_deliveries": 4}}}, arguments=("--hostname", "two@here")
+    )
     said = "have different policies: max_deliveries"
     poll(lambda: said in first.output and said in second.output, timeout_seconds=40)
     assert "max_deliveries 3 and 4; each worker applies its own" in first.output
@@ -183,13 +195,19 @@ def test_bad_input_changes_nothing(
 
 def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(redis_url: str) -> None:
     """At the start of a worker, with the reason and the way out."""
-    conf = {"dlq_queues": {"orders": {"default_delay": 30}},
-            "broker_transport_options": {"visibility_timeout": 20}}  # fmt: skip
+    conf = {
+        "dlq_queues": {"orders": {"default_delay": 30}},
+        "broker_transport_options": {"visibility_timeout": 20},
+    }
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "poison_app", "worker"],
-        env=environment(redis_url, conf), cwd=HERE, capture_output=True, text=True, check=False,
+        env=environment(redis_url, conf),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=60,
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert "visibility timeout (20 s), got 30 s" in done.stderr
     assert "Raise visibility_timeout in broker_transport_options" in done.stderr

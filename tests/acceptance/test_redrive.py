@@ -31,9 +31,12 @@ def fix_the_bug(redis_url: str) -> Callable[[], None]:
 
 
 def test_a_redriven_message_succeeds_under_its_old_id_and_its_letter_is_gone(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
     fix_the_bug: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """Fix the bug, redrive the group: the main job of an operator."""
     start_worker()
     sent = [poison.fails.delay(f"order-{n}") for n in range(5)]
@@ -100,9 +103,12 @@ def test_a_letter_keeps_the_message_as_it_was_published(
 
 
 def test_callbacks_chain_and_chord_go_on_after_a_redrive(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
     fix_the_bug: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """The links of the workflow are in the body, and the body is untouched."""
     start_worker()
     chain(poison.fails.s("first"), poison.healthy.s()).apply_async()
@@ -116,9 +122,12 @@ def test_callbacks_chain_and_chord_go_on_after_a_redrive(
 
 
 def test_two_redrives_at_once_publish_each_letter_once(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
     fix_the_bug: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """Letters are claimed: what one operator has, the other skips."""
     import threading
 

@@ -115,10 +115,15 @@ FAULTS = [
 
 @pytest.mark.parametrize(("break_it", "mend_it"), FAULTS)
 def test_while_the_store_is_down_healthy_tasks_run_and_dying_ones_wait(
-    poison: ModuleType, start_worker: Start, dlq_server: RedisServer, ran: Ran,
-    letters_of: Callable[[RedisServer], list[DeadLetter]], redis_url: str,
-    break_it: Callable[[RedisServer], None], mend_it: Callable[[RedisServer], None],
-) -> None:  # fmt: skip
+    poison: ModuleType,
+    start_worker: Start,
+    dlq_server: RedisServer,
+    ran: Ran,
+    letters_of: Callable[[RedisServer], list[DeadLetter]],
+    redis_url: str,
+    break_it: Callable[[RedisServer], None],
+    mend_it: Callable[[RedisServer], None],
+) -> None:
     """And once it is back, each of those that died is in the dead-letter queue once."""
     worker = start_worker(conf(dlq_server, worker_prefetch_multiplier=8))
     assert poison.healthy.delay("before").get(timeout=10) == "before"
@@ -135,8 +140,11 @@ def test_while_the_store_is_down_healthy_tasks_run_and_dying_ones_wait(
 
     mend_it(dlq_server)
     dead = {r.id for r in [*late, early]}
-    poll(lambda: {x.task_id for x in letters_of(dlq_server)} == dead, timeout_seconds=60,
-         every_seconds=0.2)  # fmt: skip
+    poll(
+        lambda: {x.task_id for x in letters_of(dlq_server)} == dead,
+        timeout_seconds=60,
+        every_seconds=0.2,
+    )
     assert sorted(x.task_id for x in letters_of(dlq_server)) == sorted(dead)
     poll(lambda: _unacked(redis_url) == 0, timeout_seconds=30)
     assert {ran(f"late-{n}") for n in range(3)} == {1}
@@ -158,9 +166,13 @@ def test_a_store_that_is_down_does_not_hold_up_the_workers_shutdown(
 
 
 def test_letters_of_acknowledged_messages_survive_their_worker_in_the_spool(
-    poison: ModuleType, start_worker: Start, dlq_server: RedisServer, ran: Ran, tmp_path: Any,
+    poison: ModuleType,
+    start_worker: Start,
+    dlq_server: RedisServer,
+    ran: Ran,
+    tmp_path: Any,
     letters_of: Callable[[RedisServer], list[DeadLetter]],
-) -> None:  # fmt: skip
+) -> None:
     """The broker has the message no more; the next worker on the host stores its letter."""
     settings = conf(dlq_server, dlq_spool_dir=str(tmp_path / "spool"))
     worker = start_worker(settings)
@@ -178,9 +190,12 @@ def test_letters_of_acknowledged_messages_survive_their_worker_in_the_spool(
 
 
 def test_counting_goes_on_after_an_outage(
-    poison: ModuleType, start_worker: Start, dlq_server: RedisServer, ran: Ran,
+    poison: ModuleType,
+    start_worker: Start,
+    dlq_server: RedisServer,
+    ran: Ran,
     letters_of: Callable[[RedisServer], list[DeadLetter]],
-) -> None:  # fmt: skip
+) -> None:
     """A restarted, empty Redis does not know our scripts; it is told."""
     start_worker(conf(dlq_server))
     assert poison.healthy.delay("before").get(timeout=10) == "before"

@@ -61,15 +61,21 @@ def test_a_worker_samples_what_succeeds(
     first = rows[0]
     assert {row["task_name"] for row in rows} == {"poison_app.healthy"}
     assert (first["reason"], first["deliveries"], first["source_queue"]) == (
-        "succeeded", 1, "orders")  # fmt: skip
+        "succeeded",
+        1,
+        "orders",
+    )
     assert (first["release"], first["fingerprint"], first["body"]) == ("v7", None, None)
     assert first["worker_hostname"].startswith("celery@")
     assert json.loads(first["headers"]) == {"dlq_sample_share": 1.0}
     tokens = {json.loads(row["kwargs_json"])["key"] for row in rows}
     assert len(tokens) == 3
     assert all(token.startswith("redacted:") for token in tokens)
-    assert not [file for file in folder.rglob("*") if file.is_file()
-                and SECRET.encode() in file.read_bytes()]  # fmt: skip
+    assert not [
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and SECRET.encode() in file.read_bytes()
+    ]
 
     # The next export adds what is new; letters and successes do not mix.
     poison.healthy.delay("later").get(timeout=20)

@@ -39,9 +39,14 @@ def next_dlq(redis_url: str, next_path: str) -> Dlq:
     def run(*arguments: str) -> list[dict[str, Any]]:
         done = subprocess.run(
             [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *arguments, "--json"],
-            env=environment(redis_url, PYTHONPATH=next_path), cwd=HERE, capture_output=True,
-            text=True, encoding="utf-8", timeout=60, check=False,
-        )  # fmt: skip
+            env=environment(redis_url, PYTHONPATH=next_path),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -54,9 +59,15 @@ def fix_the_bug(redis_url: str) -> None:
 
 
 def test_two_versions_write_list_and_redrive_each_others_letters(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str,
-    next_path: str, next_dlq: Dlq, tmp_path: Path,
-) -> None:  # fmt: skip
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    redis_url: str,
+    next_path: str,
+    next_dlq: Dlq,
+    tmp_path: Path,
+) -> None:
     """A rolling upgrade: workers and operators of both versions, one Redis, every letter whole."""
     start_worker(arguments=("--hostname", "this@host"), wait=False)
     start_worker(arguments=("--hostname", "next@host"), env={"PYTHONPATH": next_path})
@@ -120,9 +131,12 @@ def without_the_plugin(tmp_path: Path) -> tuple[tuple[str, ...], dict[str, str]]
 
 
 def test_ordinary_workers_run_what_the_plugin_leaves_in_the_queues(
-    poison: ModuleType, start_worker: Start, letters: Letters, redis_url: str,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    redis_url: str,
     without_the_plugin: tuple[tuple[str, ...], dict[str, str]],
-) -> None:  # fmt: skip
+) -> None:
     """Uninstalled: plain, delayed, redriven and edited messages are Celery's own messages."""
     worker = start_worker()
     for key in ("redriven", "edited", "later", "stays"):

@@ -69,9 +69,22 @@ class Worker:
     ) -> None:
         self.log = log
         self._python = python
-        self._command = ["-A", app, "worker", "--concurrency", "2", "--pool", pool,
-                         "--queues", QUEUES, "--loglevel", "INFO",
-                         "--without-gossip", "--without-mingle", *arguments]  # fmt: skip
+        self._command = [
+            "-A",
+            app,
+            "worker",
+            "--concurrency",
+            "2",
+            "--pool",
+            pool,
+            "--queues",
+            QUEUES,
+            "--loglevel",
+            "INFO",
+            "--without-gossip",
+            "--without-mingle",
+            *arguments,
+        ]
         conf = {"dlq_spool_dir": str(log.parent / "spool"), **(conf or {})}
         self._env = environment(redis_url, conf, **(env or {}))
         usual = python == (sys.executable,) and self._env["PYTHONPATH"] == str(HERE)
@@ -95,14 +108,21 @@ class Worker:
                 )
             else:
                 self.process = subprocess.Popen(
-                    [*self._python, "-m", "celery", *self._command], env=self._env, cwd=HERE,
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                    [*self._python, "-m", "celery", *self._command],
+                    env=self._env,
+                    cwd=HERE,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
-                )  # fmt: skip
+                )
         if not wait:
             return self
-        poll(lambda: "ready." in self.output[begun:] or self.process.poll() is not None,
-             timeout_seconds=30)  # fmt: skip
+        poll(
+            lambda: "ready." in self.output[begun:] or self.process.poll() is not None,
+            timeout_seconds=30,
+        )
         assert self.process.poll() is None, self.output
         return self
 

@@ -36,13 +36,16 @@ def main() -> int:
         "--cells", default="", help="of `worker`: only cells whose name has this text"
     )
     parser.add_argument(
-        "--out", type=Path, default=None,
+        "--out",
+        type=Path,
+        default=None,
         help="folder; build/benchmarks if not given, with --quick build/benchmarks-quick",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--docs", action="store_true",
+        "--docs",
+        action="store_true",
         help="measure nothing; put what was measured into docs/performance.md",
-    )  # fmt: skip
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(every):
         parser.error(f"expected names of {', '.join(every)}, got {', '.join(sorted(unknown))}")

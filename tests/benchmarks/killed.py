@@ -28,11 +28,15 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
     with RedisServer() as server, tempfile.TemporaryDirectory() as folder:
         workers = [
             dying(
-                variant, number, server, Path(folder), "kills",
+                variant,
+                number,
+                server,
+                Path(folder),
+                "kills",
                 task_reject_on_worker_lost=variant in _GUARDED,
             )
             for number, variant in enumerate(size.variants)
-        ]  # fmt: skip
+        ]
         for worker in workers:
             # When two processes die at once, Celery may start a message again by itself.
             worker.exact = worker.name in _GUARDED

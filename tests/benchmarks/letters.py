@@ -21,8 +21,26 @@ if TYPE_CHECKING:
 BODY_BYTES = 1024
 GROUPS = 200
 
-_WORDS = ("lamp", "table", "chair", "green", "large", "oak", "steel", "blue", "shelf", "kids",
-          "garden", "outdoor", "soft", "carpet", "mirror", "desk", "bed", "pine")  # fmt: skip
+_WORDS = (
+    "lamp",
+    "table",
+    "chair",
+    "green",
+    "large",
+    "oak",
+    "steel",
+    "blue",
+    "shelf",
+    "kids",
+    "garden",
+    "outdoor",
+    "soft",
+    "carpet",
+    "mirror",
+    "desk",
+    "bed",
+    "pine",
+)
 _TRACEBACK = "Traceback (most recent call last):\n" + "".join(
     f'  File "/srv/shop/{name}.py", line {line}, in {name}\n    return {name}_next(order)\n'
     for line, name in enumerate(("tasks", "payment", "gateway", "http"), 40)
@@ -98,11 +116,17 @@ def entries(letters: int) -> Iterator[dict[str, bytes]]:
     """The stored form of letters, with bodies of about 1 KB; the same in every run."""
     chance = random.Random(20260304)  # noqa: S311 - data, not secrets
     base = a_letter(
-        published_at=NOW, first_delivered_at=NOW, deliveries=1, max_deliveries=3,
-        exception_type="shop.Down", history=[an_ended_delivery(exception_type="shop.Down")],
+        published_at=NOW,
+        first_delivered_at=NOW,
+        deliveries=1,
+        max_deliveries=3,
+        exception_type="shop.Down",
+        history=[an_ended_delivery(exception_type="shop.Down")],
         worker_hostname="celery@web-1",
-        worker_pid=4711, origin="gen1@web-1", argsrepr="[]",
-    ).to_fields()  # fmt: skip
+        worker_pid=4711,
+        origin="gen1@web-1",
+        argsrepr="[]",
+    ).to_fields()
     micros = int(base["dead_lettered_at"])
     step = int(timedelta(milliseconds=40) / timedelta(microseconds=1))
     for number in range(letters):
@@ -132,22 +156,40 @@ def entries(letters: int) -> Iterator[dict[str, bytes]]:
 def _headers(task_id: str, kwargsrepr: str) -> bytes:
     """As Celery's protocol 2 has them."""
     headers = {
-        "lang": "py", "task": "shop.charge", "id": task_id, "shadow": None, "eta": None,
-        "expires": None, "group": None, "group_index": None, "retries": 0,
-        "timelimit": [None, None], "root_id": task_id, "parent_id": None, "argsrepr": "[]",
-        "kwargsrepr": kwargsrepr, "origin": "gen1@web-1", "ignore_result": False,
-        "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
-    }  # fmt: skip
+        "lang": "py",
+        "task": "shop.charge",
+        "id": task_id,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "group_index": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "root_id": task_id,
+        "parent_id": None,
+        "argsrepr": "[]",
+        "kwargsrepr": kwargsrepr,
+        "origin": "gen1@web-1",
+        "ignore_result": False,
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+    }
     return json.dumps(headers, separators=(",", ":")).encode()
 
 
 def _properties(task_id: str) -> bytes:
     """As kombu's Redis transport has them."""
     properties = {
-        "correlation_id": task_id, "reply_to": str(_REPLY_TO), "delivery_mode": 2,
-        "delivery_info": {"exchange": "", "routing_key": "orders"}, "priority": 0,
-        "body_encoding": "base64", "delivery_tag": str(UUID(task_id[::-1].replace("-", ""))),
-    }  # fmt: skip
+        "correlation_id": task_id,
+        "reply_to": str(_REPLY_TO),
+        "delivery_mode": 2,
+        "delivery_info": {"exchange": "", "routing_key": "orders"},
+        "priority": 0,
+        "body_encoding": "base64",
+        "delivery_tag": str(UUID(task_id[::-1].replace("-", ""))),
+    }
     return json.dumps(properties, separators=(",", ":")).encode()
 
 

@@ -59,10 +59,17 @@ def run(operation: str, server: RedisServer, **options: Any) -> Facts:
     path = os.pathsep.join(str(place) for place in Path(__file__).parents[1:3])
     before = Tree(server.pid).cpu_seconds()
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.operate", operation,
-         json.dumps({"url": server.url, **options})],
-        env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.operate",
+            operation,
+            json.dumps({"url": server.url, **options}),
+        ],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     cpu = Tree(server.pid).cpu_seconds() - before
     return {**json.loads(done.stdout), "server_cpu_seconds": cpu}
 
@@ -125,11 +132,15 @@ def batch(options: Facts) -> Facts:
                 with producer.batch() if hasattr(producer, "batch") else nullcontext():
                     for body, headers, properties in some:
                         producer.publish(
-                            body, routing_key=_QUEUE, headers=headers,
-                            content_type="application/json", content_encoding="utf-8",
-                            delivery_mode=2, correlation_id=properties["correlation_id"],
+                            body,
+                            routing_key=_QUEUE,
+                            headers=headers,
+                            content_type="application/json",
+                            content_encoding="utf-8",
+                            delivery_mode=2,
+                            correlation_id=properties["correlation_id"],
                             reply_to=properties["reply_to"],
-                        )  # fmt: skip
+                        )
 
         producer.publish("", routing_key="warm-up")
         return _published(publish, options)

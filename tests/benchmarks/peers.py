@@ -130,8 +130,9 @@ class DramatiqPeer(Peer):
 
     def command(self) -> tuple[list[str], dict[str, str]]:
         """Its own command line."""
-        command = python("dramatiq", "benchmarks.dramatiq_node", "--processes", "2",
-                         "--threads", "1")  # fmt: skip
+        command = python(
+            "dramatiq", "benchmarks.dramatiq_node", "--processes", "2", "--threads", "1"
+        )
         return command, _environment(BENCH_URL=self.url, BENCH_LEDGER=str(self.ledger))
 
     def publish(self, messages: int) -> None:
@@ -154,8 +155,17 @@ class RQPeer(Peer):
 
     def command(self) -> tuple[list[str], dict[str, str]]:
         """Its own command line."""
-        command = python("rq.cli", "worker-pool", "default", "--num-workers", "2",
-                         "--url", self.url, "--logging-level", "WARNING")  # fmt: skip
+        command = python(
+            "rq.cli",
+            "worker-pool",
+            "default",
+            "--num-workers",
+            "2",
+            "--url",
+            self.url,
+            "--logging-level",
+            "WARNING",
+        )
         return command, _environment(BENCH_LEDGER=str(self.ledger))
 
     def publish(self, messages: int) -> None:
@@ -199,14 +209,28 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
 def _peers(server: RedisServer, rabbit: RabbitServer, folder: Path) -> list[Peer]:
     base = server.url.rpartition("/")[0]
     common: dict[str, Any] = {"task": "fails", "args": (BODY,)}
-    ours = CeleryPeer(OURS, folder / "0", Tree(server.pid), broker=f"{base}/0", variant=QUEUE,
-                      **common)  # fmt: skip
-    on_rabbit = CeleryPeer(OURS_RABBIT, folder / "1", Tree(rabbit.pid), broker=rabbit.url,
-                           letters=f"{base}/1", variant=QUEUE, **common)  # fmt: skip
+    ours = CeleryPeer(
+        OURS, folder / "0", Tree(server.pid), broker=f"{base}/0", variant=QUEUE, **common
+    )
+    on_rabbit = CeleryPeer(
+        OURS_RABBIT,
+        folder / "1",
+        Tree(rabbit.pid),
+        broker=rabbit.url,
+        letters=f"{base}/1",
+        variant=QUEUE,
+        **common,
+    )
     native = NativePeer(
-        NATIVE, folder / "2", Tree(rabbit.pid), broker=rabbit.url, letters=f"{base}/2",
-        variant=PLAIN, conf={"task_acks_on_failure_or_timeout": False}, **common,
-    )  # fmt: skip
+        NATIVE,
+        folder / "2",
+        Tree(rabbit.pid),
+        broker=rabbit.url,
+        letters=f"{base}/2",
+        variant=PLAIN,
+        conf={"task_acks_on_failure_or_timeout": False},
+        **common,
+    )
     native.dead_letter_to(f"{native.queue}.dead")
     native.port = rabbit.port
     dramatiq = DramatiqPeer(DRAMATIQ, folder / "3", Tree(server.pid))

@@ -75,9 +75,15 @@ def _dots(plt: Any, results: list[Result]) -> Any:
         middles = [middle for _, (_, middle, _) in shown]
         sides = [[m - low for _, (low, m, _) in shown], [high - m for _, (_, m, high) in shown]]
         axes.errorbar(
-            middles, [y for y, _ in shown], xerr=sides, fmt="o", markersize=4, linewidth=1,
-            color=f"C{number}", label=name,
-        )  # fmt: skip
+            middles,
+            [y for y, _ in shown],
+            xerr=sides,
+            fmt="o",
+            markersize=4,
+            linewidth=1,
+            color=f"C{number}",
+            label=name,
+        )
     axes.axvline(1.0, color="grey", linewidth=0.8)
     axes.set_yticks(range(len(results)), [result["cell"] for result in results], fontsize=7)
     axes.invert_yaxis()

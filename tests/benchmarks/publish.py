@@ -70,9 +70,13 @@ def block(app: Celery, messages: int, options: dict[str, Any]) -> float:
 
 
 def paired(
-    plain: Celery, other: Celery, messages: int, pairs: int,
-    plain_options: dict[str, Any], options: dict[str, Any],
-) -> list[tuple[float, float]]:  # fmt: skip
+    plain: Celery,
+    other: Celery,
+    messages: int,
+    pairs: int,
+    plain_options: dict[str, Any],
+    options: dict[str, Any],
+) -> list[tuple[float, float]]:
     """CPU seconds of both, pair by pair; who goes first is drawn by lot."""
     found = []
     for app, given in ((plain, plain_options), (other, options)):
@@ -113,9 +117,13 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
             tell(f"publish: {name}")
         delayed = app_of(server.url, {"delayed": {"default_delay": DELAY}})
         pairs = paired(
-            plain, delayed, size.messages, size.pairs,
-            {"queue": "delayed", "countdown": DELAY}, {"queue": "delayed"},
-        )  # fmt: skip
+            plain,
+            delayed,
+            size.messages,
+            size.pairs,
+            {"queue": "delayed", "countdown": DELAY},
+            {"queue": "delayed"},
+        )
         rows.append(
             summary("a delayed queue, against Celery's own countdown", pairs, size.messages)
         )

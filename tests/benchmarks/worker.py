@@ -57,9 +57,14 @@ _MESSAGES = {"noop": 200, "busy_1ms": 120, "busy_10ms": 40}
 """A turn is a good third of a second of work: it costs as much again to begin and end one."""
 
 TARGET = Cell(
-    "Redis", "prefork", "noop", messages=250, rounds=20, asides=True,
+    "Redis",
+    "prefork",
+    "noop",
+    messages=250,
+    rounds=20,
+    asides=True,
     variants=(*VARIANTS[:2], BARE, *VARIANTS[2:]),
-)  # fmt: skip
+)
 """The cell that the aims are about."""
 
 CELLS = (

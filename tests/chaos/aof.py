@@ -53,9 +53,13 @@ def traffic(folder: Path, queue: str) -> Traffic:
 
 
 def _list(
-    name: bytes, payloads: list[bytes], waiting: deque[bytes], popped: dict[str, Key],
-    seen: set[str], result: Traffic,
-) -> None:  # fmt: skip
+    name: bytes,
+    payloads: list[bytes],
+    waiting: deque[bytes],
+    popped: dict[str, Key],
+    seen: set[str],
+    result: Traffic,
+) -> None:
     if name in (b"LPUSH", b"RPUSH"):
         for payload in payloads:
             (waiting.appendleft if name == b"LPUSH" else waiting.append)(payload)

@@ -64,9 +64,13 @@ else:
     app.conf.broker_transport_options = {"confirm_publish": True}
 if QUEUE_TYPE == "quorum":
     app.conf.task_queues = [
-        Queue(QUEUE, Exchange(f"{QUEUE}-topic", "topic"), QUEUE,
-              queue_arguments={"x-queue-type": "quorum"}),
-    ]  # fmt: skip
+        Queue(
+            QUEUE,
+            Exchange(f"{QUEUE}-topic", "topic"),
+            QUEUE,
+            queue_arguments={"x-queue-type": "quorum"},
+        ),
+    ]
 dlq = DeadLetters(app)
 
 

@@ -38,10 +38,14 @@ EXPECTED: dict[str, Ends] = {
     "unknown": Reason.UNKNOWN_TASK,
     "undecodable": Reason.UNDECODABLE_MESSAGE,
     "odd": None,
-    "poison": frozenset({
-        Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE, Reason.MAX_DELIVERIES_EXCEEDED,
-    }),
-}  # fmt: skip
+    "poison": frozenset(
+        {
+            Reason.INVALID_MESSAGE,
+            Reason.UNDECODABLE_MESSAGE,
+            Reason.MAX_DELIVERIES_EXCEEDED,
+        }
+    ),
+}
 """How each kind ends when nobody disturbs it: its reason, one of some, or success."""
 
 RETRYING = frozenset({"retries", "autoretries"})
@@ -322,8 +326,11 @@ class Balance:
 
     def _after_letter(self, key: Key, starts: Sequence[Mark]) -> int:
         """How many starts came after the message's letter was stored."""
-        died = [x.dead_lettered_at.timestamp() for x in self.letters.get(key[0], [])
-                if x.retries == key[1]]  # fmt: skip
+        died = [
+            x.dead_lettered_at.timestamp()
+            for x in self.letters.get(key[0], [])
+            if x.retries == key[1]
+        ]
         if not died:
             return 0
         # One that died while the store was silent is stored later, as the worker's log says.
@@ -401,11 +408,12 @@ class Balance:
         """Its worker was killed soon after the delivery was counted, and not asked to end first."""
         began = delivery.started_at.timestamp()
         return any(
-            ended.how == -SIGKILL and ended.at - ended.asked_at < KILLED_SECONDS
+            ended.how == -SIGKILL
+            and ended.at - ended.asked_at < KILLED_SECONDS
             and began - 0.5 <= ended.at <= began + NEAR_SECONDS
             for ended in self.facts.ended
             if ended.worker == delivery.worker_pid
-        )  # fmt: skip
+        )
 
     def _disturbed(self, delivery: Any) -> bool:
         """Something happened to the delivery that is not the task's doing."""

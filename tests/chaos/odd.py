@@ -12,23 +12,39 @@ from fuzz.cases import BODIES, Case, Change
 Draft = dict[str, Any]
 
 RUNS = (
-    (("headers", "retries"), None), (("headers", "group"), 5), (("headers", "root_id"), [1]),
-    (("headers", "parent_id"), {"a": 1}), (("headers", "argsrepr"), 1.5),
-    (("headers", "kwargsrepr"), []), (("headers", "origin"), None), (("headers", "shadow"), 5),
-    (("headers", "stamps"), "x"), (("headers", "dlq_redrives"), "x"),
-    (("headers", "dlq_redrives"), True), (("headers", "dlq_redrive"), {}),
-    (("headers", "dlq_letter"), [1]), (("headers", "dlq_default_delay"), "x"),
-    (("headers", "lang"), 5), (("headers", "x-death"), "x"),
-    (("headers", "replaced_task_nesting"), "x"), (("headers", "group_index"), {}),
-)  # fmt: skip
+    (("headers", "retries"), None),
+    (("headers", "group"), 5),
+    (("headers", "root_id"), [1]),
+    (("headers", "parent_id"), {"a": 1}),
+    (("headers", "argsrepr"), 1.5),
+    (("headers", "kwargsrepr"), []),
+    (("headers", "origin"), None),
+    (("headers", "shadow"), 5),
+    (("headers", "stamps"), "x"),
+    (("headers", "dlq_redrives"), "x"),
+    (("headers", "dlq_redrives"), True),
+    (("headers", "dlq_redrive"), {}),
+    (("headers", "dlq_letter"), [1]),
+    (("headers", "dlq_default_delay"), "x"),
+    (("headers", "lang"), 5),
+    (("headers", "x-death"), "x"),
+    (("headers", "replaced_task_nesting"), "x"),
+    (("headers", "group_index"), {}),
+)
 """Celery takes them as they are: the task succeeds."""
 
 KILLS = (
-    (("payload",), {"a": 1}), (("body",), b""), (("headers", "stamped_headers"), True),
-    (("headers", "stamped_headers"), 5), (("headers", "timelimit"), True),
-    (("headers", "timelimit"), 5), (("headers", "timelimit"), [1]), (("headers", "eta"), "x"),
-    (("headers", "expires"), "x"), (("body",), BODIES["nested 900 deep"]),
-)  # fmt: skip
+    (("payload",), {"a": 1}),
+    (("body",), b""),
+    (("headers", "stamped_headers"), True),
+    (("headers", "stamped_headers"), 5),
+    (("headers", "timelimit"), True),
+    (("headers", "timelimit"), 5),
+    (("headers", "timelimit"), [1]),
+    (("headers", "eta"), "x"),
+    (("headers", "expires"), "x"),
+    (("body",), BODIES["nested 900 deep"]),
+)
 """Celery's main process dies of them, at their receipt or when it gives them to the pool."""
 
 

@@ -43,17 +43,42 @@ from servers import RedisServer, redis_executable
 from celery_dlq import DeadLetter
 
 WEIGHTS = {
-    "quick": 520, "slow": 100, "retries": 50, "killed": 60, "segfault": 20, "exits": 20,
-    "requeues": 50, "fails": 60, "autoretries": 30, "to_dlq": 40, "too_long": 10,
-    "unknown": 20, "undecodable": 18, "kills_worker": 2, "odd": 40, "poison": 10,
-}  # fmt: skip
+    "quick": 520,
+    "slow": 100,
+    "retries": 50,
+    "killed": 60,
+    "segfault": 20,
+    "exits": 20,
+    "requeues": 50,
+    "fails": 60,
+    "autoretries": 30,
+    "to_dlq": 40,
+    "too_long": 10,
+    "unknown": 20,
+    "undecodable": 18,
+    "kills_worker": 2,
+    "odd": 40,
+    "poison": 10,
+}
 MISFORTUNES = {
-    "kill": 5, "behead": 2, "pause": 4, "cold": 3, "warm": 3, "redis hangs": 3, "redis dies": 3,
-    "redis drops": 4, "broker drops": 6,
-}  # fmt: skip
+    "kill": 5,
+    "behead": 2,
+    "pause": 4,
+    "cold": 3,
+    "warm": 3,
+    "redis hangs": 3,
+    "redis dies": 3,
+    "redis drops": 4,
+    "broker drops": 6,
+}
 REDIS_ARGUMENTS = (
-    "--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0",
-)  # fmt: skip
+    "--appendonly",
+    "yes",
+    "--appendfsync",
+    "always",
+    "--auto-aof-rewrite-percentage",
+    "0",
+)
 MEAN_GAP_SECONDS = 2.5
 AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
 MOST_OUTSTANDING = 100  # more would only wait in the queue, where nothing happens
@@ -73,9 +98,13 @@ class Publisher(threading.Thread):
     """
 
     def __init__(
-        self, app: ModuleType, rng: random.Random, tasks: int, settled: Callable[[], int],
+        self,
+        app: ModuleType,
+        rng: random.Random,
+        tasks: int,
+        settled: Callable[[], int],
         without: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(name="publisher", daemon=True)
         self._app = app
         self._settled = settled
@@ -117,28 +146,34 @@ class Publisher(threading.Thread):
             queue = app.amqp.queues[self._app.QUEUE]
             with app.producer_pool.acquire(block=True) as producer:
                 producer.publish(
-                    draft["body"], exchange=queue.exchange, routing_key=queue.routing_key,
-                    headers=draft["headers"], content_type=draft["content-type"],
-                    content_encoding=draft["content-encoding"], correlation_id=task_id,
-                )  # fmt: skip
+                    draft["body"],
+                    exchange=queue.exchange,
+                    routing_key=queue.routing_key,
+                    headers=draft["headers"],
+                    content_type=draft["content-type"],
+                    content_encoding=draft["content-encoding"],
+                    correlation_id=task_id,
+                )
             return
         if kind == "undecodable":
             headers = {"task": "chaos.app.quick", "id": task_id, "lang": "py", "retries": 0}
             queue = app.amqp.queues[self._app.QUEUE]
             with app.producer_pool.acquire(block=True) as producer:
                 producer.publish(
-                    b'{"broken', exchange=queue.exchange, routing_key=queue.routing_key,
-                    headers=headers, content_type="application/json", content_encoding="utf-8",
-                )  # fmt: skip
+                    b'{"broken',
+                    exchange=queue.exchange,
+                    routing_key=queue.routing_key,
+                    headers=headers,
+                    content_type="application/json",
+                    content_encoding="utf-8",
+                )
             return
         name = "chaos.nobody.knows" if kind == "unknown" else f"chaos.app.{kind}"
         args = (seconds,) if kind == "slow" else ()
         app.send_task(name, args, task_id=task_id, retry=False)
 
     @staticmethod
-    def _mix(
-        rng: random.Random, tasks: int, weights: dict[str, int]
-    ) -> list[tuple[str, str]]:  # fmt: skip
+    def _mix(rng: random.Random, tasks: int, weights: dict[str, int]) -> list[tuple[str, str]]:
         kinds = list(weights)[:tasks]  # each at least once
         kinds += rng.choices(list(weights), list(weights.values()), k=tasks - len(kinds))
         rng.shuffle(kinds)
@@ -158,9 +193,14 @@ class Chaos:
     """
 
     def __init__(
-        self, rng: random.Random, server: RedisServer, rabbit: RabbitServer | None,
-        slots: list[Slot], tell: Callable[[str], None], deploy_seconds: float,
-    ) -> None:  # fmt: skip
+        self,
+        rng: random.Random,
+        server: RedisServer,
+        rabbit: RabbitServer | None,
+        slots: list[Slot],
+        tell: Callable[[str], None],
+        deploy_seconds: float,
+    ) -> None:
         self._rng = rng
         self._server = server
         self._rabbit = rabbit
@@ -169,8 +209,9 @@ class Chaos:
         self._next_at = time.monotonic() + 4.0  # after the workers' start
         self._deploy_seconds = deploy_seconds
         self._deploy_at = self._next_at if deploy_seconds else math.inf
-        self._misfortunes = {what: weight for what, weight in MISFORTUNES.items()
-                             if rabbit or what != "broker drops"}  # fmt: skip
+        self._misfortunes = {
+            what: weight for what, weight in MISFORTUNES.items() if rabbit or what != "broker drops"
+        }
         names = list(self._misfortunes)
         self.owed = rng.sample(names, len(names))  # each happens once, at first
         self._later: list[tuple[float, Callable[[], None]]] = []
@@ -226,9 +267,12 @@ class Chaos:
             slot.pause()
             self._after(0.5 + 8.0 * seconds, slot.resume)
         else:
-            {"kill": slot.kill, "behead": slot.behead,
-             "cold": lambda: slot.ask(signal.SIGQUIT),
-             "warm": lambda: slot.ask(signal.SIGTERM)}[what]()  # fmt: skip
+            {
+                "kill": slot.kill,
+                "behead": slot.behead,
+                "cold": lambda: slot.ask(signal.SIGQUIT),
+                "warm": lambda: slot.ask(signal.SIGTERM),
+            }[what]()
         self.done[what] += 1
         del self.owed[-1:]
         self._tell(what if " " in what else f"{what} {slot.name}")
@@ -467,8 +511,12 @@ def _app(env: dict[str, str]) -> Iterator[ModuleType]:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """The report for people."""
-    table = Table("", "", title=f"Chaos on {report['broker']}, seed {report['seed']}, "
-                  f"{report['seconds']:g} s", show_header=False)  # fmt: skip
+    table = Table(
+        "",
+        "",
+        title=f"Chaos on {report['broker']}, seed {report['seed']}, {report['seconds']:g} s",
+        show_header=False,
+    )
     for name, count in [
         *report["counts"].items(),
         *report["misfortunes"].items(),
@@ -498,17 +546,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--broker", choices=["redis", "classic", "quorum"], default="redis")
     parser.add_argument("--duration", type=float, default=600.0, help="most seconds of publishing")
-    parser.add_argument("--visibility", type=float, default=8.0,
-                        help="visibility_timeout of the Redis broker, in seconds")  # fmt: skip
+    parser.add_argument(
+        "--visibility",
+        type=float,
+        default=8.0,
+        help="visibility_timeout of the Redis broker, in seconds",
+    )
     parser.add_argument("--limit", type=int, default=3, help="max_deliveries")
-    parser.add_argument("--deploys", type=float, default=6.0,
-                        help="every so many seconds a worker is ended in order and started again; "
-                        "0 for never")  # fmt: skip
-    parser.add_argument("--skew", type=float, default=3600.0,
-                        help="how many seconds the clock of one worker is ahead, or behind with a "
-                        "minus; only on RabbitMQ")  # fmt: skip
-    parser.add_argument("--without", nargs="+", choices=list(WEIGHTS), default=[],
-                        help="kinds of messages to leave out")  # fmt: skip
+    parser.add_argument(
+        "--deploys",
+        type=float,
+        default=6.0,
+        help="every so many seconds a worker is ended in order and started again; 0 for never",
+    )
+    parser.add_argument(
+        "--skew",
+        type=float,
+        default=3600.0,
+        help="how many seconds the clock of one worker is ahead, or behind with a "
+        "minus; only on RabbitMQ",
+    )
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        choices=list(WEIGHTS),
+        default=[],
+        help="kinds of messages to leave out",
+    )
     parser.add_argument("--report", type=Path, help="write the report to this JSON file")
     parser.add_argument("--keep", action="store_true", help="keep marks, logs and data")
     options = parser.parse_args(arguments)

@@ -89,8 +89,7 @@ class Slot:
         self.false_starts = self.false_starts + 1 if soon else 1
         if self.false_starts > MOST_FALSE_STARTS:
             log = self.logs[self.process.pid].read_text("utf-8", "replace")
-            message = f"workers end by themselves; the last one said: {log[-2000:]}"
-            raise RuntimeError(message)
+            raise RuntimeError(f"workers end by themselves; the last one said: {log[-2000:]}")
 
     def kill(self) -> None:
         """SIGKILL the whole worker."""
@@ -136,20 +135,42 @@ class Slot:
 
     def _start(self) -> None:
         log = self.folder / f"{self.name}-{len(self.logs)}.log"
-        command = [sys.executable, "-m", "celery", "-A", "chaos.app", "worker",
-                   "--concurrency", "2", "--hostname", f"{self.name}@chaos", "--loglevel", "INFO",
-                   "--queues", "work", "--without-gossip", "--without-mingle"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "chaos.app",
+            "worker",
+            "--concurrency",
+            "2",
+            "--hostname",
+            f"{self.name}@chaos",
+            "--loglevel",
+            "INFO",
+            "--queues",
+            "work",
+            "--without-gossip",
+            "--without-mingle",
+        ]
         env = dict(self.env)
         if self.skew_seconds:
-            env |= {"CHAOS_SKEW": str(self.skew_seconds),
-                    "PYTHONPATH": f"{CLOCK}{os.pathsep}{env['PYTHONPATH']}"}  # fmt: skip
+            env |= {
+                "CHAOS_SKEW": str(self.skew_seconds),
+                "PYTHONPATH": f"{CLOCK}{os.pathsep}{env['PYTHONPATH']}",
+            }
         self._started_at = time.time()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                command, env=env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, start_new_session=True,
+                command,
+                env=env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
-            )  # fmt: skip
+            )
         self.logs[self.process.pid] = log
 
     def _signal_group(self, number: signal.Signals) -> None:
@@ -170,10 +191,16 @@ class Said:
 
 
 _COMPLAINTS = (
-    "The dead-letter guard failed", "could not be dead-lettered", "could not be made",
-    "is not guarded this time", "but not settled", "but its result is not stored",
-    "Deliveries are not counted now", "not dead-lettered yet", "Unrecoverable error",
-)  # fmt: skip
+    "The dead-letter guard failed",
+    "could not be dead-lettered",
+    "could not be made",
+    "is not guarded this time",
+    "but not settled",
+    "but its result is not stored",
+    "Deliveries are not counted now",
+    "not dead-lettered yet",
+    "Unrecoverable error",
+)
 
 
 def said(slots: Sequence[Slot]) -> Said:

@@ -139,8 +139,9 @@ def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_max_length=1))
     left = list(place.store.fields(DLQ, after=None, until=None, page_size=5))
     assert [entry.get(b"id") for page in left for _place, entry in page] == [
-        None, letters[3].encode()
-    ]  # fmt: skip
+        None,
+        letters[3].encode(),
+    ]
     place.store.close()
 
 
@@ -231,8 +232,7 @@ class Broken(MemoryWorkerRegistry):
 
     def record(self, change: Change) -> None:
         """Refuse."""
-        message = f"no room for {change.target}"
-        raise OSError(message)
+        raise OSError(f"no room for {change.target}")
 
 
 def test_nothing_is_trimmed_that_cannot_be_audited(place: Place) -> None:

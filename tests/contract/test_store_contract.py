@@ -196,9 +196,7 @@ def test_the_queue_of_a_letter_is_found(store: DeadLetterStore) -> None:
     """Among those that are named; by its id or its position."""
     letter = stored(store, dead_letter_queue="mail-DLQ")
     stored(store)
-    ((position, _fields),) = next(
-        store.fields("mail-DLQ", after=None, until=None, page_size=5)
-    )  # fmt: skip
+    ((position, _fields),) = next(store.fields("mail-DLQ", after=None, until=None, page_size=5))
     assert store.holder([DLQ, "nowhere", "mail-DLQ"], letter.id) == "mail-DLQ"
     assert store.holder(["mail-DLQ"], position) == "mail-DLQ"
     assert store.holder([DLQ], letter.id) is store.holder([], letter.id) is None
@@ -370,10 +368,13 @@ def test_queues_are_listed_by_name_with_numbers_ages_and_reasons(store: DeadLett
             name="mail-DLQ", letters=1, oldest_at=NOW, newest_at=NOW, reasons={"failed": 1}
         ),
         QueueSummary(
-            name=DLQ, letters=3, oldest_at=NOW, newest_at=NOW + 2 * MINUTE,
+            name=DLQ,
+            letters=3,
+            oldest_at=NOW,
+            newest_at=NOW + 2 * MINUTE,
             reasons={"failed": 2, "rejected": 1},
         ),
-    ]  # fmt: skip
+    ]
 
 
 def test_an_emptied_queue_is_still_listed(store: DeadLetterStore) -> None:
@@ -389,15 +390,24 @@ def test_groups_are_the_letters_of_one_fingerprint_largest_first(store: DeadLett
     stored(store, fingerprint="aa", dead_lettered_at=NOW, task_name="t.a")
     for minute in (1, 2):
         last = stored(
-            store, fingerprint="bb", dead_lettered_at=NOW + minute * MINUTE, task_name="t.b",
-            reason=Reason.TIME_LIMIT_EXCEEDED, exception_type=None,
-        )  # fmt: skip
+            store,
+            fingerprint="bb",
+            dead_lettered_at=NOW + minute * MINUTE,
+            task_name="t.b",
+            reason=Reason.TIME_LIMIT_EXCEEDED,
+            exception_type=None,
+        )
     one, other = store.groups(DLQ)
     assert one == Group(
-        fingerprint="bb", letters=2, task_name="t.b", reason="time_limit_exceeded",
-        exception_type=None, first_seen_at=NOW + MINUTE, last_seen_at=NOW + 2 * MINUTE,
+        fingerprint="bb",
+        letters=2,
+        task_name="t.b",
+        reason="time_limit_exceeded",
+        exception_type=None,
+        first_seen_at=NOW + MINUTE,
+        last_seen_at=NOW + 2 * MINUTE,
         example_id=last.id,
-    )  # fmt: skip
+    )
     assert (other.fingerprint, other.letters, other.exception_type) == ("aa", 1, "ValueError")
 
 
@@ -481,8 +491,10 @@ def test_a_free_letter_is_claimed(store: DeadLetterStore) -> None:
     """Each id has its answer, in order; what is not there is gone."""
     one, other = stored(store), stored(store)
     assert claim(store, one.id, "x", other.id) == [
-        ClaimState.CLAIMED, ClaimState.GONE, ClaimState.CLAIMED,
-    ]  # fmt: skip
+        ClaimState.CLAIMED,
+        ClaimState.GONE,
+        ClaimState.CLAIMED,
+    ]
     assert claim(store) == []
 
 
@@ -667,8 +679,9 @@ def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: DeadLett
     assert ids(store) == [letters[1].id, letters[2].id, letters[0].id]
     assert store.get(DLQ, letters[0].id) == letters[0]
     assert (store.queues()[0].reasons, store.groups(DLQ)[0].letters) == (
-        before[0][0].reasons, before[1][0].letters,
-    )  # fmt: skip
+        before[0][0].reasons,
+        before[1][0].letters,
+    )
     assert in_bin(store) == []
     assert store.restore(DLQ, letters[0].id) is Restored.NOT_THERE
 

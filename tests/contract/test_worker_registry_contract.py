@@ -75,11 +75,15 @@ def test_the_newest_changes_come_first(registry: WorkerRegistry) -> None:
     """What was done, by whom, to how many letters."""
     changes = [
         Change(
-            at=NOW + timedelta(seconds=n), action=Action.REDRIVEN, actor="ann@desk",
-            target="orders-DLQ", letters=n, detail={"filter": {"reason": "failed"}},
+            at=NOW + timedelta(seconds=n),
+            action=Action.REDRIVEN,
+            actor="ann@desk",
+            target="orders-DLQ",
+            letters=n,
+            detail={"filter": {"reason": "failed"}},
         )
         for n in range(3)
-    ]  # fmt: skip
+    ]
     for change in changes:
         registry.record(change)
 

@@ -118,20 +118,31 @@ class Story:
         log = self.folder / f"worker-{len(self._workers)}-{time.monotonic_ns()}.log"
         with log.open("wb") as output:
             self._workers[command] = process = subprocess.Popen(
-                [sys.executable, "-m", *command.split()], cwd=self.folder, env=self._env,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
-        poll(lambda: b"ready." in log.read_bytes() or process.poll() is not None,
-             timeout_seconds=_SECONDS)  # fmt: skip
+                [sys.executable, "-m", *command.split()],
+                cwd=self.folder,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        poll(
+            lambda: b"ready." in log.read_bytes() or process.poll() is not None,
+            timeout_seconds=_SECONDS,
+        )
         assert process.poll() is None, log.read_text("utf-8", "replace")
 
     def run(self, page: str, line: int, code: str) -> None:
         """Run Python in the page's own process."""
         if self._python_process is None:
             self._python_process = subprocess.Popen(
-                [self._path / PAGE_PYTHON], cwd=self.folder, env=self._env, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )  # fmt: skip
+                [self._path / PAGE_PYTHON],
+                cwd=self.folder,
+                env=self._env,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
         process = self._python_process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -179,9 +190,15 @@ class Story:
 
     def _shell(self, command: str) -> tuple[int, str]:
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder, env=self._env, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+            check=False,
+        )
         return done.returncode, done.stdout.decode("utf-8", "replace")
 
     def _json(self, block: Block) -> None:

@@ -94,12 +94,18 @@ def leave_letters(redis: str) -> None:
     for number, (letter_id, task, reason, fingerprint) in enumerate(made):
         task_id = f"order-{number + 1}"
         letter = a_letter(
-            id=letter_id, task_id=task_id, task_name=task, reason=reason, fingerprint=fingerprint,
-            dead_lettered_at=now - timedelta(minutes=5 - number), deliveries=3, max_deliveries=3,
+            id=letter_id,
+            task_id=task_id,
+            task_name=task,
+            reason=reason,
+            fingerprint=fingerprint,
+            dead_lettered_at=now - timedelta(minutes=5 - number),
+            deliveries=3,
+            max_deliveries=3,
             headers=json.dumps(a_request(id=task_id, root_id=task_id, task=task)),
             body=json.dumps([[number + 1], {}, {"callbacks": None}]).encode(),
             args_json=json.dumps([number + 1]),
-        )  # fmt: skip
+        )
         store.dead_letter(letter, key_of(letter))
     store.close()
 
@@ -111,9 +117,14 @@ def run_as_script(page_blocks: list[Block], folder: Path, places: dict[str, str]
         code = code.replace(here, there)
     (folder / "page.py").write_text(code, "utf-8")
     done = subprocess.run(
-        [sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=180,
-        env={**os.environ, **QUICK_JAVA}, check=False,
-    )  # fmt: skip
+        [sys.executable, "page.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, **QUICK_JAVA},
+        check=False,
+    )
     assert done.returncode == 0, f"{page_blocks[0].page}: {done.stderr[-3000:]}"
 
 

@@ -41,11 +41,22 @@ def run_readme(name: str, folder: Path, *, bin_folder: Path | None = None, **env
     path = f"{bin_folder or Path(sys.executable).parent}:{os.environ['PATH']}"
     process = subprocess.Popen(
         ["bash", "-euxo", "pipefail", "-c", "\n".join(commands(name))],
-        cwd=place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, encoding="utf-8", start_new_session=True,
-        env={**os.environ, "PATH": path, "COLUMNS": "80", "PYTHONUNBUFFERED": "1",
-             "PYTHONIOENCODING": "utf-8", **env},
-    )  # fmt: skip
+        cwd=place,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,
+        env={
+            **os.environ,
+            "PATH": path,
+            "COLUMNS": "80",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "utf-8",
+            **env,
+        },
+    )
     log: list[str] = []
     try:
         code = _wait(process, log)

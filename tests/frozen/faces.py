@@ -47,21 +47,26 @@ def spark_names() -> str:
 
 def settings() -> str:
     """Settings and policy keys with their defaults."""
-    return _lines([
-        *(f"dlq_{field.name} = {_default(field)}" for field in dataclasses.fields(Settings)),
-        *(f"policy {field.name} = {_default(field)}" for field in dataclasses.fields(Policy)),
-    ])  # fmt: skip
+    return _lines(
+        [
+            *(f"dlq_{field.name} = {_default(field)}" for field in dataclasses.fields(Settings)),
+            *(f"policy {field.name} = {_default(field)}" for field in dataclasses.fields(Policy)),
+        ]
+    )
 
 
 def redis_keys() -> str:
     """Every Redis key, its type and what it holds."""
-    keys, values = Keys(), {
-        "dead_letter_queue": "orders-DLQ",
-        "fingerprint": "c6a56e9b25a57fc5",
-        "key": MessageKey(
-            dead_letter_queue="orders-DLQ", task_id="task-id", retries=1, redrives=2
-        ),
-    }  # fmt: skip
+    keys, values = (
+        Keys(),
+        {
+            "dead_letter_queue": "orders-DLQ",
+            "fingerprint": "c6a56e9b25a57fc5",
+            "key": MessageKey(
+                dead_letter_queue="orders-DLQ", task_id="task-id", retries=1, redrives=2
+            ),
+        },
+    )
     found = []
     for name, method in inspect.getmembers(Keys, inspect.isfunction):
         if not name.startswith("_"):

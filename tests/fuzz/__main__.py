@@ -89,10 +89,13 @@ class Run:
                 for done in [pool.submit(side, todo) for side in (plain, guarded)]:
                     done.result()
             self._letters()
-            wrong = self._confirmed({
-                case: said for case in todo
-                if (said := verdict(plain.outcomes[case.number], guarded.outcomes[case.number]))
-            })  # fmt: skip
+            wrong = self._confirmed(
+                {
+                    case: said
+                    for case in todo
+                    if (said := verdict(plain.outcomes[case.number], guarded.outcomes[case.number]))
+                }
+            )
             left_out = len(every) - len(todo)
             return {
                 "seed": self._options.seed,
@@ -118,8 +121,11 @@ class Run:
             server = stack.enter_context(RedisServer())
             folder = self._folder / name
             folder.mkdir()
-            more = {"FUZZ_REDIS": server.url.rpartition("/")[0], "FUZZ_FOLDER": str(folder),
-                    "FUZZ_GUARDED": "1" if name == "guarded" else ""}  # fmt: skip
+            more = {
+                "FUZZ_REDIS": server.url.rpartition("/")[0],
+                "FUZZ_FOLDER": str(folder),
+                "FUZZ_GUARDED": "1" if name == "guarded" else "",
+            }
             url = server.url
             if rabbit is not None:
                 url = rabbit.add_virtual_host(name)
@@ -170,11 +176,18 @@ class Run:
             if again is None:
                 self._say(f"not seen again: {case}: {said}")
                 continue
-            result.append({
-                "place": place, "case": str(case), "difference": again, "plain": str(plain),
-                "guarded": str(guarded), "alone": alone, "plain said": plain.said,
-                "guarded said": guarded.said,
-            })  # fmt: skip
+            result.append(
+                {
+                    "place": place,
+                    "case": str(case),
+                    "difference": again,
+                    "plain": str(plain),
+                    "guarded": str(guarded),
+                    "alone": alone,
+                    "plain said": plain.said,
+                    "guarded said": guarded.said,
+                }
+            )
         return result
 
     def _say(self, text: str) -> None:
@@ -203,13 +216,14 @@ def show(report: dict[str, Any], console: Console) -> None:
         first = max(ones, key=lambda one: one["alone"])
         lines = [f"{place}: {said} ({len(ones)} messages)"]
         lines += [f"    {one['case']}" for one in ones[:8]]
-        lines += [f"    plain: {first['plain']}; {first['plain said']}",
-                  f"    guarded: {first['guarded']}; {first['guarded said']}"]  # fmt: skip
+        lines += [
+            f"    plain: {first['plain']}; {first['plain said']}",
+            f"    guarded: {first['guarded']}; {first['guarded said']}",
+        ]
         console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     rest = {name: value for name, value in report.items() if name != "differences"}
     console.print(json.dumps(rest, indent=2), markup=False, highlight=False)
-    console.print(f"{len(report['differences'])} messages fare differently, "
-                  f"in {len(groups)} ways.")  # fmt: skip
+    console.print(f"{len(report['differences'])} messages fare differently, in {len(groups)} ways.")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -217,8 +231,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--messages", type=int, default=500)
-    parser.add_argument("--task", choices=KINDS, nargs="+", default=KINDS,
-                        help="only messages for these tasks")  # fmt: skip
+    parser.add_argument(
+        "--task", choices=KINDS, nargs="+", default=KINDS, help="only messages for these tasks"
+    )
     parser.add_argument("--broker", choices=["redis", "classic", "quorum"], default="redis")
     parser.add_argument("--report", type=Path, help="write the report to this JSON file")
     parser.add_argument("--keep", action="store_true", help="keep marks and logs")

@@ -42,9 +42,13 @@ if BROKER.startswith("redis"):
     app.conf.broker_transport_options = {"visibility_timeout": visibility}
 if QUEUE_TYPE == "quorum":
     app.conf.task_queues = [
-        Queue(QUEUE, Exchange(f"{QUEUE}-topic", "topic"), QUEUE,
-              queue_arguments={"x-queue-type": "quorum"}),
-    ]  # fmt: skip
+        Queue(
+            QUEUE,
+            Exchange(f"{QUEUE}-topic", "topic"),
+            QUEUE,
+            queue_arguments={"x-queue-type": "quorum"},
+        ),
+    ]
 dlq: DeadLetters | None = None
 if GUARDED:
     app.conf.update(

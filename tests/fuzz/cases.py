@@ -20,39 +20,110 @@ class _Missing:
 MISSING = _Missing()
 
 VALUES: dict[str, Any] = {
-    "missing": MISSING, "null": None, "true": True, "false": False, "0": 0, "-1": -1, "5": 5,
-    "2**63": 2**63, "1.5": 1.5, "NaN": float("nan"), '""': "", '"x"': "x",
-    '"x\\ud800"': "x\ud800", "[]": [], "[1]": [1], '["x"]': ["x"], "{}": {}, '{"a": 1}': {"a": 1},
-}  # fmt: skip
+    "missing": MISSING,
+    "null": None,
+    "true": True,
+    "false": False,
+    "0": 0,
+    "-1": -1,
+    "5": 5,
+    "2**63": 2**63,
+    "1.5": 1.5,
+    "NaN": float("nan"),
+    '""': "",
+    '"x"': "x",
+    '"x\\ud800"': "x\ud800",
+    "[]": [],
+    "[1]": [1],
+    '["x"]': ["x"],
+    "{}": {},
+    '{"a": 1}': {"a": 1},
+}
 """Every type of JSON, in the values that are most likely to surprise."""
 
 HEADERS = (
-    "id", "task", "lang", "retries", "eta", "expires", "group", "group_index", "root_id",
-    "parent_id", "timelimit", "argsrepr", "kwargsrepr", "origin", "ignore_result",
-    "stamped_headers", "stamps", "shadow", "replaced_task_nesting", "compression", "redelivered",
-    "x-death", "meth", "args", "priority", "dlq_redrives", "dlq_redrive", "dlq_letter",
-    "dlq_default_delay", "dlq_default_delay_source", "dlq_edited",
-)  # fmt: skip
+    "id",
+    "task",
+    "lang",
+    "retries",
+    "eta",
+    "expires",
+    "group",
+    "group_index",
+    "root_id",
+    "parent_id",
+    "timelimit",
+    "argsrepr",
+    "kwargsrepr",
+    "origin",
+    "ignore_result",
+    "stamped_headers",
+    "stamps",
+    "shadow",
+    "replaced_task_nesting",
+    "compression",
+    "redelivered",
+    "x-death",
+    "meth",
+    "args",
+    "priority",
+    "dlq_redrives",
+    "dlq_redrive",
+    "dlq_letter",
+    "dlq_default_delay",
+    "dlq_default_delay_source",
+    "dlq_edited",
+)
 PROPERTIES = (
-    "correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "body_encoding",
-    "delivery_tag", "delivery_info",
-)  # fmt: skip
+    "correlation_id",
+    "reply_to",
+    "priority",
+    "delivery_mode",
+    "message_id",
+    "body_encoding",
+    "delivery_tag",
+    "delivery_info",
+)
 DELIVERY_INFO = ("exchange", "routing_key", "priority", "redelivered")
 ENVELOPE = ("headers", "properties", "content-type", "content-encoding", "body")
 EMBED = ("callbacks", "errbacks", "chain", "chord")
 PROTOCOL_1 = (
-    "task", "id", "args", "kwargs", "retries", "eta", "expires", "utc", "callbacks", "errbacks",
-    "timelimit", "taskset", "chord",
-)  # fmt: skip
+    "task",
+    "id",
+    "args",
+    "kwargs",
+    "retries",
+    "eta",
+    "expires",
+    "utc",
+    "callbacks",
+    "errbacks",
+    "timelimit",
+    "taskset",
+    "chord",
+)
 
 EXTRA: dict[tuple[str, ...], Sequence[Any]] = {
     ("headers", "timelimit"): (
-        [None], [5, 5], [5, None], [None, 5], ["x", "y"], [{}, []], [-1, -1], [True, True],
-        [1, 2, 3], [0.5, "x"], [2**63, 2**63], [float("nan"), 1],
+        [None],
+        [5, 5],
+        [5, None],
+        [None, 5],
+        ["x", "y"],
+        [{}, []],
+        [-1, -1],
+        [True, True],
+        [1, 2, 3],
+        [0.5, "x"],
+        [2**63, 2**63],
+        [float("nan"), 1],
     ),
     ("headers", "eta"): ("2000-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "1", "2000-01-01"),
     ("headers", "expires"): (
-        "2000-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "1",
+        "2000-01-01T00:00:00",
+        "0001-01-01T00:00:00+14:00",
+        "9999-12-31T23:59:59-14:00",
+        "1",
     ),
     ("headers", "stamped_headers"): (["stamp"], [1, 2], [["x"]], [None], "stamp"),
     ("headers", "stamps"): ({"stamp": ["a"]}, {"stamp": 5}),
@@ -63,11 +134,16 @@ EXTRA: dict[tuple[str, ...], Sequence[Any]] = {
     ("headers", "dlq_redrives"): (2**70, "1"),
     ("headers", "group"): ("group-of-nobody",),
     ("content-type",): (
-        "application/x-python-serialize", "application/x-yaml", "text/plain", "application/data",
-        "APPLICATION/JSON", "application/json; charset=utf-8", "a/b/c",
+        "application/x-python-serialize",
+        "application/x-yaml",
+        "text/plain",
+        "application/data",
+        "APPLICATION/JSON",
+        "application/json; charset=utf-8",
+        "a/b/c",
     ),
     ("content-encoding",): ("utf-16", "ascii", "nonsense", "binary", "base64", "us-ascii", "rot13"),
-}  # fmt: skip
+}
 """Beyond VALUES, for places where the inside of a value is looked at."""
 
 NESTED = "[" * 900 + "]" * 900
@@ -198,22 +274,46 @@ def _common(token: str) -> dict[str, Any]:
 def _protocol_2(kind: str, token: str) -> dict[str, Any]:
     embed = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
     headers = {
-        "lang": "py", "task": f"fuzz.app.{kind}", "id": token, "shadow": None, "eta": None,
-        "expires": None, "group": None, "group_index": None, "retries": 0,
-        "timelimit": [None, None], "root_id": token, "parent_id": None,
-        "argsrepr": f"('{token}',)", "kwargsrepr": "{}", "origin": "gen1@fuzz",
-        "ignore_result": False, "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
+        "lang": "py",
+        "task": f"fuzz.app.{kind}",
+        "id": token,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "group_index": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "root_id": token,
+        "parent_id": None,
+        "argsrepr": f"('{token}',)",
+        "kwargsrepr": "{}",
+        "origin": "gen1@fuzz",
+        "ignore_result": False,
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
         "fuzz_case": token,
-    }  # fmt: skip
+    }
     return {**_common(token), "headers": headers, "payload": [[token], {}, embed]}
 
 
 def _protocol_1(kind: str, token: str) -> dict[str, Any]:
     payload = {
-        "task": f"fuzz.app.{kind}", "id": token, "args": [token], "kwargs": {}, "retries": 0,
-        "eta": None, "expires": None, "utc": True, "callbacks": None, "errbacks": None,
-        "timelimit": [None, None], "taskset": None, "chord": None,
-    }  # fmt: skip
+        "task": f"fuzz.app.{kind}",
+        "id": token,
+        "args": [token],
+        "kwargs": {},
+        "retries": 0,
+        "eta": None,
+        "expires": None,
+        "utc": True,
+        "callbacks": None,
+        "errbacks": None,
+        "timelimit": [None, None],
+        "taskset": None,
+        "chord": None,
+    }
     return {**_common(token), "headers": {}, "payload": payload}
 
 

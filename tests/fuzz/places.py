@@ -100,8 +100,7 @@ class RabbitPlace:
         self._arguments = {"x-queue-type": "quorum"} if kind == "quorum" else {}
         with amqp.Connection(**self._where) as connection:
             channel = connection.channel()
-            channel.queue_declare(QUEUE, durable=True, auto_delete=False,
-                                  arguments=self._arguments)  # fmt: skip
+            channel.queue_declare(QUEUE, durable=True, auto_delete=False, arguments=self._arguments)
             channel.exchange_declare(self._EXCHANGE, "fanout", auto_delete=False, durable=True)
             channel.queue_bind(QUEUE, self._EXCHANGE)
 
@@ -164,8 +163,10 @@ def _amqp_message(draft: dict[str, Any]) -> tuple[amqp.Message, str]:
         properties.pop(name, None)
     if not isinstance(delivery, dict) or delivery.get("exchange") != "":
         raise KombuError("AMQP has no such delivery")
-    for draft_name, name in (("content-type", "content_type"),
-                             ("content-encoding", "content_encoding")):  # fmt: skip
+    for draft_name, name in (
+        ("content-type", "content_type"),
+        ("content-encoding", "content_encoding"),
+    ):
         if draft_name in draft:
             properties[name] = draft[draft_name]
     if "headers" in draft:

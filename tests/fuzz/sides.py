@@ -83,9 +83,13 @@ class Side:
     """
 
     def __init__(
-        self, name: str, place: RedisPlace | RabbitPlace, env: dict[str, str], folder: Path,
+        self,
+        name: str,
+        place: RedisPlace | RabbitPlace,
+        env: dict[str, str],
+        folder: Path,
         door: CeleryDoor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.place = place
         self.outcomes: dict[int, Outcome] = {}
@@ -187,10 +191,12 @@ class Side:
 
     def _outcome(self, case: Case, token: str, left: set[str]) -> Outcome:
         outcome = self.outcomes[case.number] = Outcome(
-            starts=self._marks.of("start", token), token=token, acknowledged=token not in left,
+            starts=self._marks.of("start", token),
+            token=token,
+            acknowledged=token not in left,
             succeeded=self._marks.of("SUCCESS", token) > 0,
             outside=self._marks.of("OUTSIDE", token) > 0,
-        )  # fmt: skip
+        )
         return outcome
 
     def _publish(self, case: Case) -> str:
@@ -236,9 +242,22 @@ class Side:
     def _start(self, **more: str) -> None:
         self.starts_of_workers += 1
         self._begun = self._log_size()
-        arguments = ["-A", "fuzz.app", "worker", "--concurrency", "1", "--loglevel", "INFO",
-                     "--queues", "work", "--hostname", f"{self.name}@fuzz", "--without-gossip",
-                     "--without-mingle", "--without-heartbeat"]  # fmt: skip
+        arguments = [
+            "-A",
+            "fuzz.app",
+            "worker",
+            "--concurrency",
+            "1",
+            "--loglevel",
+            "INFO",
+            "--queues",
+            "work",
+            "--hostname",
+            f"{self.name}@fuzz",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+        ]
         with self._log.open("ab") as output:
             self._worker = self._door.fork(
                 arguments, cwd=TESTS, env={**self._env, **more}, output=output

@@ -39,12 +39,25 @@ REFUSED = 3
 MOST_STEPS = 400
 
 STEPS = [
-    (Destination, "open"), (Destination, "draft"), (Destination, "put"), (Destination, "save"),
-    (Destination, "_rename"), (Destination, "_sync"), (Destination, "_upload"), (Draft, "opened"),
-    (Draft, "discard"), (os, "replace"), (os, "fsync"), (checkpoint.Checkpoint, "_save"),
-    (roll._DayFile, "write"), (roll._DayFile, "close"), (RedisStore, "note_exported"),
-    (RedisStore, "remove"), (RedisStore, "turn"), (trim, "_ids"),
-]  # fmt: skip
+    (Destination, "open"),
+    (Destination, "draft"),
+    (Destination, "put"),
+    (Destination, "save"),
+    (Destination, "_rename"),
+    (Destination, "_sync"),
+    (Destination, "_upload"),
+    (Draft, "opened"),
+    (Draft, "discard"),
+    (os, "replace"),
+    (os, "fsync"),
+    (checkpoint.Checkpoint, "_save"),
+    (roll._DayFile, "write"),
+    (roll._DayFile, "close"),
+    (RedisStore, "note_exported"),
+    (RedisStore, "remove"),
+    (RedisStore, "turn"),
+    (trim, "_ids"),
+]
 
 
 def main(url: str, place: str, mode: str, first: str, stride: str) -> None:

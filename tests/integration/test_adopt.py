@@ -46,11 +46,14 @@ class Broker:
         with self.app.connection_for_write() as connection:
             ids = [
                 self.app.send_task(
-                    "shop.charge", (number,), queue="orders", connection=connection,
+                    "shop.charge",
+                    (number,),
+                    queue="orders",
+                    connection=connection,
                     **{"ignore_result": True, **options},
                 ).id
                 for number in range(count)
-            ]  # fmt: skip
+            ]
             self.reject(connection, count)
         poll(lambda: self.ready("orders.dead") >= count)
         return ids
@@ -66,9 +69,11 @@ class Broker:
         """Publish as a program that is not Celery."""
         with self.app.connection_for_write() as connection:
             connection.Producer().publish(
-                body, exchange="", routing_key=queue,
+                body,
+                exchange="",
+                routing_key=queue,
                 **{"content_type": "text/plain", "content_encoding": "binary", **options},
-            )  # fmt: skip
+            )
 
     def ready(self, queue: str) -> int:
         """How many messages a queue would give out now."""
@@ -116,7 +121,11 @@ def test_what_rabbitmq_dead_lettered_becomes_letters(broker: Broker) -> None:
 
     by_queue = {"orders-DLQ": 3}
     assert report.to_json() == {
-        "queue": "orders.dead", "adopted": 3, "known": 0, "by_queue": by_queue}  # fmt: skip
+        "queue": "orders.dead",
+        "adopted": 3,
+        "known": 0,
+        "by_queue": by_queue,
+    }
     letters = broker.letters()
     assert [letter.task_id for letter in letters] == ids
     for number, letter in enumerate(letters):
@@ -183,7 +192,12 @@ def test_messages_of_other_programs_become_letters_too(broker: Broker) -> None:
     assert (report.adopted, report.known) == (5, 0)
     letters = broker.letters("odd-DLQ")
     assert sorted(letter.body for letter in letters) == [
-        b"ping", b"ping", b"ping", b'{"task": 1}', b"\x80\xff"]  # fmt: skip
+        b"ping",
+        b"ping",
+        b"ping",
+        b'{"task": 1}',
+        b"\x80\xff",
+    ]
     assert len({letter.id for letter in letters}) == 5
     odd = next(letter for letter in letters if letter.task_id == "m-1")
     assert odd.decoded("native_death") == {"x-death": "by accident"}
@@ -226,8 +240,13 @@ DeadLetters(app).adopt("orders.dead")
 
 def adopt_and_die(broker_url: str, redis_url: str) -> None:
     """Adopt in a process that is killed between storing and acknowledging."""
-    done = subprocess.run([sys.executable, "-c", DIES, broker_url, redis_url],
-                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", DIES, broker_url, redis_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -348,8 +367,14 @@ def test_entries_that_kombu_cannot_read_become_letters_too(
 ) -> None:
     """Kombu itself would take them off the list and lose them."""
     dlq, client = on_redis
-    entries = [b"\xff\x00", b'{"hello": 1}', b"[]", b'{"properties": 1}', b"7",
-               json.dumps({"body": "?", "properties": {"delivery_tag": "t"}}).encode()]  # fmt: skip
+    entries = [
+        b"\xff\x00",
+        b'{"hello": 1}',
+        b"[]",
+        b'{"properties": 1}',
+        b"7",
+        json.dumps({"body": "?", "properties": {"delivery_tag": "t"}}).encode(),
+    ]
     for entry in entries:
         client.lpush("shop:orders.dead", entry)
     report = dlq.adopt("orders.dead", "orders-DLQ")

@@ -17,10 +17,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc
 
 TESTS = Path(__file__).parent.parent
 _ROWS = [
-    {"name": name, "worker_cpu_ms": 2.0, "worker_cpu_ratio": [0.9, 1.0, 1.1],
-     "server_cpu_ms": 0.2, "tasks_per_second": 450.0}
+    {
+        "name": name,
+        "worker_cpu_ms": 2.0,
+        "worker_cpu_ratio": [0.9, 1.0, 1.1],
+        "server_cpu_ms": 0.2,
+        "tasks_per_second": 450.0,
+    }
     for name in (PLAIN, AGAIN, PLUGIN, QUEUE, DECORATOR)
-]  # fmt: skip
+]
 
 
 def test_a_quick_look_writes_figures_tables_and_plots(tmp_path: Path) -> None:

@@ -98,11 +98,22 @@ def test_a_letter_is_a_message_that_anybody_can_read(
     (message,) = raw(rabbit)
     assert message.properties["content_type"] == "application/json"
     assert (message.properties["delivery_mode"], message.properties["message_id"]) == (2, letter.id)
-    assert {name: message.headers[name] for name in ("dlq_letter", "dlq_reason", "dlq_source_queue",
-            "dlq_dead_letter_queue", "dlq_deliveries")} == {
-        "dlq_letter": letter.id, "dlq_reason": "failed", "dlq_source_queue": "orders",
-        "dlq_dead_letter_queue": DLQ, "dlq_deliveries": 1,
-    }  # fmt: skip
+    assert {
+        name: message.headers[name]
+        for name in (
+            "dlq_letter",
+            "dlq_reason",
+            "dlq_source_queue",
+            "dlq_dead_letter_queue",
+            "dlq_deliveries",
+        )
+    } == {
+        "dlq_letter": letter.id,
+        "dlq_reason": "failed",
+        "dlq_source_queue": "orders",
+        "dlq_dead_letter_queue": DLQ,
+        "dlq_deliveries": 1,
+    }
     assert message.headers["dlq_position"].partition("-")[0].isdigit()
     body = message.body.encode() if isinstance(message.body, str) else message.body
     told = json.loads(body)
@@ -239,9 +250,11 @@ def test_a_queue_that_counts_deliveries_gets_letters_and_is_not_read(
     """Twenty readings would throw its letters away."""
     with Connection(rabbit) as connection:
         connection.default_channel.queue_declare(
-            DLQ, durable=True, auto_delete=False,
+            DLQ,
+            durable=True,
+            auto_delete=False,
             arguments={"x-queue-type": "quorum", "x-delivery-limit": 2},
-        )  # fmt: skip
+        )
     dead_letters = operators(rabbit)
     put(dead_letters)
     for _ in range(4):

@@ -35,9 +35,10 @@ DYING = 20
 TEXTS = {
     name: text.replace("\n", "\\n")
     for name, text in [
-        *((name, _Digested(name).short) for name in SCRIPTS), ("measure", source("measure"))
+        *((name, _Digested(name).short) for name in SCRIPTS),
+        ("measure", source("measure")),
     ]
-}  # fmt: skip
+}
 """Scripts that are sent as their texts, as MONITOR shows them."""
 
 
@@ -59,8 +60,16 @@ def told(command: str) -> str:
 
 
 FIRST, LETTER, FORGET = (script(name) for name in ("count_first", "dead_letter", "forget"))
-BACKGROUND = {script("alive"), script("node"), script("measure"), "SMEMBERS", "ZRANGE", "SCRIPT",
-              "CLIENT", "SELECT"}  # fmt: skip
+BACKGROUND = {
+    script("alive"),
+    script("node"),
+    script("measure"),
+    "SMEMBERS",
+    "ZRANGE",
+    "SCRIPT",
+    "CLIENT",
+    "SELECT",
+}
 """What workers do once in a while, whatever they work on."""
 
 

@@ -81,21 +81,34 @@ def waiting(dlq: DeadLetters) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "key", "listens_to"),
-    [("direct", None, "orders"), ("direct", "dead", "dead"), ("topic", "dead.orders", "dead.*"),
-     ("fanout", None, "whatever")],
-)  # fmt: skip
+    [
+        ("direct", None, "orders"),
+        ("direct", "dead", "dead"),
+        ("topic", "dead.orders", "dead.*"),
+        ("fanout", None, "whatever"),
+    ],
+)
 def test_other_services_get_each_letter(
-    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
-    kind: str, key: str | None, listens_to: str,
-) -> None:  # fmt: skip
+    connection: Connection,
+    rabbit_server: RabbitServer,
+    redis_url: str,
+    kind: str,
+    key: str | None,
+    listens_to: str,
+) -> None:
     """Body and headers as they were, the death in headers, a message id of its own."""
     app = an_app(rabbit_server.url, redis_url, {"name": "deaths", "type": kind}, key)
     dlq = DeadLetters(app)
     dlq._exchanges.check()
     subscriber = Subscriber(connection, Exchange("deaths", kind), listens_to)
     properties = '{"correlation_id":"t-1","message_id":"m-1","expiration":"1","priority":3}'
-    letter = stored(dlq, body=b"\x80\xff", content_type="application/x-python-serialize",
-                    content_encoding="binary", properties=properties)  # fmt: skip
+    letter = stored(
+        dlq,
+        body=b"\x80\xff",
+        content_type="application/x-python-serialize",
+        content_encoding="binary",
+        properties=properties,
+    )
     publisher = dlq._exchanges.publisher()
     assert publisher is not None
     publisher.deliver()
@@ -105,10 +118,15 @@ def test_other_services_get_each_letter(
     assert bytes(message.body) == b"\x80\xff"
     assert message.content_type == "application/x-python-serialize"
     assert message.headers == {
-        **letter.decoded("headers"), "dlq_letter": letter.id, "dlq_reason": "failed",
-        "dlq_dead_lettered_at": "2026-03-04T05:06:07.891011+00:00", "dlq_source_queue": "orders",
-        "dlq_dead_letter_queue": "orders-DLQ", "dlq_deliveries": 1, "dlq_retries": 0,
-    }  # fmt: skip
+        **letter.decoded("headers"),
+        "dlq_letter": letter.id,
+        "dlq_reason": "failed",
+        "dlq_dead_lettered_at": "2026-03-04T05:06:07.891011+00:00",
+        "dlq_source_queue": "orders",
+        "dlq_dead_letter_queue": "orders-DLQ",
+        "dlq_deliveries": 1,
+        "dlq_retries": 0,
+    }
     assert message.properties["correlation_id"] == "t-1"
     assert message.properties["message_id"] not in ("m-1", letter.id)
     assert message.properties["delivery_mode"] == 2
@@ -121,9 +139,11 @@ def test_other_services_get_each_letter(
 
 
 def test_a_letter_without_subscribers_is_stored_and_said_once(
-    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    connection: Connection,
+    rabbit_server: RabbitServer,
+    redis_url: str,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """The exchange is there, nobody listens: no error, no retry, one warning."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     stored(dlq)
@@ -137,9 +157,11 @@ def test_a_letter_without_subscribers_is_stored_and_said_once(
 
 
 def test_while_the_broker_is_down_letters_are_stored_and_published_later(
-    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
+    connection: Connection,
+    rabbit_server: RabbitServer,
+    redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """The letter does not wait for the broker."""
     monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 1.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
@@ -172,9 +194,12 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
 
 
 def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
-    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    connection: Connection,
+    rabbit_server: RabbitServer,
+    redis_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its letter may be stored this moment; or it was redriven before it could be published."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     letter = stored(dlq)
@@ -192,9 +217,12 @@ def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
 
 
 def test_one_that_is_refused_holds_up_no_other(
-    connection: Connection, rabbit_server: RabbitServer, redis_url: str,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    connection: Connection,
+    rabbit_server: RabbitServer,
+    redis_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An exchange that another release named and nobody has; headers that AMQP cannot carry."""
     monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))

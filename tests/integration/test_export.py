@@ -109,8 +109,11 @@ def test_odd_letters_become_faithful_rows(store: Any, tmp_path: Path) -> None:
     assert [found[letter.id]["body"] for letter in odd] == [letter.body for letter in odd]
     assert found[odd[0].id]["description"] == "nul \x00 and \\ud800 lone"
     assert {file.parent.name for file in files(tmp_path)} == {
-        "day=1969-12-31", "day=0001-01-01", "day=9999-12-31", "day=2026-03-04"
-    }  # fmt: skip
+        "day=1969-12-31",
+        "day=0001-01-01",
+        "day=9999-12-31",
+        "day=2026-03-04",
+    }
 
 
 @pytest.mark.parametrize("where", [None, LetterFilter(reason="failed")])
@@ -143,8 +146,10 @@ def test_letters_with_odd_numbers_and_times_become_faithful_rows(
     run(store, tmp_path)
     (row,) = rows(tmp_path)
     assert (row["deliveries"], row["dead_lettered_at"], row["task_name"]) == (
-        None, None, "shop.charge"
-    )  # fmt: skip
+        None,
+        None,
+        "shop.charge",
+    )
     assert (tmp_path / f"dlq={DLQ}" / "day=__HIVE_DEFAULT_PARTITION__").is_dir()
 
 
@@ -237,8 +242,14 @@ def test_until_ends_a_run_and_a_later_one_goes_on(store: Any, tmp_path: Path) ->
 def test_redacted_files_hold_tokens_only(store: Any, tmp_path: Path) -> None:
     """Not one byte of the value is in any file, and the folder keeps to its key."""
     kwargs = json.dumps({"card": "4111111111111111"})
-    put(store, 3, kwargs_json=kwargs, body=f"[[], {kwargs}, {{}}]".encode(), kwargsrepr=kwargs,
-        description="bad 4111111111111111")  # fmt: skip
+    put(
+        store,
+        3,
+        kwargs_json=kwargs,
+        body=f"[[], {kwargs}, {{}}]".encode(),
+        kwargsrepr=kwargs,
+        description="bad 4111111111111111",
+    )
     run(store, tmp_path, redaction=Redaction.parse(["kwargs.card"], KEY))
     found = rows(tmp_path)
     assert "4111111111111111" not in repr(found)
@@ -384,8 +395,13 @@ def test_a_disk_that_is_full_in_the_middle_leaves_nothing_half(
     letters = put(store, 3) + [
         letter for _ in range(20) for letter in put(store, body=os.urandom(50_000))
     ]
-    done = subprocess.run([sys.executable, "-c", _FULL, redis_url, tmp_path],
-                          capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL, redis_url, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert done.stdout.startswith("ExportError expected "), done.stdout + done.stderr
     assert files(tmp_path) == []
     assert list((tmp_path / "_celery_dlq" / "drafts").iterdir()) == []

@@ -20,9 +20,12 @@ def run_steps(server: RedisServer, *arguments: str) -> int:
     """How many steps there were; fails if a letter was lost or doubled after any of them."""
     done = subprocess.run(
         [sys.executable, HERE / "export_steps.py", server.url, *arguments],
-        capture_output=True, text=True, timeout=900, check=False,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
         env={"PYTHONPATH": str(HERE.parent), "PATH": "", "AWS_EC2_METADATA_DISABLED": "true"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     return int(done.stdout.split()[0])
 

@@ -90,12 +90,21 @@ def test_killed_or_overtaken_exports_to_a_bucket_leave_each_letter_once(
     first = random.randrange(stride)  # noqa: S311 - the seed is printed by pytest-randomly
     with RedisServer() as server:
         done = subprocess.run(
-            [sys.executable, HERE / "export_steps.py", server.url, url_of(s3, f"{mode}/{{}}"),
-             mode, str(first), str(stride)],
-            capture_output=True, text=True, timeout=300, check=False,
-            env={**os.environ, "PYTHONPATH": str(HERE.parent),
-                 "AWS_EC2_METADATA_DISABLED": "true"},
-        )  # fmt: skip
+            [
+                sys.executable,
+                HERE / "export_steps.py",
+                server.url,
+                url_of(s3, f"{mode}/{{}}"),
+                mode,
+                str(first),
+                str(stride),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent), "AWS_EC2_METADATA_DISABLED": "true"},
+        )
     assert done.returncode == 0, done.stderr + done.stdout
     assert int(done.stdout.split()[-1]) > 50
 

@@ -48,18 +48,37 @@ def hostile_letter(number: int) -> DeadLetter:
     task_id = f"{number}{EVIL}"
     headers = a_request(id=task_id, task=EVIL, argsrepr=EVIL, kwargsrepr=EVIL, x=EVIL)
     history = Delivery(
-        number=1, started_at=NOW, worker_hostname=EVIL, worker_pid=1, outcome=Outcome.FAILED,
-        exception_type=EVIL, exception_message=EVIL,
-    )  # fmt: skip
+        number=1,
+        started_at=NOW,
+        worker_hostname=EVIL,
+        worker_pid=1,
+        outcome=Outcome.FAILED,
+        exception_type=EVIL,
+        exception_message=EVIL,
+    )
     return a_letter(
-        task_id=task_id, task_name=EVIL, source_queue=f"orders{EVIL}", dead_letter_queue=QUEUE,
-        description=EVIL, exception_type=EVIL, exception_message=EVIL, traceback=EVIL,
-        routing_key=EVIL, exchange=EVIL, content_type=EVIL, argsrepr=EVIL,
-        kwargsrepr=EVIL, origin=EVIL, worker_hostname=EVIL, release=EVIL,
-        headers=json.dumps(headers), history=(history,),
-        args_json=json.dumps([EVIL]), kwargs_json=json.dumps({EVIL: EVIL}),
+        task_id=task_id,
+        task_name=EVIL,
+        source_queue=f"orders{EVIL}",
+        dead_letter_queue=QUEUE,
+        description=EVIL,
+        exception_type=EVIL,
+        exception_message=EVIL,
+        traceback=EVIL,
+        routing_key=EVIL,
+        exchange=EVIL,
+        content_type=EVIL,
+        argsrepr=EVIL,
+        kwargsrepr=EVIL,
+        origin=EVIL,
+        worker_hostname=EVIL,
+        release=EVIL,
+        headers=json.dumps(headers),
+        history=(history,),
+        args_json=json.dumps([EVIL]),
+        kwargs_json=json.dumps({EVIL: EVIL}),
         body=json.dumps([[EVIL], {EVIL: EVIL}, {}]).encode(),
-    )  # fmt: skip
+    )
 
 
 def run(shop: DeadLetters, *arguments: str, exit_code: int = 0) -> Result:
@@ -84,10 +103,18 @@ def test_every_table_is_harmless(shop: DeadLetters) -> None:
     shop.override_policy(f"orders{EVIL}", timedelta(hours=1), max_deliveries=4)
     shop._record(Action.EDITED, EVIL, 1, {EVIL: EVIL, "other": [EVIL]})
     for command in (
-        ["queues"], ["list", STORED], ["show", letter_id(shop)], ["groups", STORED],
-        ["tail", STORED], ["audit"], ["jobs"], ["jobs", "status", job], ["policies"],
-        ["list", STORED, "--discarded"], ["trim", "--dry-run"],
-    ):  # fmt: skip
+        ["queues"],
+        ["list", STORED],
+        ["show", letter_id(shop)],
+        ["groups", STORED],
+        ["tail", STORED],
+        ["audit"],
+        ["jobs"],
+        ["jobs", "status", job],
+        ["policies"],
+        ["list", STORED, "--discarded"],
+        ["trim", "--dry-run"],
+    ):
         run(shop, *command)
     run(shop, "redrive", STORED, "--all", "--dry-run", exit_code=1)  # no such queue
 
@@ -114,11 +141,16 @@ def test_json_says_what_is_there(shop: DeadLetters) -> None:
 def test_an_error_is_one_line(shop: DeadLetters, name: str) -> None:
     """It names queues, whose names may be hostile; and what an operator typed may be no text."""
     for command in (
-        ["list", name], ["show", name], ["redrive", name, "--all"], ["jobs", "status", name],
-        ["list", STORED, "--grep", name], ["redrive", STORED, "--task", name],
-        ["discard", STORED, "--exception", name, "--yes"], ["restore", name],
+        ["list", name],
+        ["show", name],
+        ["redrive", name, "--all"],
+        ["jobs", "status", name],
+        ["list", STORED, "--grep", name],
+        ["redrive", STORED, "--task", name],
+        ["discard", STORED, "--exception", name, "--yes"],
+        ["restore", name],
         ["policies", "--queue", name],
-    ):  # fmt: skip
+    ):
         said = run(shop, *command, exit_code=1).stderr
         assert said.startswith("Error: ")
         assert said.count("\n") == 1
@@ -146,8 +178,9 @@ def test_metrics_can_be_scraped(shop: DeadLetters, redis_url: str) -> None:
 def test_an_export_has_all_letters(shop: DeadLetters, tmp_path: Path) -> None:
     """Parquet takes UTF-8 only."""
     assert shop.export(tmp_path / "all").letters == 2
-    report = shop.export(tmp_path / "redacted", redact=["kwargs.card", "headers.x"],
-                         redact_key=b"k" * 32)  # fmt: skip
+    report = shop.export(
+        tmp_path / "redacted", redact=["kwargs.card", "headers.x"], redact_key=b"k" * 32
+    )
     assert (report.letters, report.unreadable) == (2, 0)
     for folder in ("all", "redacted"):
         table = ds.dataset(tmp_path / folder, partitioning="hive").to_table()

@@ -230,8 +230,10 @@ def test_eager_retries_are_spent_and_their_history_is_kept(
     )
 
     assert [d.outcome for d in letter.history] == [
-        Outcome.RETRIED, Outcome.RETRIED, Outcome.FAILED,
-    ]  # fmt: skip
+        Outcome.RETRIED,
+        Outcome.RETRIED,
+        Outcome.FAILED,
+    ]
     assert letter.dead_letter_queue == "vip-DLQ"
 
 
@@ -609,7 +611,9 @@ def test_a_user_s_test_fails_with_the_letters_in_its_report(pytester: pytest.Pyt
     result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
-        ["*AssertionError: expected no letter, got 1 of the 1 letters fit",
-         "E*rejected: *charge* in celery-DLQ: no such order"]
-    )  # fmt: skip
+        [
+            "*AssertionError: expected no letter, got 1 of the 1 letters fit",
+            "E*rejected: *charge* in celery-DLQ: no such order",
+        ]
+    )
     result.stdout.no_fnmatch_line("*watched.py*")

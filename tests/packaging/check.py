@@ -39,8 +39,7 @@ BRINGS = {
     "spark": {"pyarrow", "pyspark", "matplotlib"},
     "demo": {"pyarrow", "pyspark", "matplotlib", "rich"},
 }
-OPTIONAL = {"rich", "pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib",
-            "pytest"}  # fmt: skip
+OPTIONAL = {"rich", "pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}
 
 IMPORT_ALL = """
 import importlib, pkgutil, celery_dlq
@@ -152,9 +151,12 @@ def use_core(python: Path, folder: Path, url: str) -> None:
     expect("3 of 3" in said and "--------" in said, f"plain tables, got {said}")
     failed = subprocess.run(
         [python.parent / "celery", "-A", "shop", "dlq", "export", "letters"],
-        cwd=folder / "minimal", env={"SHOP_REDIS": url}, capture_output=True, text=True,
+        cwd=folder / "minimal",
+        env={"SHOP_REDIS": url},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     clear = "pip install 'celery_dlq[parquet]'" in failed.stderr
     expect(failed.returncode == 1 and clear, f"one clear line, got {failed.stderr}")
     expect("Traceback" not in failed.stderr, f"no traceback, got {failed.stderr}")
@@ -182,9 +184,11 @@ def use_spark(python: Path, folder: Path, url: str) -> None:
 
 def use_sentry(python: Path, folder: Path, url: str) -> None:
     """The reporter finds the client of an initialised Sentry."""
-    code = ("import sentry_sdk; sentry_sdk.init('http://key@127.0.0.1:1/1'); "
-            "from celery_dlq.contrib.sentry import client; "
-            "assert client() is not None")  # fmt: skip
+    code = (
+        "import sentry_sdk; sentry_sdk.init('http://key@127.0.0.1:1/1'); "
+        "from celery_dlq.contrib.sentry import client; "
+        "assert client() is not None"
+    )
     run(str(python), "-c", code, cwd=folder)
 
 
@@ -234,9 +238,19 @@ def redis_server(folder: Path) -> Iterator[str]:
     """A server of our own."""
     port = free_port()
     process = subprocess.Popen(
-        ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "",
-         "--dir", str(folder)], stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            "redis-server",
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            str(folder),
+        ],
+        stdout=subprocess.DEVNULL,
+    )
     try:
         wait_for_port(port)
         yield f"redis://127.0.0.1:{port}/0"

@@ -79,8 +79,10 @@ def test_versions_of_the_schema_are_read_together(
     assert "severity" not in ours.columns
     assert {r[0] for r in plain.read.parquet(str(folder)).select("task_id").collect()} == ids
     merged = plain.read.option("mergeSchema", "true").parquet(str(folder))
-    found = {(row[0], row[1], row[2]) for row in
-             merged.select("task_id", "schema_version", "severity").collect()}  # fmt: skip
+    found = {
+        (row[0], row[1], row[2])
+        for row in merged.select("task_id", "schema_version", "severity").collect()
+    }
     expected = {(i, 2, "high") if i.startswith("v2") else (i, 1, None) for i in ids}
     assert found == expected
 

@@ -70,8 +70,9 @@ def test_notebook_runs_on_letters_of_a_real_worker(
     monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     notebook = jupytext.read(EXAMPLE / "triage.py")
     resources = {"metadata": {"path": str(tmp_path)}}
-    client.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources,
-                          store_widget_state=False).execute()  # fmt: skip
+    client.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources=resources, store_widget_state=False
+    ).execute()
     nbformat.write(notebook, tmp_path / "triage.ipynb")
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not [output for output in outputs if output.output_type == "error"]

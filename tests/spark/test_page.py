@@ -136,15 +136,26 @@ def look_at(file: Path, folder: Path) -> None:
     )
     png = folder / "page.png"
     options = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        f"--user-data-dir={folder / 'profile'}", "--hide-scrollbars", "--window-size=1100,1600",
-    ]  # fmt: skip
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={folder / 'profile'}",
+        "--hide-scrollbars",
+        "--window-size=1100,1600",
+    ]
     for extra in ([f"--screenshot={png}"], ["--dump-dom"]):
         done = subprocess.run(
             [browser, *options, *extra, file.as_uri()],
-            check=True, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     assert "&lt;script&gt;alert" in done.stdout
     assert "<script" not in done.stdout
     image = pytest.importorskip("matplotlib.image").imread(png)
@@ -175,8 +186,9 @@ def command(redis_url: str) -> Iterator[Command]:
     plan = ResolvedPolicy("orders", DLQ, Policy(max_deliveries=5), None)
     for number in range(90):
         body = json.dumps([[], {"currency": ("EUR", "USD")[number % 2], "n": number % 9}, {}])
-        request = SimpleNamespace(id="1", message=a_message(body=body.encode()),
-                                  request_dict=a_request(), worker_pid=7)  # fmt: skip
+        request = SimpleNamespace(
+            id="1", message=a_message(body=body.encode()), request_dict=a_request(), worker_pid=7
+        )
         delivery = a_delivery(number=2 if number < 10 else 1)
         sampler(request, InFlight(plan, a_key(), delivery, first=False))
     sampler.close()

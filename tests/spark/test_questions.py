@@ -182,10 +182,12 @@ def test_successes_are_a_second_comparison(spark: SparkSession) -> None:
     dice = Random(5)  # noqa: S311 - the same every time
     bad = [{"kwargs_json": json.dumps({"currency": "XXX", "n": n % 9})} for n in range(60)]
     good = [
-        {"kwargs_json": json.dumps({"currency": dice.choice("ABC"), "n": n % 9}),
-         "fingerprint": None}
+        {
+            "kwargs_json": json.dumps({"currency": dice.choice("ABC"), "n": n % 9}),
+            "fingerprint": None,
+        }
         for n in range(200)
-    ]  # fmt: skip
+    ]
     mails = [{"task_name": "mail.send", "fingerprint": "m" * 16} for _ in range(30)]
     df = frame(spark, [*bad, *mails])
     assert questions.why(df, CLUSTER).where("feature LIKE 'kwargs%'").collect() == []
@@ -254,10 +256,15 @@ def test_new_and_returned_causes(spark: SparkSession) -> None:
 def test_spikes_stand_out_of_a_steady_rate(spark: SparkSession) -> None:
     """A flood is found at its time; a steady rate, however high, and single letters are not."""
     minute = timedelta(minutes=1)
-    steady = [{"fingerprint": "steady", "dead_lettered_at": NOON + minute * m}
-              for m in range(300) for _ in range(3)]  # fmt: skip
-    flood = [{"fingerprint": "flood", "dead_lettered_at": NOON + minute * 200 + minute * n / 50}
-             for n in range(100)]  # fmt: skip
+    steady = [
+        {"fingerprint": "steady", "dead_lettered_at": NOON + minute * m}
+        for m in range(300)
+        for _ in range(3)
+    ]
+    flood = [
+        {"fingerprint": "flood", "dead_lettered_at": NOON + minute * 200 + minute * n / 50}
+        for n in range(100)
+    ]
     rare = [{"fingerprint": "rare", "dead_lettered_at": NOON + minute * m} for m in (50, 170)]
     df = frame(spark, [*steady, *flood, *rare])
     found = rows(questions.spikes(df))
@@ -274,9 +281,11 @@ def test_spike_of_a_cause_with_two_tasks_is_one(spark: SparkSession) -> None:
     minutes = [0, 60, *[200] * 12]
     df = frame(
         spark,
-        [{"dead_lettered_at": NOON + timedelta(minutes=m), "task_name": f"t{n % 2}"}
-         for n, m in enumerate(minutes)],
-    )  # fmt: skip
+        [
+            {"dead_lettered_at": NOON + timedelta(minutes=m), "task_name": f"t{n % 2}"}
+            for n, m in enumerate(minutes)
+        ],
+    )
     found = rows(questions.spikes(df))
     assert [(row["task_name"], row["letters"]) for row in found] == [("t0", 12)]
 
@@ -351,10 +360,13 @@ def test_limits_advise_where_success_ends(spark: SparkSession) -> None:
         ],
     )
     good = spark.createDataFrame(
-        [("shop.charge", n) for n, times in [(1, 900), (2, 90), (3, 9), (4, 1)]
-         for _ in range(times)],
+        [
+            ("shop.charge", n)
+            for n, times in [(1, 900), (2, 90), (3, 9), (4, 1)]
+            for _ in range(times)
+        ],
         "task_name STRING, deliveries BIGINT",
-    )  # fmt: skip
+    )
     found = rows(questions.limits(df, good))
     charges = [row for row in found if row["task_name"] == "shop.charge"]
     assert [(r["delivery"], r["reached"], r["succeeded"], r["died"]) for r in charges] == [
@@ -369,8 +381,11 @@ def test_limits_advise_where_success_ends(spark: SparkSession) -> None:
     assert {row["advised_max_deliveries"] for row in charges} == {3}
     mail = next(row for row in found if row["task_name"] == "mail.send")
     assert (mail["delivery"], mail["advised_max_deliveries"]) == (2, None)
-    assert {row["advised_max_deliveries"] for row in rows(questions.limits(df, good, lost=0))
-            if row["task_name"] == "shop.charge"} == {4}  # fmt: skip
+    assert {
+        row["advised_max_deliveries"]
+        for row in rows(questions.limits(df, good, lost=0))
+        if row["task_name"] == "shop.charge"
+    } == {4}
     assert rows(questions.limits(df, good, sample=0.1))[1]["succeeded"] == 9_000
     assert {row["cumulative_share"] for row in rows(questions.limits(df))} == {None}
     sampled = good.selectExpr("*", """'{"dlq_sample_share": 0.01}' AS headers""")

@@ -304,16 +304,20 @@ def start_stream(url: str, folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-c", STREAM, url, str(folder)],
             env={**os.environ, "PYTHONPATH": tests, "TMPDIR": str(folder / "tmp")},
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 def test_killed_stream_goes_on_exactly_once(
     source: SparkSession, redis_url: str, fill: Fill, tmp_path: Path
 ) -> None:
     """SIGKILL in the middle of a stream, more letters, a restart: each letter is there once."""
-    letters = [a_letter(dead_letter_queue=f"q{n % 2}-DLQ", dead_lettered_at=now())
-               for n in range(600)]  # fmt: skip
+    letters = [
+        a_letter(dead_letter_queue=f"q{n % 2}-DLQ", dead_lettered_at=now()) for n in range(600)
+    ]
     fill(letters[:400])
     commits = tmp_path / "checkpoint" / "commits"
     process = start_stream(redis_url, tmp_path)

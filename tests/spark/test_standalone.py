@@ -79,9 +79,13 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(spark_home / "bin" / "spark-class"), *arguments],
-            env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, cwd=folder,
-        )  # fmt: skip
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=folder,
+        )
     try:
         yield log
     finally:
@@ -145,8 +149,11 @@ def test_cluster_reads_live_letters_with_the_package_shipped_or_installed(
     package = "org.apache.spark.deploy"
     local = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with daemon(tmp_path, "master", f"{package}.master.Master", *local) as log:
-        found = poll(lambda: re.search(r"spark://127\.0\.0\.1:\d+", log.read_text()),
-                     timeout_seconds=90, every_seconds=0.1)  # fmt: skip
+        found = poll(
+            lambda: re.search(r"spark://127\.0\.0\.1:\d+", log.read_text()),
+            timeout_seconds=90,
+            every_seconds=0.1,
+        )
         assert found is not None
         # Room for one executor of each job.
         half = ("--cores", "2", "--memory", "1400m", *local, found[0])
@@ -195,8 +202,12 @@ def submitted(
     done = subprocess.run(
         [submit, "--master", master, *options, *settings, str(folder / "job.py"), url],
         env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
-        check=False, capture_output=True, text=True, timeout=240, cwd=folder,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=folder,
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert lines, done.stdout + done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(lines[0].partition(" ")[2])

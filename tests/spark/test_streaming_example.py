@@ -46,13 +46,19 @@ def test_each_letter_is_in_the_lake_once(
     write(redis_url, ["shop.charge", "shop.mail"])
     shutil.copy(EXAMPLE / "stream_letters.py", tmp_path)
     done = subprocess.run(
-        [sys.executable, "stream_letters.py", "lake"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=180, env={**os.environ, **QUICK_JAVA, "SHOP_REDIS": redis_url},
+        [sys.executable, "stream_letters.py", "lake"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, **QUICK_JAVA, "SHOP_REDIS": redis_url},
         check=False,
-    )  # fmt: skip
+    )
 
     assert done.returncode == 0, done.stderr
     assert "letters in the lake: 5" in done.stdout
     rows = spark.read.parquet(str(tmp_path / "lake/letters")).groupBy("task_name").count()
     assert {row.task_name: row["count"] for row in rows.collect()} == {
-        "shop.charge": 4, "shop.mail": 1}  # fmt: skip
+        "shop.charge": 4,
+        "shop.mail": 1,
+    }

@@ -56,9 +56,15 @@ def operate_more(path: str) -> Iterator[str]:
     dry = dlq.dry_run("orders-DLQ", where, to_queue="orders")
     if dry.ready:
         report = dlq.redrive(
-            "orders-DLQ", where, canary=5, max_failures=1, delay=timedelta(minutes=5),
-            keep_count=True, new_id=False, progress=lambda letters: print(letters + 1),
-        )  # fmt: skip
+            "orders-DLQ",
+            where,
+            canary=5,
+            max_failures=1,
+            delay=timedelta(minutes=5),
+            keep_count=True,
+            new_id=False,
+            progress=lambda letters: print(letters + 1),
+        )
         yield from (report.state, *report.failed)
     yield dlq.edit("id", Edit(assign={"kwargs.tenant": 42})).redrive_id
     discarded = dlq.discard("orders-DLQ", where, export_first=path)

@@ -31,9 +31,14 @@ PLAIN: dict[str, Any] = {
 
 def an_adoption(target: str | None = None, **policies: Policy) -> Adoption:
     return Adoption(
-        an_app(), PolicyTable(policies), "orders.dead", target,
-        hostname="web-1", pid=4711, release="v1",
-    )  # fmt: skip
+        an_app(),
+        PolicyTable(policies),
+        "orders.dead",
+        target,
+        hostname="web-1",
+        pid=4711,
+        release="v1",
+    )
 
 
 def letter(adoption: Adoption | None = None, **message: Any) -> DeadLetter:
@@ -119,8 +124,13 @@ def test_an_unnamed_message_is_known_again_and_told_from_others() -> None:
 def test_a_receipt_of_sqs_names_nothing() -> None:
     """It is another one for each delivery; the message id stays."""
     raw = {"MessageId": "sqs-1", "Attributes": {"ApproximateReceiveCount": "4"}}
-    found = letter(**{**PLAIN, "delivery_tag": "receipt-2", "properties": {
-        "delivery_tag": "receipt-2", "delivery_info": {"sqs_message": raw}}})  # fmt: skip
+    found = letter(
+        **{
+            **PLAIN,
+            "delivery_tag": "receipt-2",
+            "properties": {"delivery_tag": "receipt-2", "delivery_info": {"sqs_message": raw}},
+        }
+    )
     assert (found.task_id, found.deliveries) == ("sqs-1", 4)
     assert found.decoded("native_death") == {"ApproximateReceiveCount": "4"}
 

@@ -100,7 +100,7 @@ def test_other_bodies_never_raise(body: bytes) -> None:
         b"[" * 100_000,
         b"\xff\xfe[[1], {}, {}]",
     ],
-)  # fmt: skip
+)
 def test_a_body_that_is_not_celerys_json_has_no_parts(body: bytes) -> None:
     """The letter then has the bytes alone."""
     assert json_parts(body, "application/json") == (None, None)
@@ -133,9 +133,17 @@ def test_a_message_of_celery_is_captured_whole() -> None:
     """Everything a letter needs is taken from a message that Celery really sent."""
     expires = datetime(2030, 1, 1, tzinfo=timezone.utc)
     message = sent_message(
-        an_app(), "shop.charge", (1, "ü"), {"a": [2]}, task_id="t-1", root_id="r-1",
-        parent_id="p-1", group_id="g-1", expires=expires, headers={"tenant": "acme"},
-    )  # fmt: skip
+        an_app(),
+        "shop.charge",
+        (1, "ü"),
+        {"a": [2]},
+        task_id="t-1",
+        root_id="r-1",
+        parent_id="p-1",
+        group_id="g-1",
+        expires=expires,
+        headers={"tenant": "acme"},
+    )
     body = bytes(message.body)
     letter = captured(message, message.headers)
     assert (letter.task_id, letter.task_name, letter.retries) == ("t-1", "shop.charge", 0)
@@ -202,9 +210,13 @@ def test_headers_of_any_type_are_kept() -> None:
 def test_a_message_without_anything_is_captured() -> None:
     """A foreign publisher's message may have no headers, properties or body."""
     message = a_message(
-        body=None, headers=None, properties=None, delivery_info=None, content_type=None,
+        body=None,
+        headers=None,
+        properties=None,
+        delivery_info=None,
+        content_type=None,
         content_encoding=None,
-    )  # fmt: skip
+    )
     letter = captured(message, {})
     assert (letter.task_name, letter.body) == ("", b"")
     assert (letter.headers, letter.properties) == ("{}", "{}")

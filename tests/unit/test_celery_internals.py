@@ -53,8 +53,7 @@ def test_celery_makes_a_subclass_that_defines_what_we_wrap() -> None:
     assert made == [created]
     assert {"execute_using_pool", "on_success"} <= set(vars(created))
     assert parameters(vars(created)["execute_using_pool"]) == ["self", "pool", "kwargs"]
-    assert parameters(vars(created)["on_success"]) == [
-        "self", "failed__retval__runtime", "kwargs"]  # fmt: skip
+    assert parameters(vars(created)["on_success"]) == ["self", "failed__retval__runtime", "kwargs"]
 
 
 @pytest.mark.parametrize(

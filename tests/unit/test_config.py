@@ -110,9 +110,11 @@ def test_none_means_the_default() -> None:
 def test_django_settings_are_read_by_namespace() -> None:
     """``CELERY_DLQ_QUEUES`` in Django's settings is ``dlq_queues`` here."""
     app = an_app()
-    django = SimpleNamespace(CELERY_DLQ_QUEUES={"orders": {"max_deliveries": 5}},
-                             CELERY_DLQ_KEY_PREFIX="shop",
-                             CELERY_TASK_ACKS_LATE=True)  # fmt: skip
+    django = SimpleNamespace(
+        CELERY_DLQ_QUEUES={"orders": {"max_deliveries": 5}},
+        CELERY_DLQ_KEY_PREFIX="shop",
+        CELERY_TASK_ACKS_LATE=True,
+    )
     app.config_from_object(django, namespace="CELERY")
     settings = Settings.from_conf(app.conf)
     assert settings.queues == {"orders": Policy(max_deliveries=5)}

@@ -38,9 +38,12 @@ def a_job(process: Process | None = None, *, writing: bool = False) -> Any:
     """A job, maybe written to a process, whole or in part."""
     generator = SimpleNamespace(gi_frame=object() if writing else None)
     return SimpleNamespace(
-        _write_to=process, _accepted=False, _writer=lambda: generator,
-        discarded=[], discard=lambda: None,
-    )  # fmt: skip
+        _write_to=process,
+        _accepted=False,
+        _writer=lambda: generator,
+        discarded=[],
+        discard=lambda: None,
+    )
 
 
 def before_flush(job: Any, inner: Inner | None = None) -> tuple[bool, bool]:

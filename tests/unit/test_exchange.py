@@ -72,9 +72,11 @@ def test_the_routing_key_is_the_source_queue_unless_told() -> None:
         for entry in [found.entry(a_letter(source_queue=queue))]
     }
     assert keys == {
-        "orders": ("deaths", "orders"), "slow": ("deaths", "slow.dead"), "quiet": None,
+        "orders": ("deaths", "orders"),
+        "slow": ("deaths", "slow.dead"),
+        "quiet": None,
         "unknown": None,
-    }  # fmt: skip
+    }
 
 
 def test_two_types_of_one_exchange_are_refused() -> None:
@@ -97,8 +99,10 @@ def test_the_headers_are_the_contract() -> None:
     letter = a_letter(
         headers='{"id":"t","task":"shop.charge","x-death":[],"x-first-death-queue":"a",'
         '"x-delivery-count":2,"redelivered":true}',
-        reason=Reason.EXPIRED, deliveries=3, retries=2,
-    )  # fmt: skip
+        reason=Reason.EXPIRED,
+        deliveries=3,
+        retries=2,
+    )
     assert announced_headers(letter) == {
         "id": "t",
         "task": "shop.charge",

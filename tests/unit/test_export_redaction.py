@@ -33,14 +33,17 @@ def test_a_value_is_gone_from_every_place_of_a_letter() -> None:
         ["kwargs.card"],
         kwargs_json=json.dumps(kwargs),
         body=json.dumps([[], kwargs, {"chain": chain, "callbacks": None}]).encode(),
-        argsrepr="()", kwargsrepr=repr(kwargs),
+        argsrepr="()",
+        kwargsrepr=repr(kwargs),
         headers=json.dumps({"kwargsrepr": repr(kwargs), "argsrepr": "()", "note": f"for {CARD}"}),
         properties=json.dumps({"correlation_id": f"charge-{CARD}"}),
-        description=f"bad card {CARD}", exception_message=f"bad card {CARD[:9]}…",
-        traceback=f"ValueError: {CARD!r}\n", task_id=f"charge-{CARD}",
+        description=f"bad card {CARD}",
+        exception_message=f"bad card {CARD[:9]}…",
+        traceback=f"ValueError: {CARD!r}\n",
+        task_id=f"charge-{CARD}",
         history=(an_ended_delivery(exception_message=f"card={CARD}"),),
         native_death=json.dumps([{"reason": CARD}]),
-    )  # fmt: skip
+    )
     assert CARD.encode() not in whole(fields)
     assert CARD[:9].encode() not in whole(fields)
     token = Redaction.parse(["kwargs.card"], KEY).token(CARD)
@@ -64,8 +67,7 @@ def test_equal_values_have_equal_tokens_with_one_key_only() -> None:
 @pytest.mark.parametrize("body", [b"\x80\x04K\x01.4111111111111111", b"\xff{", b"[" * 5000, b""])
 def test_a_body_that_cannot_be_looked_into_is_left_out(body: bytes) -> None:
     """Pickle, broken UTF-8 and nonsense: dropped, with the reprs that describe it."""
-    fields = redacted(["kwargs.card"], body=body, args_json=None, kwargs_json=None,
-                      kwargsrepr=CARD)  # fmt: skip
+    fields = redacted(["kwargs.card"], body=body, args_json=None, kwargs_json=None, kwargsrepr=CARD)
     assert not {"body", "kwargsrepr"} & set(fields)
     assert {"id", "task_name", "reason", "dead_lettered_at"} <= set(fields)
 
@@ -92,9 +94,10 @@ def test_headers_and_whole_texts_can_be_redacted() -> None:
     """``headers.auth`` and ``traceback``; what repeats them goes too."""
     fields = redacted(
         ["headers.auth", "traceback"],
-        headers='{"auth": "Bearer s3cret", "id": "x"}', traceback="secret story",
+        headers='{"auth": "Bearer s3cret", "id": "x"}',
+        traceback="secret story",
         description="got Bearer s3cret and secret story",
-    )  # fmt: skip
+    )
     assert b"s3cret" not in whole(fields)
     assert b"secret story" not in whole(fields)
     assert fields["traceback"].startswith(b"redacted:")

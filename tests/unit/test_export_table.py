@@ -84,19 +84,25 @@ def test_letters_become_rows_with_their_values() -> None:
     row = table([raw(letter.to_fields())]).to_pylist()[0]
     expected = {name: getattr(letter, name) for name in field_kinds()}
     assert row == {
-        **expected, "reason": letter.reason.value, "history": history_json(letter.history)
-    }  # fmt: skip
+        **expected,
+        "reason": letter.reason.value,
+        "history": history_json(letter.history),
+    }
 
 
 ENTRIES = st.fixed_dictionaries(
     {"id": st.binary(min_size=1), "body": st.binary(max_size=300)},
     optional={
-        "headers": st.binary(max_size=300), "description": st.binary(max_size=40),
-        "exception_message": st.binary(max_size=40), "traceback": st.binary(max_size=300),
-        "history": st.binary(max_size=300), "retries": st.integers().map(lambda n: b"%d" % n),
-        "kwargs_json": st.binary(max_size=200), "task_id": st.binary(max_size=40),
+        "headers": st.binary(max_size=300),
+        "description": st.binary(max_size=40),
+        "exception_message": st.binary(max_size=40),
+        "traceback": st.binary(max_size=300),
+        "history": st.binary(max_size=300),
+        "retries": st.integers().map(lambda n: b"%d" % n),
+        "kwargs_json": st.binary(max_size=200),
+        "task_id": st.binary(max_size=40),
     },
-)  # fmt: skip
+)
 
 
 @given(st.lists(ENTRIES, max_size=30), st.integers(0, 40), st.integers(0, 40))
@@ -118,9 +124,13 @@ def test_a_column_by_itself_is_the_same_as_among_all() -> None:
     task_id = "0b1c2d3e-0000-4000-8000-00000000000f"
     headers = json.dumps({"lang": "py", "id": task_id, "argsrepr": "('a long enough text',)"})
     letter = a_letter(
-        task_id=task_id, root_id=task_id, headers=headers, argsrepr="('a long enough text',)",
-        description="gateway said 502", exception_message="gateway said 502",
-    )  # fmt: skip
+        task_id=task_id,
+        root_id=task_id,
+        headers=headers,
+        argsrepr="('a long enough text',)",
+        description="gateway said 502",
+        exception_message="gateway said 502",
+    )
     stored = [fields_of(parts(packed(letter.to_fields())))]
     whole = table(stored)
     assert whole.column("root_id").to_pylist() == [task_id]
@@ -147,10 +157,14 @@ def test_one_broken_entry_is_refused_and_spoils_no_neighbour(
     """It is told by its number, whichever of its parts is broken."""
     body = b'[[], {"order_id": 1, "customer": "4711"}, {}]'
     letters = [
-        a_letter(id=str(UUID(int=number)), body=body, kwargs_json=body[4:-4].decode(),
-                 traceback="Traceback " * 50)
+        a_letter(
+            id=str(UUID(int=number)),
+            body=body,
+            kwargs_json=body[4:-4].decode(),
+            traceback="Traceback " * 50,
+        )
         for number in range(few)
-    ]  # fmt: skip
+    ]
     stored = [packed(letter.to_fields()) for letter in letters]
     assert stored[1] != spoil(stored[1])
     stored[1] = spoil(stored[1])
@@ -219,8 +233,12 @@ def test_times_that_no_calendar_has_become_null_and_spoil_no_neighbour() -> None
     good = a_letter().to_fields()["dead_lettered_at"]
     times = (good, b"%d" % (FIRST_MICROS - 1), b"%d" % (LAST_MICROS + 1), b"%d" % FIRST_MICROS)
     assert column("expires", *times, None) == [
-        NOW, None, None, datetime.min.replace(tzinfo=timezone.utc), None
-    ]  # fmt: skip
+        NOW,
+        None,
+        None,
+        datetime.min.replace(tzinfo=timezone.utc),
+        None,
+    ]
     assert column("expires", b"%d" % 2**62) == [None]
 
 

@@ -45,8 +45,7 @@ class UnprintableError(Exception):
     """Has a ``__str__`` that raises."""
 
     def __str__(self) -> str:
-        message = "no"
-        raise RuntimeError(message)
+        raise RuntimeError("no")
 
 
 class WordlessError(Exception):
@@ -87,8 +86,14 @@ def end(exc: BaseException, *throws: type[BaseException]) -> End:
 def traced(task: Task, *, retries: int) -> Failure:
     """Run a task as a pool child does, and describe what it reports."""
     tracer = build_tracer(task.name, task, app=task.app)
-    request = {"id": "t-1", "retries": retries, "is_eager": False, "called_directly": False,
-               "delivery_info": {}, "hostname": "celery@web-1"}  # fmt: skip
+    request = {
+        "id": "t-1",
+        "retries": retries,
+        "is_eager": False,
+        "called_directly": False,
+        "delivery_info": {},
+        "hostname": "celery@web-1",
+    }
     report = tracer("t-1", (), {}, request)[0]
     assert isinstance(report, ExceptionInfo)
     return failure_of(report, tuple(task.throws))
@@ -301,8 +306,7 @@ def test_autoretry_that_is_spent_is_told_from_a_failure() -> None:
 
     @app.task(name="auto", autoretry_for=(ValueError,), max_retries=1, lazy=False, shared=False)
     def auto() -> None:
-        message = "only 3 left"
-        raise SoldOutError(message)
+        raise SoldOutError("only 3 left")
 
     found = traced(auto, retries=1)
     assert found.end is not None
@@ -316,8 +320,7 @@ def test_a_failure_in_a_retry_is_no_spent_retry() -> None:
 
     @app.task(name="failing", autoretry_for=(ValueError,), max_retries=1, lazy=False, shared=False)
     def failing() -> None:
-        message = "other"
-        raise KeyError(message)
+        raise KeyError("other")
 
     found = traced(failing, retries=1)
     assert found.end is not None
@@ -333,8 +336,7 @@ def test_a_retry_whose_result_cannot_be_stored_is_no_spent_retry() -> None:
         raise self.retry()
 
     def refuse(*_args: Any, **_options: Any) -> None:
-        message = "Connection refused"
-        raise ConnectionError(message)
+        raise ConnectionError("Connection refused")
 
     app.backend.mark_as_retry = refuse
     with pytest.warns(RuntimeWarning, match="Exception raised outside body"):
@@ -351,8 +353,7 @@ def test_a_function_of_the_application_named_retry_is_no_spent_retry() -> None:
     app = an_app()
 
     def retry() -> None:
-        message = "other"
-        raise KeyError(message)
+        raise KeyError("other")
 
     @app.task(name="own", lazy=False, shared=False)
     def own() -> None:

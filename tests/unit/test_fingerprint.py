@@ -101,8 +101,7 @@ def test_a_real_chained_traceback_gives_the_frames_of_the_last_exception() -> No
         try:
             look_up()
         except KeyError as exc:
-            message = "no price"
-            raise ValueError(message) from exc
+            raise ValueError("no price") from exc
 
     try:
         pay()

@@ -31,8 +31,11 @@ def test_nothing_of_others_is_imported(modules: str) -> None:
     """The package and its pure core import on machines without Celery, Redis and Arrow."""
     done = subprocess.run(
         [sys.executable, "-c", _REPORT.format(modules=modules)],
-        capture_output=True, text=True, check=True, encoding="utf-8",
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
+    )
     assert done.stdout.strip() == ""
 
 

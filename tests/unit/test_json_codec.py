@@ -38,8 +38,7 @@ class Unprintable:
     """Has a ``repr`` that raises."""
 
     def __repr__(self) -> str:
-        message = "no"
-        raise RuntimeError(message)
+        raise RuntimeError("no")
 
 
 class HouseDate(date):
@@ -141,8 +140,7 @@ def test_numbers_that_json_does_not_know_still_make_valid_json(value: float) -> 
     """``NaN`` is no JSON: readers other than Python's would refuse the whole column."""
 
     def refuse(name: str) -> None:
-        message = f"{name} is not JSON"
-        raise AssertionError(message)
+        raise AssertionError(f"{name} is not JSON")
 
     text = json_codec.dumps({"x": value})
     json.loads(text, parse_constant=refuse)

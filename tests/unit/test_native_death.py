@@ -18,9 +18,14 @@ AT = datetime(2026, 11, 21, 12, 6, 37)  # noqa: DTZ001 - as py-amqp gives it
 def a_death(**changes: Any) -> dict[str, Any]:
     """One entry of RabbitMQ's x-death."""
     return {
-        "count": 1, "reason": "rejected", "queue": "orders", "time": AT, "exchange": "",
-        "routing-keys": ["orders"], **changes,
-    }  # fmt: skip
+        "count": 1,
+        "reason": "rejected",
+        "queue": "orders",
+        "time": AT,
+        "exchange": "",
+        "routing-keys": ["orders"],
+        **changes,
+    }
 
 
 def test_rabbitmq_says_where_when_and_why() -> None:
@@ -87,9 +92,14 @@ def test_nothing_is_said_without_a_word_of_the_broker() -> None:
 
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-    | st.binary(max_size=5) | st.datetimes()
-)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st.datetimes()
+)
 NAMES = st.sampled_from(["x-death", "x-first-death-queue", "x-first-death-reason"])
 FIELDS = st.sampled_from(["queue", "reason", "time", "count", "Attributes", "sqs_message"])
 ENTRIES = st.dictionaries(FIELDS, SCALARS | st.dictionaries(FIELDS, SCALARS, max_size=2))

@@ -115,9 +115,10 @@ def test_alerts_say_what_happened_and_what_to_do() -> None:
         metrics = re.findall(r"celery_dlq_\w+", rule["expr"])
         kept = re.findall(r"by \(([^)]*)\)", rule["expr"])
         there = (
-            set(", ".join(kept).split(", ")) if kept
+            set(", ".join(kept).split(", "))
+            if kept
             else {label for name in metrics for label in METRICS[name].labels}
-        )  # fmt: skip
+        )
         said = re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))
         assert set(said) <= there, rule["alert"]
 

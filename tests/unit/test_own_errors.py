@@ -39,12 +39,17 @@ def guard(dlq: DeadLetters) -> Guard:
 def a_begun(guard: Guard, settle: Callable[..., None] | None = None, **info: Any) -> Any:
     """A request that was begun, or refused."""
     request = SimpleNamespace(
-        id="t-1", task=SimpleNamespace(name="shop.charge", max_retries=3, app=None),
+        id="t-1",
+        task=SimpleNamespace(name="shop.charge", max_retries=3, app=None),
         delivery_info={"exchange": "", "routing_key": "orders", **info},
-        request_dict=a_request(id="t-1"), message=a_message(), dlq_in_flight=None, worker_pid=1,
-        acknowledged=False, settled=[],
+        request_dict=a_request(id="t-1"),
+        message=a_message(),
+        dlq_in_flight=None,
+        worker_pid=1,
+        acknowledged=False,
+        settled=[],
         dlq_settle=settle or (lambda *_: request.settled.append("settled")),
-    )  # fmt: skip
+    )
     request.begun = guard.begin(request)
     return request
 
@@ -95,9 +100,11 @@ def test_a_death_that_cannot_be_described_is_a_letter_all_the_same(
 
 
 def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(
-    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch,
+    dlq: DeadLetters,
+    guard: Guard,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """It does not stay unacknowledged for the life of its worker."""
     monkeypatch.setattr(dlq.store, "dead_letter", failing(99, dlq.store.dead_letter))
     request = a_begun(guard)
@@ -107,9 +114,11 @@ def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(
 
 
 def test_a_message_past_its_limit_is_run_by_celery_if_no_letter_can_be_made(
-    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch,
+    dlq: DeadLetters,
+    guard: Guard,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """Neither lost nor kept back for ever; it is said."""
     assert a_begun(guard).begun is Begin.RUN
     assert a_begun(guard, redelivered=True).begun is Begin.SKIP

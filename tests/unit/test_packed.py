@@ -32,13 +32,28 @@ LETTER = a_letter(
 )
 
 NAMES = st.one_of(
-    st.sampled_from([
-        "body", "args_json", "kwargs_json", "headers", "id", "argsrepr", "kwargsrepr", "task_id",
-        "root_id", "description", "exception_message", "traceback", "history", "properties",
-        "a.b", "~key",
-    ]),
+    st.sampled_from(
+        [
+            "body",
+            "args_json",
+            "kwargs_json",
+            "headers",
+            "id",
+            "argsrepr",
+            "kwargsrepr",
+            "task_id",
+            "root_id",
+            "description",
+            "exception_message",
+            "traceback",
+            "history",
+            "properties",
+            "a.b",
+            "~key",
+        ]
+    ),
     st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name not in "+-~"),
-)  # fmt: skip
+)
 # Texts that repeat each other, are long enough to be compressed, or hold what separates values.
 VALUES = st.one_of(
     st.binary(max_size=50),
@@ -91,8 +106,15 @@ def test_what_a_redrive_needs_is_not_compressed() -> None:
 
 def test_a_small_message_is_compressed_more() -> None:
     """Else the letter would take many times the memory of the message."""
-    headers = {"lang": "py", "task": "shop.charge", "origin": "gen1@web", "retries": 0,
-               "timelimit": [None, None], "ignore_result": False, "stamps": {}}  # fmt: skip
+    headers = {
+        "lang": "py",
+        "task": "shop.charge",
+        "origin": "gen1@web",
+        "retries": 0,
+        "timelimit": [None, None],
+        "ignore_result": False,
+        "stamps": {},
+    }
     letter = a_letter(headers=json.dumps(headers), history=(an_ended_delivery(),))
     entry = packed(letter.to_fields())
     assert b"timelimit" not in entry["+"]

@@ -170,8 +170,10 @@ def test_all_policies_are_shown_with_their_warnings(
     registry.register(a_card("two", {"orders": {"max_deliveries": 6}}, "orders"))
     rules = policy_admin.report({"default"}, {"shop.charge": "default"})
     assert [(view.queue, view.task) for view in rules.views] == [
-        ("ord*", None), ("orders", None), ("default", "shop.charge"),
-    ]  # fmt: skip
+        ("ord*", None),
+        ("orders", None),
+        ("default", "shop.charge"),
+    ]
     assert rules.warnings == (
         "For queue 'orders', one and two have different policies: max_deliveries 5 and 6",
     )

@@ -35,7 +35,10 @@ def test_queues_that_the_app_a_policy_or_an_override_names_are_known() -> None:
     """Also without a declaration."""
     known = policy_cache("orders", **{"by-hand": Policy(max_deliveries=1)})
     assert [queue(known, name) for name in ("orders", "mails", "by-hand")] == [
-        "orders", "mails", "by-hand"]  # fmt: skip
+        "orders",
+        "mails",
+        "by-hand",
+    ]
     known.obey({"later": (Policy(max_deliveries=2), "ann")})
     assert queue(known, "later") == "later"
 

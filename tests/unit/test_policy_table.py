@@ -170,9 +170,15 @@ def test_an_override_beats_everything_and_guards_alone() -> None:
 
 @pytest.mark.parametrize(
     ("name", "ttl"),
-    [("orders-DLQ", 5.0), ("mails-DLQ", 1.0), ("grave", 7.0), ("x-DLQ", 1.0), ("other", None),
-     ("charges", 9.0)],
-)  # fmt: skip
+    [
+        ("orders-DLQ", 5.0),
+        ("mails-DLQ", 1.0),
+        ("grave", 7.0),
+        ("x-DLQ", 1.0),
+        ("other", None),
+        ("charges", 9.0),
+    ],
+)
 def test_a_dead_letter_queue_finds_the_policy_that_rules_it(name: str, ttl: float | None) -> None:
     """Through the queue that names it, through its default name, or through a task."""
     table = PolicyTable(

@@ -85,9 +85,10 @@ def test_every_logger_of_ours_is_clean() -> None:
 
     package = Path(celery_dlq.logs.__file__).parent
     others = [
-        str(path) for path in package.rglob("*.py")
+        str(path)
+        for path in package.rglob("*.py")
         if path.name != "logs.py" and re.search(r"\bgetLogger\(", path.read_text("utf-8"))
-    ]  # fmt: skip
+    ]
     assert others == []
     assert get_logger("celery_dlq").filters == get_logger("celery_dlq").filters
     assert len(get_logger("celery_dlq").filters) == 1

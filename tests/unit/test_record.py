@@ -262,9 +262,14 @@ def test_one_message_always_gets_one_letter_id() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [("other-DLQ", "t-1", 0, 0), ("orders-DLQ", "t-2", 0, 0), ("orders-DLQ", "t-1", 1, 0),
-     ("orders-DLQ", "t-1", 0, 1), ("orders-DLQ", "t-1\ud800", 0, 0)],
-)  # fmt: skip
+    [
+        ("other-DLQ", "t-1", 0, 0),
+        ("orders-DLQ", "t-2", 0, 0),
+        ("orders-DLQ", "t-1", 1, 0),
+        ("orders-DLQ", "t-1", 0, 1),
+        ("orders-DLQ", "t-1\ud800", 0, 0),
+    ],
+)
 def test_other_messages_get_other_letter_ids(other: tuple[str, str, int, int]) -> None:
     """Queue, task, retries and redrives all tell messages apart."""
     assert letter_id(*other) != letter_id("orders-DLQ", "t-1", 0, 0)

@@ -59,10 +59,17 @@ FORGERIES = 12
 
 def drawn(how: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", _DRAW, how], capture_output=True, text=True, encoding="utf-8",
-        check=False, env={"COLUMNS": "80", "PYTHONPATH": str(Path(__file__).parents[1]),
-                          "PYTHONIOENCODING": "utf-8"},
-    )  # fmt: skip
+        [sys.executable, "-c", _DRAW, how],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        env={
+            "COLUMNS": "80",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHONIOENCODING": "utf-8",
+        },
+    )
     assert done.returncode == 0, done.stderr
     assert f"rich loaded: {how == 'rich'}" in done.stdout
     return done.stdout
@@ -123,11 +130,17 @@ def test_cells_are_folded_at_spaces_and_numbers_stand_right() -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (0, "0 s ago"), (-1, "0 s ago"), (-2, "in 2 s"), (-3600, "in 60 min"),
-        (-3 * 3600, "in 3 h"), (-5 * 86400, "in 5 d"), (119, "119 s ago"), (120, "2 min ago"),
+        (0, "0 s ago"),
+        (-1, "0 s ago"),
+        (-2, "in 2 s"),
+        (-3600, "in 60 min"),
+        (-3 * 3600, "in 3 h"),
+        (-5 * 86400, "in 5 d"),
+        (119, "119 s ago"),
+        (120, "2 min ago"),
         (2 * 86400, "2 d ago"),
     ],
-)  # fmt: skip
+)
 def test_ages_say_when_a_date_is_in_the_future(seconds: int, said: str) -> None:
     """A worker's clock is wrong then; only a second or so is no news."""
     assert age(NOW - timedelta(seconds=seconds), NOW) == said

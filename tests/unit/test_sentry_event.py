@@ -27,8 +27,9 @@ def event(*, with_values: bool = False, **changes: Any) -> dict[str, Any]:
 
 def test_a_death_without_an_exception_is_a_message() -> None:
     """Sentry shows it as the title of the issue."""
-    made = event(exception_type=None, exception_message=None, reason=Reason.EXPIRED,
-                 description="too late")  # fmt: skip
+    made = event(
+        exception_type=None, exception_message=None, reason=Reason.EXPIRED, description="too late"
+    )
     assert made["logentry"]["formatted"] == "shop.charge dead-lettered: expired: too late"
     assert "exception" not in made
 
@@ -47,8 +48,10 @@ def test_arguments_and_body_need_permission() -> None:
     secret = {"args_json": '["s3cret"]', "argsrepr": "('s3cret',)", "body": b'[["s3cret"], {}, {}]'}
     assert "s3cret" not in repr(event(**secret))
     assert event(**secret, with_values=True)["extra"] == {
-        "args": '["s3cret"]', "kwargs": "{}", "body": '[["s3cret"], {}, {}]',
-    }  # fmt: skip
+        "args": '["s3cret"]',
+        "kwargs": "{}",
+        "body": '[["s3cret"], {}, {}]',
+    }
 
 
 @pytest.mark.parametrize(

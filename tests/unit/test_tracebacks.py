@@ -50,8 +50,10 @@ def test_name_and_text_of_an_exception() -> None:
     )
     assert (one.name, one.said) == ("shop.PriceError", "none\n\nnot even one")
     assert (one.frames[0].line, one.frames[0].function, one.frames[0].code) == (
-        7, "charge", "a / b",
-    )  # fmt: skip
+        7,
+        "charge",
+        "a / b",
+    )
 
 
 def test_libraries_are_told_from_the_application() -> None:

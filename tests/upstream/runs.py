@@ -111,14 +111,25 @@ def run(source: Path, selected: str, log: Path, *, plugin: bool) -> Run:
             "REDIS_PORT": str(server.port),
         }
         command = [
-            sys.executable, "-m", "pytest", "-p", "recorder", "-p", "no:cacheprovider", "--quiet",
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "recorder",
+            "-p",
+            "no:cacheprovider",
+            "--quiet",
             selected,
-        ]  # fmt: skip
+        ]
         with log.open("w") as output:
             process = subprocess.Popen(
-                command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT,
+                command,
+                cwd=folder,
+                env=env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
             try:
                 process.wait(LONGEST_SECONDS)
             except subprocess.TimeoutExpired:

@@ -34,9 +34,10 @@ class AmqpQueueDriver:
     ) -> None:
         self._connect = connect
         self._options = {
-            "confirm_publish": True, "read_timeout": timeout_seconds,
+            "confirm_publish": True,
+            "read_timeout": timeout_seconds,
             "write_timeout": timeout_seconds,
-        }  # fmt: skip
+        }
         self.most_letters = most_letters
         self._connection = connect(transport_options=self._options)
         self._channel: Any = None
@@ -90,8 +91,11 @@ class AmqpQueueDriver:
             )
         held = AmqpHeldQueue(
             self._connect(transport_options=self._options, heartbeat=HEARTBEAT_SECONDS),
-            queue, kind or "", self.most_letters, present=present,
-        )  # fmt: skip
+            queue,
+            kind or "",
+            self.most_letters,
+            present=present,
+        )
         held.open()
         return held
 

@@ -48,8 +48,9 @@ class RedisListDriver:
         self, connect: Connect, timeout_seconds: float, most_letters: int = MOST_LETTERS
     ) -> None:
         options = {
-            "socket_timeout": timeout_seconds, "socket_connect_timeout": timeout_seconds,
-        }  # fmt: skip
+            "socket_timeout": timeout_seconds,
+            "socket_connect_timeout": timeout_seconds,
+        }
         self.most_letters = most_letters
         self._connection = connect(transport_options=options)
         self._channel: Any = None
@@ -87,8 +88,9 @@ class RedisListDriver:
                 snapshot = self._read(client, self._key(queue))
             if snapshot is not None:
                 return snapshot, None
-        message = f"expected {queue!r} to rest for a moment, got one that changes all the time"
-        raise StoreUnavailable(message)
+        raise StoreUnavailable(
+            f"expected {queue!r} to rest for a moment, got one that changes all the time"
+        )
 
     def hold(self, queue: str) -> RedisHeldList:
         """Read a queue, and keep everybody else from removing anything.

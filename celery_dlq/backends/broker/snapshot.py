@@ -129,8 +129,7 @@ class Snapshot:
         while left:
             part = os.pread(self._file, left, offset)
             if not part:
-                message = f"the file of a snapshot ends at {offset}"
-                raise OSError(message)
+                raise OSError(f"the file of a snapshot ends at {offset}")
             parts.append(part)
             offset, left = offset + len(part), left - len(part)
         return b"".join(parts)

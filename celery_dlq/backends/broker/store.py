@@ -126,8 +126,9 @@ class BrokerStore:
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
         """All letters that are there now."""
-        pages = self.fields(dead_letter_queue, after=None, until=None, page_size=_PAGE,
-                            newest_first=newest_first)  # fmt: skip
+        pages = self.fields(
+            dead_letter_queue, after=None, until=None, page_size=_PAGE, newest_first=newest_first
+        )
         for page in pages:
             for position, fields in page:
                 try:
@@ -170,11 +171,15 @@ class BrokerStore:
         """Letters whose messages have expired since they were stored; reads the queue."""
         now = self.now()
         found = (
-            LetterSummary(position=s.position, letter_id=s.letter.id, dead_lettered_at=None,
-                    stored_at=stored_at(s.position))
+            LetterSummary(
+                position=s.position,
+                letter_id=s.letter.id,
+                dead_lettered_at=None,
+                stored_at=stored_at(s.position),
+            )
             for s in self.letters(dead_letter_queue, newest_first=False)
             if ended(s.letter, stored_at(s.position), now)
-        )  # fmt: skip
+        )
         return list(islice(found, most))
 
     def length(self, dead_letter_queue: str) -> int:
@@ -213,10 +218,9 @@ class BrokerStore:
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
         """Refuse: this would read every queue."""
-        message = (
+        raise NotSupported(
             f"expected a store that knows ages, got queues on the broker: {dead_letter_queues}"
         )
-        raise NotSupported(message)
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, largest first; reads the queue."""
@@ -252,9 +256,12 @@ class BrokerStore:
             snapshot = self._hold(dead_letter_queue, letter_ids).snapshot
             there = [letter_id for letter_id in letter_ids if letter_id in snapshot]
             claimed = self._index.claim_all(
-                dead_letter_queue, there, owner=owner, lease_seconds=lease_seconds,
+                dead_letter_queue,
+                there,
+                owner=owner,
+                lease_seconds=lease_seconds,
                 previous_run_prefix=previous_run_prefix,
-            )  # fmt: skip
+            )
         states = dict(zip(there, claimed, strict=True))
         return [states.get(letter_id, ClaimState.GONE) for letter_id in letter_ids]
 
@@ -429,8 +436,7 @@ class BrokerStore:
 
 
 def _no_bin(name: str) -> NoReturn:
-    message = f"expected a store with a bin, got a queue on the broker, {name!r}"
-    raise NotSupported(message)
+    raise NotSupported(f"expected a store with a bin, got a queue on the broker, {name!r}")
 
 
 def _letter(fields: Mapping[bytes, bytes]) -> DeadLetter:

@@ -52,8 +52,9 @@ def connect(url: str, timeout_seconds: float, *, retries: int = 1) -> Any:
             protocol=2,
         )
     except ValueError as exc:
-        message = f"expected dlq_url to be a usable Redis URL, got {_safe(url)}: {exc}"
-        raise SettingsError(message) from exc
+        raise SettingsError(
+            f"expected dlq_url to be a usable Redis URL, got {_safe(url)}: {exc}"
+        ) from exc
 
 
 def _safe(url: str) -> str:

@@ -83,8 +83,14 @@ class RedisCounter:
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
         """Write the start; clean-ups of finished messages ride along."""
         # Written out: this is what every task pays.
-        args = (1, self._keys.run(key), key.retries, self._start(delivery), self._ttl,
-                HISTORY_LIMIT)  # fmt: skip
+        args = (
+            1,
+            self._keys.run(key),
+            key.retries,
+            self._start(delivery),
+            self._ttl,
+            HISTORY_LIMIT,
+        )
         script = ("EVAL", self._count_first.short)
         if len(self._done) >= self._CLEAN_UPS_A_WRITE:
             self._clean_up()
@@ -106,9 +112,17 @@ class RedisCounter:
         waited = -1 if waited_seconds is None else int(waited_seconds * 1000)
         keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
         args = (
-            key.retries, limit or 0, self._start(delivery), self._ttl, HISTORY_LIMIT,
-            self._stale, waited, uncounted, int(alone), int(unless_dead),
-        )  # fmt: skip
+            key.retries,
+            limit or 0,
+            self._start(delivery),
+            self._ttl,
+            HISTORY_LIMIT,
+            self._stale,
+            waited,
+            uncounted,
+            int(alone),
+            int(unless_dead),
+        )
         state, number, suspect = self._connection.call_script(
             self._count.digest, self._count.short, keys, *args, 0, again=(*args, 1)
         )

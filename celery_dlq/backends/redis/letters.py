@@ -96,9 +96,13 @@ class RedisStore:
     capabilities = Capabilities()
 
     def __init__(
-        self, client: Any, url: str, keys: Keys, ttl_seconds: float = 72 * 3600.0,
+        self,
+        client: Any,
+        url: str,
+        keys: Keys,
+        ttl_seconds: float = 72 * 3600.0,
         connection: PipelinedConnection | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._client = client
         self._url = url
         self._keys = keys
@@ -124,9 +128,14 @@ class RedisStore:
         entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
         end = end_of(letter)
         places = [
-            keys.letters(name), keys.ids(name), keys.tally(name), keys.run(key),
-            keys.groups(name), keys.arrivals(name), keys.ends(name),
-        ]  # fmt: skip
+            keys.letters(name),
+            keys.ids(name),
+            keys.tally(name),
+            keys.run(key),
+            keys.groups(name),
+            keys.arrivals(name),
+            keys.ends(name),
+        ]
         args = [
             letter.id,
             letter.reason.value,
@@ -272,10 +281,14 @@ class RedisStore:
             entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
         places = [_text(entry or b"0-0") for entry in entries]
         return [
-            LetterSummary(position=place, letter_id=_text(name), dead_lettered_at=None,
-                    stored_at=stored_at(place))
+            LetterSummary(
+                position=place,
+                letter_id=_text(name),
+                dead_lettered_at=None,
+                stored_at=stored_at(place),
+            )
             for name, place in zip(ids, places, strict=True)
-        ]  # fmt: skip
+        ]
 
     def length(self, dead_letter_queue: str) -> int:
         """How many letters are there."""
@@ -417,8 +430,14 @@ class RedisStore:
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
         """Put a letter back; see `DeadLetterStore.restore`."""
         name, keys = dead_letter_queue, self._keys
-        places = [keys.letters(name), keys.ids(name), keys.tally(name), keys.groups(name),
-                  keys.bin(name), keys.binned(name)]  # fmt: skip
+        places = [
+            keys.letters(name),
+            keys.ids(name),
+            keys.tally(name),
+            keys.groups(name),
+            keys.bin(name),
+            keys.binned(name),
+        ]
         with translated(self._url):
             place = self._client.hget(keys.binned(name), spelled(letter_id))
             page = self._range(keys.bin(name), place.decode(), place.decode(), 1) if place else []
@@ -491,9 +510,16 @@ class RedisStore:
         self, dead_letter_queue: str, letter_ids: Iterable[str], owner: str, keep: int
     ) -> int:
         keys, name = self._keys, dead_letter_queue
-        places = [keys.letters(name), keys.ids(name), keys.tally(name), keys.claims(name),
-                  keys.groups(name), keys.bin(name), keys.binned(name),
-                  keys.ends(name)]  # fmt: skip
+        places = [
+            keys.letters(name),
+            keys.ids(name),
+            keys.tally(name),
+            keys.claims(name),
+            keys.groups(name),
+            keys.bin(name),
+            keys.binned(name),
+            keys.ends(name),
+        ]
         with translated(self._url):
             return sum(
                 int(self._scripts.remove(keys=places, args=[owner, keep, *some]))
@@ -663,10 +689,12 @@ def last_hour(slots: Iterable[bytes], minute: int) -> int:
 def _facts(fields: Mapping[bytes, bytes]) -> str:
     """What a group says of its letters, from one of them."""
     values = {name: fields.get(name.encode()) for name in _FACTS}
-    return json.dumps({
-        name: None if value is None else value.decode("utf-8", "replace")
-        for name, value in values.items()
-    })  # fmt: skip
+    return json.dumps(
+        {
+            name: None if value is None else value.decode("utf-8", "replace")
+            for name, value in values.items()
+        }
+    )
 
 
 def _xrange(stream: str, low: str, high: str, count: int, *, newest_first: bool) -> tuple[Any, ...]:

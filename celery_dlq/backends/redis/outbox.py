@@ -52,8 +52,11 @@ class RedisOutbox:
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
         """Those whose set is there."""
         with translated(self._url):
-            found = of_each(self._client, dead_letter_queues,
-                            lambda pipe, name: pipe.exists(self._keys.outbox(name)))  # fmt: skip
+            found = of_each(
+                self._client,
+                dead_letter_queues,
+                lambda pipe, name: pipe.exists(self._keys.outbox(name)),
+            )
             return [name for name, (there,) in found if there]
 
     def waiting(self, dead_letter_queue: str) -> int:

@@ -61,7 +61,7 @@ def told(command: str) -> str:
 
 FIRST, LETTER, FORGET = (script(name) for name in ("count_first", "dead_letter", "forget"))
 BACKGROUND = {
-    script("alive"),
+    script("heartbeat"),
     script("node"),
     script("measure"),
     "SMEMBERS",
@@ -234,7 +234,7 @@ def test_a_worker_without_work_sends_less_than_two_commands_a_second(
         for _ in range(30):
             guard.tick()
     assert sum(seen.commands.values()) < 60, seen.commands
-    assert seen.commands[script("alive")] == 0
+    assert seen.commands[script("heartbeat")] == 0
 
 
 def test_a_first_delivery_waits_for_nothing(guard: Guard) -> None:

@@ -30,7 +30,7 @@ from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError
-from celery_dlq.export import checkpoint, roll, trim, turns
+from celery_dlq.export import checkpoint, lease, roll, trim
 from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.export.exporter import ParquetExport, Rolling
 
@@ -55,14 +55,14 @@ STEPS = [
     (roll._DayFile, "close"),
     (RedisStore, "note_exported"),
     (RedisStore, "remove"),
-    (RedisStore, "turn"),
+    (RedisStore, "export_lease"),
     (trim, "_ids"),
 ]
 
 
 def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
     step = int(first)
-    turns.LEASE_SECONDS = 0.4
+    lease.LEASE_SECONDS = 0.4
     while step < MOST_STEPS:
         here = place.format(step)
         child(lambda: store_letters(url))

@@ -229,8 +229,8 @@ DIES = """
 import os, signal, sys
 from celery import Celery
 from celery_dlq import DeadLetters
-from celery_dlq.worker import source
-for kind in (source.BrokerQueue, source.RedisList):
+from celery_dlq.adopt import sources
+for kind in (sources.BrokerQueue, sources.RedisList):
     kind.let_go = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 app = Celery("dies", broker=sys.argv[1])
 app.conf.dlq_url = sys.argv[2]

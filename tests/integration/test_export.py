@@ -334,10 +334,10 @@ def test_following_writes_what_comes_and_ends_in_order(store: Any, tmp_path: Pat
 def test_a_folder_of_something_else_is_left_alone(store: Any, tmp_path: Path) -> None:
     """A wrong path must not fill a home directory; a stray file in ours is named."""
     put(store)
-    (tmp_path / "checkpoint.txt").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ExportError, match=r"notes\.txt"):
         run(store, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     run(store, tmp_path / "new")
     (tmp_path / "new" / "README.txt").write_text("stray")
     assert run(store, tmp_path / "new").foreign == ["README.txt"]

@@ -25,7 +25,7 @@ from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError
-from celery_dlq.export import turns
+from celery_dlq.export import lease
 from celery_dlq.export.exporter import ParquetExport, Rolling
 
 HERE = Path(__file__).parent
@@ -85,7 +85,7 @@ def test_killed_or_overtaken_exports_to_a_bucket_leave_each_letter_once(
 ) -> None:
     """No rename there: an object is seen when its upload has ended, the checkpoint comes last.
 
-    Nothing there keeps a second machine out either: the turns in Redis do.
+    Nothing there keeps a second machine out either: the leases in Redis do.
     """
     first = random.randrange(stride)  # noqa: S311 - the seed is printed by pytest-randomly
     with RedisServer() as server:
@@ -117,7 +117,7 @@ def test_a_second_export_to_a_bucket_is_told_who_is_at_work(
     letter = a_letter()
     store.dead_letter(letter, key_of(letter))
     url = url_of(s3, "two/letters")
-    monkeypatch.setattr(turns, "LEASE_SECONDS", 0.6)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.6)
     told = []
 
     def second(_count: int) -> None:

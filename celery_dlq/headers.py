@@ -37,7 +37,7 @@ DELAY_SOURCE_HEADER = "dlq_default_delay_source"
 """Where that delay was said, e.g. ``dlq_queues['orders']``."""
 
 # Of the message that a dead-letter exchange gets for each letter, beside LETTER_HEADER and
-# the original message's own headers; docs/dead-letter-exchange.md is the contract.
+# the original message's own headers; docs/reference/wire.md is the contract.
 
 REASON_HEADER = "dlq_reason"
 """Why the message died: a value of `Reason`."""
@@ -64,7 +64,7 @@ SAMPLE_HEADER = "dlq_sample_share"
 """Of a successful message that was sampled: which share of its kind was; above 0, at most 1."""
 
 POSITION_HEADER = "dlq_position"
-"""The letter's position, on a letter in a queue of the broker; see docs/broker-store.md."""
+"""The letter's position, on a letter in a queue of the broker; see docs/reference/wire.md."""
 
 EDITED_HEADER = "dlq_edited"
 """The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""
@@ -80,7 +80,7 @@ def whole_number(value: object) -> int:
 
 
 def death_headers(letter: DeadLetter) -> dict[str, Any]:
-    """Letter, reason, time, queues and counts: a contract, see docs/dead-letter-exchange.md.
+    """Letter, reason, time, queues and counts: a contract, see docs/reference/wire.md.
 
     Args:
         letter: The letter that the message carries or announces.

@@ -392,7 +392,7 @@ class ExchangePublisher:
 
 
 def announced_headers(letter: DeadLetter) -> dict[str, Any]:
-    """The original headers, and the death: a contract, see docs/dead-letter-exchange.md."""
+    """The original headers, and the death: a contract, see docs/reference/wire.md."""
     original = letter.decoded("headers")
     kept = original.items() if isinstance(original, dict) else ()
     return {

@@ -19,12 +19,11 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-from celery_dlq import errors, events, headers, signals
+from celery_dlq import errors, headers
 from celery_dlq.backends.base import MessageKey
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.config import PREFIX, Settings
 from celery_dlq.export.table import schema
-from celery_dlq.metrics import METRICS
 from celery_dlq.policies.overrides import KEYS as OVERRIDABLE
 from celery_dlq.policies.policy import Policy
 from celery_dlq.record import DeadLetter, Delivery, Kind, Outcome, Reason
@@ -101,41 +100,6 @@ def reasons() -> str:
     return f"Reasons: {said}.\n\nOutcomes of a delivery: {ended}.\n"
 
 
-def event_fields() -> str:
-    """Every event and its fields."""
-    kinds = [
-        kind
-        for kind in vars(events).values()
-        if inspect.isclass(kind) and issubclass(kind, events.Event) and kind is not events.Event
-    ]
-    rows = [
-        (f"`{kind.__name__}`", f"`{name}`", text)
-        for kind in kinds
-        for name, text in {**attributes(events.Event), **attributes(kind)}.items()
-    ]
-    actions = ", ".join(f"`{action.value}`" for action in events.Action)
-    return f"{table(('event', 'field', 'meaning'), rows)}\nActions: {actions}.\n"
-
-
-def signal_table() -> str:
-    """Every signal and what its receivers get."""
-    rows = []
-    for name in signals.__all__:
-        signal = getattr(signals, name)
-        given = ", ".join(f"`{arg}`" for arg in sorted(signal.providing_args))
-        rows.append((f"`{name}`", given, "name of the task"))
-    return table(("signal", "arguments", "sender"), rows)
-
-
-def metrics() -> str:
-    """Every Prometheus metric."""
-    rows = [
-        (f"`{m.name}`", m.measure.value, ", ".join(f"`{x}`" for x in m.labels), m.help)
-        for m in METRICS.values()
-    ]
-    return table(("metric", "type", "labels", "meaning"), rows)
-
-
 def message_headers() -> str:
     """Every message header: constants of the module with the text under each."""
     rows = [
@@ -178,9 +142,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "kinds": kinds,
     "delivery": delivery,
     "reasons": reasons,
-    "events": event_fields,
-    "signals": signal_table,
-    "metrics": metrics,
     "headers": message_headers,
     "redis-keys": redis_keys,
     "errors": error_tree,

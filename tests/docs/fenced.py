@@ -22,7 +22,7 @@ class Block:
     """One fenced block.
 
     Attributes:
-        page: Where it stands, e.g. ``docs/events.md``.
+        page: Where it stands, e.g. ``docs/reference/events.md``.
         line: The line of its first line of code, from 1.
         language: What follows the back quotes; empty if nothing does.
         text: The code.

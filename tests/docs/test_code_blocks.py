@@ -167,7 +167,7 @@ def test_the_tests_that_are_named_exist(page: str) -> None:
 
 def test_links_between_files_lead_somewhere() -> None:
     """On GitHub as on the site."""
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
             if "://" not in target:

@@ -93,7 +93,7 @@ def raw(url: str) -> list[Any]:
 def test_a_letter_is_a_message_that_anybody_can_read(
     rabbit: str, operators: Callable[..., DeadLetters]
 ) -> None:
-    """Durable, JSON, with the death in its headers; the contract of docs/broker-store.md."""
+    """Durable, JSON, with the death in its headers; the contract of docs/reference/connection.md."""
     letter = put(operators(rabbit), body=b"\x80\xff", extra={"mood": b"\xff", "later": b"1"})
     (message,) = raw(rabbit)
     assert message.properties["content_type"] == "application/json"

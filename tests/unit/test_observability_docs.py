@@ -17,7 +17,8 @@ from celery_dlq.metrics import METRICS, SUCCEEDED
 from celery_dlq.record import Outcome
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/events.md").read_text("utf-8")
+PAGE = (ROOT / "docs/reference/events.md").read_text("utf-8")
+SENTRY_PAGE = (ROOT / "docs/how-to/sentry.md").read_text("utf-8")
 ALERTING = ROOT / "examples/alerting"
 EVENTS = [
     thing
@@ -26,9 +27,9 @@ EVENTS = [
 ]
 
 
-def rows(header: str) -> list[list[str]]:
+def rows(header: str, page: str = PAGE) -> list[list[str]]:
     """The rows of the table under a header line, each cell without its back quotes."""
-    lines = iter(PAGE.splitlines())
+    lines = iter(page.splitlines())
     for line in lines:
         if line == header:
             break
@@ -51,6 +52,12 @@ def test_every_field_of_every_event_is_documented() -> None:
     assert all(row[2] for row in rows("| event | field | unit |"))
 
 
+def test_every_action_is_documented() -> None:
+    """In the order of the list in the code."""
+    listed = PAGE.partition("Actions of a `Change`: ")[2].partition(".")[0]
+    assert re.findall(r"`(\w+)`", listed) == [action.value for action in events.Action]
+
+
 @pytest.mark.parametrize("event", EVENTS)
 def test_events_are_frozen(event: Any) -> None:
     """An observer cannot change what the next one sees."""
@@ -68,8 +75,8 @@ def test_every_metric_is_documented() -> None:
 
 def test_every_choice_of_dlq_sentry_is_documented() -> None:
     """The table has the settings' own words."""
-    header = next(line for line in PAGE.splitlines() if line.startswith("| `dlq_sentry` |"))
-    choices = [row[0].removesuffix(" (default)") for row in rows(header)]
+    header = next(line for line in SENTRY_PAGE.splitlines() if line.startswith("| `dlq_sentry` |"))
+    choices = [row[0].removesuffix(" (default)") for row in rows(header, SENTRY_PAGE)]
     for choice in choices:
         assert Settings.from_conf({"dlq_sentry": choice}).sentry == choice
     assert choices[0] == Settings().sentry

@@ -1,4 +1,4 @@
-"""The form of a letter in a queue of the broker: a contract, see docs/broker-store.md.
+"""The form of a letter in a queue of the broker: a contract, see docs/reference/wire.md.
 
 A JSON object of the letter's storage form: every field's text by its name, the body as base64.
 Fields that no version of this package knows go the same way, so nothing is lost on a way

@@ -172,7 +172,8 @@ class AmqpQueueDriver:
                 return kind
         logger.warning(
             "The queue %r is neither a plain durable quorum queue nor a plain durable classic "
-            "one. It gets letters, but `celery dlq` will not read it, see docs/broker-store.md",
+            "one. It gets letters, but `celery dlq` will not read it: "
+            "see docs/how-to/broker-store.md",
             queue,
         )
         return None

@@ -177,7 +177,7 @@ def known_queues(app: Any) -> set[str]:
 
 def queue_of_tasks(app: Any) -> dict[str, str]:
     """The queue to which each task with a policy of its own is published."""
-    delays = DefaultDelays(app, Settings)
+    delays = DefaultDelays(app, Settings())
     return {name: delays.queue_of(app.tasks[name]) for name in task_policies(app)}
 
 

@@ -1,8 +1,7 @@
 """All settings of celery_dlq: Celery settings with the prefix ``dlq_``.
 
-They are set wherever Celery settings are: ``app.conf.dlq_queues = …``, a config
-module, or Django (``CELERY_DLQ_QUEUES`` by namespace). All are checked at
-start-up, never at the first message.
+Set them like any Celery setting: ``app.conf.dlq_queues = …``, a config module, or Django
+(``CELERY_DLQ_QUEUES`` by namespace). All are checked at start-up, not at the first message.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ class Settings:
 
     @cached_property
     def policies(self) -> PolicyTable:
-        """The queue policies, ready to be asked."""
+        """The table of the queue policies."""
         return PolicyTable(self.queues)
 
     @classmethod
@@ -223,8 +222,8 @@ class Settings:
             conf: ``app.conf``, or any mapping.
 
         Raises:
-            SettingsError: A setting is unknown or has an unusable value. One line, made
-                for an operator.
+            SettingsError: A setting is unknown or has an unusable value; the message is one
+                line for an operator.
         """
         known = {f.name: f for f in dataclasses.fields(cls)}
         _refuse_unknown(conf, known)
@@ -241,12 +240,12 @@ class Settings:
         return settings
 
     def check_adoption(self, queue: str, target: str | None, where: str) -> None:
-        """Refuse to adopt from a queue whose tasks are alive, and into one that is guarded.
+        """Refuse to adopt from or into a queue that has a policy.
 
         Args:
             queue: The queue that would be emptied.
             target: The dead-letter queue; ``None`` for that of each message's own queue.
-            where: What to call the order in the error.
+            where: Name of the setting or option in the error.
 
         Raises:
             SettingsError: One of them has a policy.
@@ -267,7 +266,7 @@ class Settings:
 
         Args:
             policy: One more policy to check, e.g. a task's own.
-            where: What to call it in the error.
+            where: Its name in the error.
 
         Raises:
             SettingsError: A delay is too long.
@@ -284,7 +283,7 @@ class Settings:
                 )
 
     def check_store(self, table: PolicyTable) -> None:
-        """Refuse what letters in queues of the broker cannot have.
+        """Refuse policies that the broker store cannot apply.
 
         Args:
             table: All policies of the app.

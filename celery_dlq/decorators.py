@@ -1,9 +1,9 @@
-"""What the author of a task writes: ``@dead_letter_policy`` and ``RejectToDLQ``."""
+"""The public names for authors of tasks: ``@dead_letter_policy`` and ``RejectToDLQ``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from celery import _state
@@ -15,14 +15,6 @@ from celery_dlq.policies.policy import Policy
 T = TypeVar("T")
 
 _ATTRIBUTE = "__dead_letter_policy__"
-
-# Tasks that Celery has not made yet (both of its lazy forms), with their policies.
-# They are looked up by task name when a worker or a publisher needs them; making
-# them here would configure the app in the middle of an import.
-_LAZY: list[tuple[Proxy, Policy]] = []
-
-SAYS_DELAY: set[Policy] = set()
-"""Policies of decorators that publishers have to ask; mostly none."""
 
 
 class RejectToDLQ(Reject):  # type: ignore[misc]
@@ -36,9 +28,9 @@ class RejectToDLQ(Reject):  # type: ignore[misc]
         ``raise RejectToDLQ("no such order")``
 
     Args:
-        description: Why, for the operator. Kept on the letter.
-        requeue: Only there because Celery unpickles a `Reject` with two arguments; the
-            message is never requeued.
+        description: Why, for the operator; stored on the letter.
+        requeue: Ignored: the message is never requeued. Celery unpickles a `Reject` with two
+            arguments.
     """
 
     def __init__(self, description: str = "", requeue: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - pickling calls it so
@@ -46,7 +38,7 @@ class RejectToDLQ(Reject):  # type: ignore[misc]
 
     @property
     def description(self) -> str:
-        """Why the message was rejected."""
+        """The reason that the task gave."""
         return str(self.reason)
 
     def __str__(self) -> str:
@@ -54,7 +46,7 @@ class RejectToDLQ(Reject):  # type: ignore[misc]
 
 
 def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
-    """Guard one task. Beats the policies of its queue, field by field.
+    """Guard one task. Its fields beat those of the queue's policy.
 
     Works above or below ``@app.task`` and ``@shared_task``, and on a task class.
 
@@ -62,19 +54,22 @@ def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
         **keys: The fields of `celery_dlq.policy.Policy`, e.g. ``max_deliveries=3``.
 
     Returns:
-        A decorator that gives back what it got.
+        A decorator that returns the task or function unchanged.
 
     Raises:
-        SettingsError: A key is unknown or a value is not usable; raised right here, when
-            the module is imported, not at the first message.
+        SettingsError: A key is unknown or a value is not usable; raised when the module is
+            imported, not at the first message.
     """
     policy = Policy.parse(keys, "dead_letter_policy")
-    if policy.says_delay:
-        SAYS_DELAY.add(policy)
 
     def decorate(target: T) -> T:
-        if isinstance(target, Proxy):
-            _LAZY.append((target, policy))
+        # Tasks that Celery has not made yet (both of its lazy forms) get it once they are made;
+        # making them here would configure the app in the middle of an import. That is what
+        # isinstance() would do: it asks the task for its class.
+        if issubclass(type(target), PromiseProxy):
+            target.__then__(setattr, target, _ATTRIBUTE, policy)  # type: ignore[attr-defined]
+        elif issubclass(type(target), Proxy):
+            _mark_shared(target, policy)
         else:
             setattr(target, _ATTRIBUTE, policy)
         return target
@@ -83,7 +78,7 @@ def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
 
 
 def policy_of(task: Any) -> Policy | None:
-    """The policy that a task's decorator set, if any.
+    """The policy from a task's decorator, if it has one.
 
     Args:
         task: A registered Celery task.
@@ -92,34 +87,40 @@ def policy_of(task: Any) -> Policy | None:
         found = getattr(place, _ATTRIBUTE, None)
         if isinstance(found, Policy):
             return found
-    for proxy, policy in _LAZY:
-        if _is_of(proxy, task):
-            setattr(task, _ATTRIBUTE, policy)
-            return policy
     return None
 
 
-def _is_of(proxy: Proxy, task: Any) -> bool:
-    """Whether a lazy task is this task; a shared one is that of every app."""
-    try:
-        # Not isinstance(): that would already look the task up, in the current app.
-        if issubclass(type(proxy), PromiseProxy):
-            return proxy._get_current_object() is task  # noqa: SLF001 - the only way to look
-        with _current(task.app):
-            return bool(proxy.name == task.name)
-    except KeyError:  # Celery's NotRegistered: a shared task that this app has not got
-        return False
+def _mark_shared(proxy: Proxy, policy: Policy) -> None:
+    """Give the policy to a shared task in every app that has it, now or later.
+
+    Celery makes such a task in each app when the app is finalized, and adds it to the apps
+    that already are.
+    """
+
+    def mark(sender: Any, **_: Any) -> None:
+        with _current(sender), suppress(KeyError):  # NotRegistered: an app without this task
+            setattr(proxy, _ATTRIBUTE, policy)
+
+    def await_tasks(app: Any) -> None:
+        # Celery calls what waits for the end of an app's set-up in no order.
+        app.on_after_finalize.connect(mark, weak=False)
+
+    _state.connect_on_app_finalize(await_tasks)
+    for app in list(_state._get_active_apps()):  # noqa: SLF001 - as `shared_task` does
+        if app.finalized:
+            mark(app)
 
 
 @contextmanager
 def _current(app: Any) -> Iterator[None]:
-    """Let a shared task's proxy look into this app, whichever the current one is.
+    """Make an app the current one of this thread, for a moment.
 
-    The current one may not know the task at all, e.g. because it was closed.
+    A shared task's proxy has no other way to be asked about one app: it looks into the current
+    one, which may be another app, or one that was closed and does not know the task.
     """
-    before = _state._tls.current_app  # noqa: SLF001 - `set_current` could not be taken back
-    _state._tls.current_app = app  # noqa: SLF001
+    before = _state._tls.current_app  # noqa: SLF001 - `get_current_app` may make a default app
+    _state._set_current_app(app)  # noqa: SLF001 - `app.set_current()` could not be taken back
     try:
         yield
     finally:
-        _state._tls.current_app = before  # noqa: SLF001
+        _state._set_current_app(before)  # noqa: SLF001

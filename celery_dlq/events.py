@@ -1,7 +1,7 @@
-"""What happened, told to whoever wants to know: frozen events and the bus that carries them.
+"""Frozen events, and the bus that delivers them to observers.
 
-Metrics, error trackers and signals are observers; none of them can fail a task, stop a
-letter or change what happens.
+Metrics, error trackers and signals are observers. None of them can fail a task or stop a
+letter.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettered(Event):
-    """A letter was stored; not told again when the same letter is stored twice.
+    """A letter was stored; emitted once, also if the same letter is stored twice.
 
     Attributes:
         letter: The letter.
@@ -56,11 +56,11 @@ class DeadLettered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redriven(Event):
-    """The broker took a letter's original message again; told once per letter.
+    """The broker confirmed a letter's original message again; emitted once per letter.
 
     Attributes:
         letter: The letter, as it was before it left its dead-letter queue.
-        redrive_id: The redrive, also in the message's header ``dlq_redrive``.
+        redrive_id: Id of the redrive, also in the message's header ``dlq_redrive``.
     """
 
     letter: DeadLetter
@@ -68,7 +68,7 @@ class Redriven(Event):
 
 
 class Action(str, Enum):
-    """What was changed on purpose: a closed list, the same in events, metrics and ``dlq audit``."""
+    """The kind of a change: a closed list, the same in events, metrics and ``dlq audit``."""
 
     REDRIVEN = "redriven"
     EDITED = "edited"
@@ -86,14 +86,14 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Event):
-    """Somebody, or a rule that somebody made, changed letters or policies. Kept for ``dlq audit``.
+    """A person or a policy changed letters or policies. ``dlq audit`` shows it.
 
     Attributes:
         action: What was done.
-        actor: Who: ``user@host``, or the node name of a worker that followed a rule.
+        actor: ``user@host``, or the node name of a worker that applied a policy.
         target: The dead-letter queue, or the queue whose policy was changed.
-        letters: How many letters it was done to.
-        detail: How they were chosen and with which options; JSON-ready.
+        letters: Number of letters changed.
+        detail: How the letters were selected, and the options; JSON-ready.
     """
 
     action: Action
@@ -119,7 +119,7 @@ class Change(Event):
 
     @classmethod
     def from_stored(cls, value: Mapping[str, Any]) -> Change:
-        """Read what `to_stored` wrote; keys of later versions are passed over."""
+        """Read what `to_stored` wrote; keys of later versions are skipped."""
         return cls(
             at=from_micros(int(value["at"])),
             action=Action(value["action"]),
@@ -135,31 +135,31 @@ Wants = Callable[[type[Event]], bool]
 
 
 class Events:
-    """Carries events to observers, in the order in which they subscribed."""
+    """Delivers events to observers in the order of their subscription."""
 
     def __init__(self) -> None:
         self._observers: dict[Observer, Wants | None] = {}
 
     def subscribe(self, observer: Observer, wants: Wants | None = None) -> None:
-        """Tell an observer of every event from now on; once, however often it is given.
+        """Deliver every event to an observer from now on. Subscribing twice changes nothing.
 
         Args:
             observer: Called with each event.
-            wants: Whether it cares for a kind of event at this moment; asked where an event
-                is dear to make. ``None``: always.
+            wants: Returns whether the observer needs a kind of event now; called first when
+                building the event is expensive. ``None``: always.
         """
         self._observers.setdefault(observer, wants)
 
     def unsubscribe(self, observer: Observer) -> None:
-        """Tell it no more."""
+        """Deliver no more events to an observer."""
         self._observers.pop(observer, None)
 
     def wanted(self, kind: type[Event]) -> bool:
-        """Whether any observer cares for a kind of event."""
+        """True if any observer needs a kind of event."""
         return any(wants is None or wants(kind) for wants in self._observers.values())
 
     def emit(self, event: Event) -> None:
-        """Tell all observers; what one raises is logged, and the others are told all the same."""
+        """Call all observers; an error of one is logged and does not stop the others."""
         for observer in tuple(self._observers):
             try:
                 observer(event)

@@ -1,9 +1,9 @@
-"""Which letters an operation is about: one value object for API, command line and web."""
+"""The selection of letters for an operation: one value object for API, command line and web."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import lru_cache
@@ -18,7 +18,7 @@ _BEYOND_BASIC = 0x10000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter:
-    """Matches letters; every field that is set must match.
+    """A filter of letters; every field that is set must match.
 
     Attributes:
         ids: Letter ids; also positions in the store, for entries that are no letters.
@@ -59,42 +59,41 @@ class LetterFilter:
         return any(getattr(self, f.name) is not None for f in fields(self))
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether a letter fits all fields that are set."""
-        return (
-            (self.ids is None or letter.id in self.ids)
-            and (self.reason is None or letter.reason.value == str(self.reason))
-            and (self.task_name is None or letter.task_name == self.task_name)
-            and (self.fingerprint is None or letter.fingerprint.startswith(self.fingerprint))
-            and (self.worker_hostname is None or letter.worker_hostname == self.worker_hostname)
-            and (self.since is None or letter.dead_lettered_at >= self.since)
-            and (self.until is None or letter.dead_lettered_at < self.until)
-            and self._fits_exception(letter.exception_type or "")
-            and self._fits_text(letter.description, letter.exception_message or "", letter.body)
+        """True if a letter matches all fields that are set."""
+        return self._fits(
+            lambda name: str(getattr(letter, name) or ""),
+            lambda: to_micros(letter.dead_lettered_at),
+            lambda: letter.body,
         )
 
     def matches_fields(self, entry: Mapping[bytes, bytes]) -> bool:
-        """As `matches`, on a letter's storage form: only what is asked for is decoded."""
+        """Like `matches`, for a letter's storage form; decodes only the fields it needs."""
+        return self._fits(
+            lambda name: entry.get(name.encode(), b"").decode("utf-8", "replace"),
+            lambda: int(entry.get(b"dead_lettered_at", b"")),
+            lambda: entry.get(b"body", b""),
+        )
+
+    def _fits(
+        self,
+        text_of: Callable[[str], str],
+        micros: Callable[[], int],
+        body: Callable[[], bytes],
+    ) -> bool:
+        """The rules; a value is read only if the filter needs it."""
         return (
-            (self.ids is None or _text(entry, b"id") in self.ids)
-            and (self.reason is None or _text(entry, b"reason") == str(self.reason))
-            and (self.task_name is None or _text(entry, b"task_name") == self.task_name)
-            and (
-                self.fingerprint is None
-                or _text(entry, b"fingerprint").startswith(self.fingerprint)
-            )
-            and (
-                self.worker_hostname is None
-                or _text(entry, b"worker_hostname") == self.worker_hostname
-            )
-            and self._fits_time(entry)
-            and self._fits_exception(_text(entry, b"exception_type"))
+            (self.ids is None or text_of("id") in self.ids)
+            and (self.reason is None or text_of("reason") == str(self.reason))
+            and (self.task_name is None or text_of("task_name") == self.task_name)
+            and (self.fingerprint is None or text_of("fingerprint").startswith(self.fingerprint))
+            and (self.worker_hostname is None or text_of("worker_hostname") == self.worker_hostname)
+            and ((self.since is None and self.until is None) or self._fits_time(micros))
+            and (self.exception_type is None or self._fits_exception(text_of("exception_type")))
             and (
                 self.grep is None
-                or self._fits_text(
-                    _text(entry, b"description"),
-                    _text(entry, b"exception_message"),
-                    entry.get(b"body", b""),
-                )
+                or self.grep in text_of("description")
+                or self.grep in text_of("exception_message")
+                or _pattern(self.grep).search(body()) is not None
             )
         )
 
@@ -124,39 +123,22 @@ class LetterFilter:
             known["ids"] = frozenset(known["ids"])
         return cls(**known)
 
-    def _fits_time(self, entry: Mapping[bytes, bytes]) -> bool:
-        if self.since is None and self.until is None:
-            return True
+    def _fits_time(self, micros: Callable[[], int]) -> bool:
         try:
-            died = int(entry[b"dead_lettered_at"])
-        except (KeyError, ValueError):
+            died = micros()
+        except ValueError:  # an entry that is no letter
             return False
         return (self.since is None or died >= to_micros(self.since)) and (
             self.until is None or died < to_micros(self.until)
         )
 
     def _fits_exception(self, full: str) -> bool:
-        return self.exception_type is None or (
-            self.exception_type in (full, full.rpartition(".")[2])
-        )
-
-    def _fits_text(self, description: str, message: str, body: bytes) -> bool:
-        if self.grep is None:
-            return True
-        return (
-            self.grep in description
-            or self.grep in message
-            or _pattern(self.grep).search(body) is not None
-        )
-
-
-def _text(entry: Mapping[bytes, bytes], name: bytes) -> str:
-    return entry.get(name, b"").decode("utf-8", "replace")
+        return self.exception_type in {full, full.rpartition(".")[2]}
 
 
 @lru_cache(maxsize=32)
 def _pattern(text: str) -> re.Pattern[bytes]:
-    r"""Finds a text in a body in every spelling of JSON: ``ü`` is also ``\u00fc``."""
+    r"""Match a text in a body in every JSON spelling: ``ü`` is also ``\u00fc``."""
     return re.compile(b"".join(_spellings(character) for character in text))
 
 

@@ -22,19 +22,19 @@ __all__ = [
 ]
 
 REDRIVES_HEADER = "dlq_redrives"
-"""How often the message was redriven; a whole number. Celery keeps it over retries."""
+"""Number of redrives of the message. Celery keeps the header over retries."""
 
 REDRIVE_HEADER = "dlq_redrive"
 """Id of the redrive that published the message."""
 
 LETTER_HEADER = "dlq_letter"
-"""Id of the letter that the message was kept in; two messages with one are one redriven twice."""
+"""Id of the letter that kept the message. Two messages with one id are one redriven twice."""
 
 DELAY_HEADER = "dlq_default_delay"
 """Seconds of the queue's default delay, if the message got one."""
 
 DELAY_SOURCE_HEADER = "dlq_default_delay_source"
-"""Where that delay was said, e.g. ``dlq_queues['orders']``."""
+"""Source of that delay, e.g. ``dlq_queues['orders']``."""
 
 # Of the message that a dead-letter exchange gets for each letter, beside LETTER_HEADER and
 # the original message's own headers; docs/reference/wire.md is the contract.
@@ -43,40 +43,40 @@ REASON_HEADER = "dlq_reason"
 """Why the message died: a value of `Reason`."""
 
 DEAD_LETTERED_AT_HEADER = "dlq_dead_lettered_at"
-"""When: ISO 8601 in UTC with microseconds."""
+"""Time of the death: ISO 8601 in UTC with microseconds."""
 
 SOURCE_QUEUE_HEADER = "dlq_source_queue"
-"""The queue the message came from."""
+"""Queue that the message came from."""
 
 DEAD_LETTER_QUEUE_HEADER = "dlq_dead_letter_queue"
-"""Where its letter is."""
+"""Dead-letter queue that keeps the letter."""
 
 REPLACED_TASK_NESTING = "replaced_task_nesting"
-"""Celery's own: how often ``Task.replace`` put another task in the place of one with this id."""
+"""Celery's own header: how often ``Task.replace`` replaced the task with this id."""
 
 DELIVERIES_HEADER = "dlq_deliveries"
-"""How often it was delivered; a whole number."""
+"""Number of deliveries of the message."""
 
 RETRIES_HEADER = "dlq_retries"
-"""Its retry number; a whole number."""
+"""Retry number of the message."""
 
 SAMPLE_HEADER = "dlq_sample_share"
-"""Of a successful message that was sampled: which share of its kind was; above 0, at most 1."""
+"""Share of its kind that was sampled, on a sampled success; above 0, at most 1."""
 
 POSITION_HEADER = "dlq_position"
-"""The letter's position, on a letter in a queue of the broker; see docs/reference/wire.md."""
+"""Position of a letter that is kept in a queue of the broker; see docs/reference/wire.md."""
 
 EDITED_HEADER = "dlq_edited"
-"""The trail of edits that people made to the message, as JSON: when, who, what. Bounded."""
+"""Edits of the message as JSON: time, person and change of each. Bounded."""
 
-_MOST = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 
 
 def whole_number(value: object) -> int:
-    """A number in a header as Celery takes it: ``True`` is 1; what is no count is 0."""
+    """Read a count from a header as Celery does: ``True`` is 1; anything else than a count is 0."""
     if not isinstance(value, (int, float)) or not value >= 0:
         return 0
-    return int(min(value, _MOST))
+    return int(min(value, MAX_COUNT))
 
 
 def death_headers(letter: DeadLetter) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Our loggers: what a message brings along is one line of a log, and stays there.
+"""Loggers whose records are safe to print: text from a message stays on one line.
 
 Anybody who may publish chooses task names, ids and texts of exceptions. A line end in one of
-them would begin a line that looks like a worker's own, an escape sequence would steer the
-terminal on which a log is read.
+them would forge a line of the log, an escape sequence would control the terminal.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _TRACEBACKS = logging.Formatter()
 
 
 def get_logger(name: str) -> logging.Logger:
-    """A logger of ours by its name; whoever handles its records gets them clean."""
+    """A logger by name, whose records are escaped before any handler sees them."""
     logger = logging.getLogger(name)
     if _CLEAN not in logger.filters:
         logger.addFilter(_CLEAN)
@@ -26,10 +25,10 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class _Clean(logging.Filter):
-    """Cleans the arguments of a record, and its traceback; lets every record through."""
+    """Escapes the arguments and the traceback of a record; drops no record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Clean one record."""
+        """Escape one record."""
         if isinstance(record.args, Mapping):
             record.args = {name: _clean(value) for name, value in record.args.items()}
         elif record.args:
@@ -41,7 +40,7 @@ class _Clean(logging.Filter):
 
 
 class _Shown:
-    """An argument whose text is clean; made only when a handler asks for it."""
+    """An argument that is escaped when a handler formats it."""
 
     __slots__ = ("_value",)
 

@@ -1,9 +1,8 @@
-"""What is measured: the names, kinds and labels of all metrics, and the counts of one process.
+"""The names, kinds and labels of all metrics, and the counts of one process.
 
-A process counts in memory; now and then its counts are added to those of the app, which
-live in the store, where one exporter reads them for all workers. A process that is killed
-takes the counts of its last seconds with it; letters and their lengths are read from the
-dead-letter queues themselves and are always exact.
+A process counts in memory and regularly adds its counts to those of the app in the store,
+where one exporter reads them for all workers. A process that is killed loses the counts of its
+last seconds. Numbers of letters are read from the dead-letter queues and are always exact.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from typing import Protocol
 
 NAMESPACE = "celery_dlq"
 OTHER = "(other)"
-"""Stands for all label values beyond the bound."""
+"""Replaces the label values of series beyond `MAX_SERIES`."""
 
 SUCCEEDED = "succeeded"
 """Outcome of a delivery that did not fail; the other outcomes are those of `Outcome`."""
 
-_MOST_KEPT = 2_000
+MAX_SERIES = 2_000
+"""A process counts this many series; more only exist where names are made up at run time."""
 
 
 class Measure(str, Enum):
-    """What a Prometheus metric is."""
+    """The type of a Prometheus metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -37,10 +37,10 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: Its whole name, as Prometheus shows it.
+        name: Full name in Prometheus.
         measure: Counter or gauge.
-        labels: The names of its labels.
-        help: What it says.
+        labels: Names of its labels.
+        help: Its meaning.
     """
 
     name: str
@@ -113,7 +113,7 @@ Series = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGauges:
-    """What a worker says of itself with its counts.
+    """Gauges that a worker reports with its counts.
 
     Attributes:
         worker: Its node name.
@@ -141,7 +141,7 @@ class MetricsStore(Protocol):
         """Add counts without waiting; never raises.
 
         Returns:
-            Whether they are on the wire; if not, the caller keeps them.
+            True if the counts were sent; if not, the caller keeps them.
         """
 
     def read(self) -> Measured:
@@ -152,11 +152,11 @@ class MetricsStore(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of connections; never raises."""
+        """Close the connections; never raises."""
 
 
 class Counts:
-    """The counts of one process: an increment in memory, nothing else, until they are taken."""
+    """The counts of one process, kept in memory until they are flushed."""
 
     def __init__(self) -> None:
         self._counts: dict[Series, int] = {}
@@ -166,12 +166,12 @@ class Counts:
         """Count something that happened."""
         series = (metric.name, *labels)
         with self._lock:
-            if series not in self._counts and len(self._counts) >= _MOST_KEPT:
-                series = (metric.name, *(OTHER for _ in labels))  # names made up at run time
+            if series not in self._counts and len(self._counts) >= MAX_SERIES:
+                series = (metric.name, *(OTHER for _ in labels))
             self._counts[series] = self._counts.get(series, 0) + by
 
     def flush(self, store: MetricsStore, gauges: WorkerGauges | None = None) -> None:
-        """Add all to the store's; what could not be written waits for the next time."""
+        """Add all counts to those in the store; keep them for the next flush if that fails."""
         with self._lock:
             counts, self._counts = self._counts, {}
         if (counts or gauges) and not store.add(counts, gauges):
@@ -183,7 +183,7 @@ class Counts:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits to be flushed."""
+        """True if nothing waits to be flushed."""
         return not self._counts
 
 

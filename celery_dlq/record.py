@@ -166,7 +166,7 @@ class Delivery:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Delivery:
-        """Read what `to_json` wrote; keys of later versions are passed over."""
+        """Read what `to_json` wrote; keys of later versions are skipped."""
         outcome = value.get("outcome")
         return cls(
             number=int(value["number"]),
@@ -370,7 +370,7 @@ def letter_id(
 
 
 def end_of(letter: DeadLetter) -> datetime | None:
-    """When a letter ends because its message would have expired.
+    """The time at which a letter ends because its message would have expired.
 
     ``None`` if the message had no expiry, or was past it when it died: such a letter
     would end before anybody could see it.
@@ -381,12 +381,12 @@ def end_of(letter: DeadLetter) -> datetime | None:
 
 
 def ended(letter: DeadLetter, stored_at: datetime | None, now: datetime) -> bool:
-    """Whether a letter ends because its message has expired since it was stored.
+    """True if a letter ends because its message expired after it was stored.
 
     Args:
         letter: The letter.
         stored_at: When it was stored; ``None`` if that is not known.
-        now: The present, by the same clock: that of its worker may be wrong.
+        now: The present by the store's clock; a worker's clock may be wrong.
     """
     end = end_of(letter)
     return end is not None and (stored_at is None or stored_at < end) and end <= now

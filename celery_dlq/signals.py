@@ -2,9 +2,9 @@
 
 ``task_dead_lettered`` is sent in the main process of the worker that stored the letter, with
 ``letter``. ``task_redriven`` is sent by the process that redrove it, with ``letter`` and
-``redrive_id``. The sender is the task's name, so that a receiver may choose one task. What
-a receiver raises is logged and harms nothing; while it runs, its worker does nothing else,
-so hand slow work, such as an HTTP call, to a thread.
+``redrive_id``. The sender is the task's name, so that a receiver may choose one task. An error
+of a receiver is logged and has no other effect. The worker waits for its receivers: hand slow
+work, such as an HTTP call, to a thread.
 
 Example:
     .. code-block:: python
@@ -26,13 +26,13 @@ task_redriven = Signal(name="task_redriven", providing_args={"letter", "redrive_
 
 
 def wants(kind: type[Event]) -> bool:
-    """Whether anybody receives the signal of a kind of event."""
+    """True if the signal of a kind of event has a receiver."""
     signal = {DeadLettered: task_dead_lettered, Redriven: task_redriven}.get(kind)
     return signal is not None and bool(signal.receivers)
 
 
 def relay(event: Event) -> None:
-    """An observer of events: sends the signal of an event that has one."""
+    """Send the signal of an event; an observer of the event bus."""
     if isinstance(event, DeadLettered):
         task_dead_lettered.send(sender=event.letter.task_name, letter=event.letter)
     elif isinstance(event, Redriven):

@@ -7,10 +7,12 @@ and finds its letter there.
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from kombu.utils.functional import LRUCache
 
 from celery_dlq.adopt.letter import Adoption, Identity
 from celery_dlq.adopt.sources import Source, TakenMessage
@@ -22,9 +24,9 @@ from celery_dlq.record import DeadLetter
 logger = get_logger("celery_dlq.worker")
 
 IDLE_SECONDS = 1.0
-_LONGEST_REST_SECONDS = 30.0
-_A_ROUND = 200
-_MOST_TWINS = 10_000
+MAX_REST_SECONDS = 30.0
+LETTERS_PER_ROUND = 200
+MAX_TWINS = 10_000
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class Adopter:
         self._store = store
         self._clock = clock
         self._adopted = adopted
-        self._twins: OrderedDict[str, int] = OrderedDict()
+        self._twins: MutableMapping[str, int] = LRUCache(MAX_TWINS)  # type: ignore[no-untyped-call]
 
     def drain(self, most: int | None = None) -> int:
         """Adopt until the queue is empty, or ``most`` messages were adopted.
@@ -139,9 +141,6 @@ class Adopter:
     def _remember(self, identity: Identity, number: int) -> None:
         """Where to look for the next equal message; bounded."""
         self._twins[identity.task_id] = number
-        self._twins.move_to_end(identity.task_id)
-        while len(self._twins) > _MOST_TWINS:
-            self._twins.popitem(last=False)
 
 
 def follow(adopters: Sequence[Adopter], stop: threading.Event) -> None:
@@ -177,7 +176,7 @@ class _Rest:
     def failed(self) -> None:
         """Rest."""
         self._turns_left = self._length
-        self._length = min(2 * self._length, int(_LONGEST_REST_SECONDS / IDLE_SECONDS))
+        self._length = min(2 * self._length, int(MAX_REST_SECONDS / IDLE_SECONDS))
 
     def worked(self) -> None:
         """No more rest."""
@@ -189,14 +188,14 @@ def _turn(adopter: Adopter, rest: _Rest) -> bool:
     if not rest.over():
         return False
     try:
-        count = adopter.drain(_A_ROUND)
+        count = adopter.drain(LETTERS_PER_ROUND)
     except DLQError as exc:
         logger.error("Nothing is adopted from %s for now: %s", adopter.report.queue, exc)  # noqa: TRY400 - the line says it all
     except Exception:
         logger.exception("Nothing is adopted from %s for now", adopter.report.queue)
     else:
         rest.worked()
-        return count == _A_ROUND
+        return count == LETTERS_PER_ROUND
     rest.failed()
     adopter.close()  # what was taken goes back to its queue
     return False

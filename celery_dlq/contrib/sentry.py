@@ -18,13 +18,14 @@ import logging
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid5
 
 from celery import current_task
 from celery import signals as celery_signals
+from kombu.utils.functional import LRUCache
 
 from celery_dlq.backends.reports import Report, Reports
 from celery_dlq.contrib.tracebacks import Raised, raised
@@ -43,8 +44,8 @@ EVENT_ID = "dlq_sentry_event_id"
 """Attribute of a task's request, and of the pool's ``ExceptionInfo``, that carries an event id."""
 
 _EVENT_NAMESPACE = UUID("f0a4f0a6-0a33-5d0e-8a35-9f6f8c1d8d57")
-_MOST_DUE = 1_000
-_MOST_BODY = 8_192
+MAX_DUE_REPORTS = 1_000
+MAX_BODY_BYTES = 8_192
 
 Keeps = Callable[[Any, "dict[str, Any]", Any], bool]
 
@@ -86,7 +87,7 @@ class SentryReporter:
         if report is None:
             return letter
         self._due[letter.id] = report
-        while len(self._due) > _MOST_DUE:
+        while len(self._due) > MAX_DUE_REPORTS:
             self._due.popitem(last=False)
         return replace(letter, sentry_event_id=event_id_of(letter))
 
@@ -176,19 +177,17 @@ class RateLimit:
     """
 
     _PAUSE_SECONDS = 60.0
-    _MOST = 200
+    MAX_TEMPLATES = 200
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._passed: dict[tuple[str, str], float] = {}
+        self._passed: MutableMapping[tuple[str, str], float] = LRUCache(self.MAX_TEMPLATES)  # type: ignore[no-untyped-call]
 
     def may(self, logger_name: str, template: str) -> bool:
         """Whether a line of this kind may pass now; then it has."""
         now, name = self._clock(), (logger_name, template)
         if now - self._passed.get(name, -self._PAUSE_SECONDS) < self._PAUSE_SECONDS:
             return False
-        if len(self._passed) >= self._MOST:
-            self._passed.clear()
         self._passed[name] = now
         return True
 
@@ -303,7 +302,7 @@ def _values(letter: DeadLetter) -> dict[str, Any]:
     return {
         "args": letter.args_json or letter.argsrepr,
         "kwargs": letter.kwargs_json or letter.kwargsrepr,
-        "body": letter.body[:_MOST_BODY].decode("utf-8", "backslashreplace"),
+        "body": letter.body[:MAX_BODY_BYTES].decode("utf-8", "backslashreplace"),
     }
 
 

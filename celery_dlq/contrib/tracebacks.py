@@ -10,17 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_MOST_FRAMES = 100
+from celery_dlq.letters.fingerprint import CHAINED, is_library
 
-_CHAIN = re.compile(
-    r"^(?:During handling of the above exception, another exception occurred"
-    r"|The above exception was the direct cause of the following exception):$",
-    re.MULTILINE,
-)
+MAX_FRAMES = 100
+
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)$')
 _SOURCE = re.compile(r"^ {4}(?P<code>\S.*)$")
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$", re.DOTALL)
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen |\\lib\\", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +55,7 @@ class Raised:
 
 def raised(traceback: str) -> list[Raised]:
     """The exceptions of a traceback, the one that escaped last; empty if it is none."""
-    return [found for part in _CHAIN.split(traceback) if (found := _one(part)) is not None]
+    return [found for part in CHAINED.split(traceback) if (found := _one(part)) is not None]
 
 
 def _one(text: str) -> Raised | None:
@@ -72,7 +68,7 @@ def _one(text: str) -> Raised | None:
     return Raised(
         name=match["name"] if match else "",
         said=(match["said"] or "") if match else "",
-        frames=frames[:1] + frames[1 - _MOST_FRAMES :] if len(frames) > _MOST_FRAMES else frames,
+        frames=frames[:1] + frames[1 - MAX_FRAMES :] if len(frames) > MAX_FRAMES else frames,
     )
 
 
@@ -86,7 +82,7 @@ def _frames(lines: list[str]) -> Iterator[Frame]:
                 line=int(found["line"]),
                 function=found["function"].strip(),
                 code=source["code"] if source else None,
-                own=not _LIBRARY.search(found["file"]),
+                own=not is_library(found["file"]),
             )
 
 

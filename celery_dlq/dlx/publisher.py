@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import UUID, uuid5
@@ -18,6 +18,7 @@ from uuid import UUID, uuid5
 from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 from kombu.entity import Exchange
 from kombu.exceptions import OperationalError
+from kombu.utils.functional import LRUCache
 
 from celery_dlq.backends.base import (
     DeadLetterStore,
@@ -176,13 +177,13 @@ class ExchangePublisher:
         self._outbox = outbox
         self._targets = targets
         self._exchanges: dict[str, DeadLetterExchange] = {}
-        self._missing: dict[OutboxEntry, float] = {}
+        self._missing: MutableMapping[OutboxEntry, float] = LRUCache(_MOST_REMEMBERED)  # type: ignore[no-untyped-call]
         self._connection = app.connection_for_write(transport_options=_TRANSPORT_OPTIONS)
         self._returns = self._connection.transport.driver_type == "amqp"
         self._producer: Any = None
         self._returned: list[str] = []
         self._new: set[str] = set()
-        self._said: dict[str, None] = {}
+        self._said: MutableMapping[str, None] = LRUCache(_MOST_REMEMBERED)  # type: ignore[no-untyped-call]
         self.wake = threading.Event()
 
     def check(self) -> None:
@@ -326,8 +327,6 @@ class ExchangePublisher:
     def _say_once(self, what: str, message: str, why: object) -> None:
         if what in self._said:
             return
-        while len(self._said) >= _MOST_REMEMBERED:
-            del self._said[next(iter(self._said))]
         self._said[what] = None
         logger.warning(message, what, why)
 
@@ -335,8 +334,6 @@ class ExchangePublisher:
         """No letter: not stored yet, or removed before it could be published."""
         now = time.monotonic()
         if now - self._missing.setdefault(entry, now) < _MISSING_SECONDS:
-            while len(self._missing) > _MOST_REMEMBERED:
-                del self._missing[next(iter(self._missing))]
             return False
         del self._missing[entry]
         logger.warning(

@@ -15,17 +15,18 @@ from pathlib import PurePosixPath
 
 FINGERPRINT_VERSION = 1
 _INNERMOST_FRAMES = 3
-_LENGTH = 16
+_LENGTH_DIGITS = 16
 
 # Anchored on `File "`: without the anchor a long traceback takes seconds, not microseconds.
 _FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+, in ([^\n]+)', re.MULTILINE)
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen |\\lib\\", re.IGNORECASE)
-_CHAINED = re.compile(
+CHAINED = re.compile(
     r"^(?:During handling of the above exception, another exception occurred"
     r"|The above exception was the direct cause of the following exception):$",
     re.MULTILINE,
 )
-_TRACEBACK_TAIL = 64 * 1024
+"""The line between two tracebacks of a chain."""
+_TRACEBACK_TAIL_CHARS = 64 * 1024
 
 
 def fingerprint(
@@ -47,7 +48,7 @@ def fingerprint(
     else:
         cause = ["exception", exception_type, task_name, *application_frames(traceback or "")]
     text = "\x1f".join([f"v{FINGERPRINT_VERSION}", *cause])
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_LENGTH]
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_LENGTH_DIGITS]
 
 
 def application_frames(traceback: str) -> list[str]:
@@ -57,9 +58,9 @@ def application_frames(traceback: str) -> list[str]:
     file only the last two parts of its path are kept, so that two hosts with
     other install folders agree. If every frame is a library's, those are taken.
     """
-    last = _CHAINED.split(traceback[-_TRACEBACK_TAIL:])[-1]
+    last = CHAINED.split(traceback[-_TRACEBACK_TAIL_CHARS:])[-1]
     frames = [(file, function.strip()) for file, function in _FRAME.findall(last)]
-    own = [frame for frame in frames if not _is_library(frame[0])]
+    own = [frame for frame in frames if not is_library(frame[0])]
     return [
         f"{_end_of(file)}:{function}" for file, function in (own or frames)[-_INNERMOST_FRAMES:]
     ]
@@ -67,7 +68,8 @@ def application_frames(traceback: str) -> list[str]:
 
 # A worker sees the same few files in every traceback.
 @lru_cache(maxsize=128)
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether the file of a frame belongs to Python or to an installed package."""
     return _LIBRARY.search(file) is not None
 
 

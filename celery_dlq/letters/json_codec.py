@@ -1,9 +1,9 @@
-"""JSON text that loses nothing: bytes, times, decimals and UUIDs come back as they were.
+"""Lossless JSON text: bytes, times, decimals and UUIDs survive a round trip.
 
 Message headers may hold values that JSON does not know (AMQP tables carry bytes
 and timestamps). They are kept as ``{"__type__": …, "__value__": …}``. A value of
-any other type is kept as its ``repr`` under the type ``repr``: readable for an
-operator, and never a reason to lose a letter.
+any other type is kept as its ``repr`` under the type ``repr``: an operator can read it, and
+no letter is lost because of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 from uuid import UUID
+
+from celery_dlq.letters.printable import shortened
 
 _TAG, _VALUE = "__type__", "__value__"
 _FRACTION = re.compile(r"(?<=:[0-9]{2})[.,]([0-9]+)")
@@ -54,13 +56,13 @@ def dumps(value: object) -> str:
 
 
 def moment(text: str) -> datetime:
-    """Read an ISO 8601 time as anybody writes it.
+    """Parse an ISO 8601 time of any publisher.
 
     Publishers in other languages write one, seven or nine digits of a second and ``Z``;
     Python 3.10 reads three or six digits, and no ``Z``.
 
     Raises:
-        ValueError: It is no time.
+        ValueError: The text is no time.
     """
     text = text.replace("Z", "+00:00")
     try:
@@ -89,17 +91,17 @@ def loads(text: str) -> Any:
 
 
 def safe_repr(value: object, limit: int = 10_000) -> str:
-    """``repr`` that never raises and never floods.
+    """``repr`` that never raises and is never longer than ``limit``.
 
     Args:
         value: Anything, including objects whose ``__repr__`` raises.
-        limit: Longest result, in characters.
+        limit: Maximum length of the result in characters.
     """
     try:
         text = repr(value)
     except Exception as exc:  # noqa: BLE001 - that is the point of this function
         text = f"<unprintable {type(value).__name__}: repr raised {type(exc).__name__}>"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return shortened(text, limit)
 
 
 def _dumps(value: object) -> str:

@@ -1,7 +1,8 @@
-r"""Text of any origin as people may see it: nothing in it steers a terminal or forges a line.
+r"""Text of any origin, made safe to print: it can neither control a terminal nor forge a line.
 
-Task names, ids, queue names and what exceptions say come from whoever may publish. What cannot
-be shown is spelled as in Python's source, ``\x1b`` or ``\u202e``, so that two names stay two.
+Task names, ids, queue names and texts of exceptions come from anybody who may publish. Unsafe
+characters are escaped as in Python's source, ``\x1b`` or ``\u202e``, so that different names
+stay different.
 """
 
 from __future__ import annotations
@@ -18,17 +19,22 @@ _IN_A_LINE = re.compile(f"[\t\n{_STEERING}]")
 
 
 def printable(text: str) -> str:
-    """The text with its lines and tabs; what would steer a terminal is spelled."""
+    """The text with control characters escaped; line ends and tabs stay."""
     return _IN_TEXT.sub(_spelled, text)
 
 
 def one_line(text: str) -> str:
-    """The text on one line: a name that holds a line end forges no line."""
+    """The text with control characters, line ends and tabs escaped."""
     return _IN_A_LINE.sub(_spelled, text)
 
 
+def shortened(text: str, limit: int) -> str:
+    """The text, cut to at most ``limit`` characters; a cut text ends with ``…``."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """JSON that means the very same value, with escapes for what would steer a terminal."""
+    """JSON text of a value, with control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return _IN_TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

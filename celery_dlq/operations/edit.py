@@ -11,6 +11,7 @@ from typing import Any
 
 from celery_dlq.errors import DLQError, RedriveError
 from celery_dlq.headers import EDITED_HEADER
+from celery_dlq.letters.printable import shortened
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.record import iso
 
@@ -19,9 +20,9 @@ __all__ = [
 ]
 
 _JSON_TYPES = ("application/json",)
-_MOST_EDITS = 20
-_MOST_SHOWN = 2000
-_MOST_DESCRIBED = 1024
+MAX_EDITS = 20
+MAX_SHOWN_CHARS = 2000
+MAX_DESCRIBED_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class Edit:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """Read ``kwargs.tenant=42``: a path, and a value in JSON or else a plain text.
+    """Parse ``kwargs.tenant=42``: a path, and a value that is JSON or else plain text.
 
     Raises:
         DLQError: It is not written so.
@@ -124,7 +125,7 @@ def _apply(edit: Edit, message: Outgoing, *, actor: str, now: datetime) -> Outgo
             "to": _shown(new["args"], new["kwargs"]),
         }
     )
-    message.headers[EDITED_HEADER] = json.dumps(trail[-_MOST_EDITS:])
+    message.headers[EDITED_HEADER] = json.dumps(trail[-MAX_EDITS:])
     message.body, message.content_encoding = body, "utf-8"
     return message
 
@@ -136,19 +137,15 @@ def _assign(place: Any, path: Sequence[str], value: Any, whole: str) -> None:
             place = place[int(step)] if isinstance(place, list) else place[step]
         place[int(last) if isinstance(place, list) else last] = value
     except (KeyError, IndexError, ValueError, TypeError):
-        raise DLQError(
-            f"expected {whole!r} to lead to a place in the arguments, got a way that ends before"
-        ) from None
+        raise DLQError(f"{whole!r} does not exist in the arguments") from None
 
 
 def _described(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_DESCRIBED else text[: _MOST_DESCRIBED - 1] + "…"
+    return shortened(repr(value), MAX_DESCRIBED_CHARS)
 
 
 def _shown(args: object, kwargs: object) -> str:
-    text = json.dumps([args, kwargs], ensure_ascii=False)
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+    return shortened(json.dumps([args, kwargs], ensure_ascii=False), MAX_SHOWN_CHARS)
 
 
 def _trail(header: object) -> list[Any]:

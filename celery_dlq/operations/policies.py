@@ -1,4 +1,4 @@
-"""The rules of an app as operators see and change them: policies, sources, overrides."""
+"""Policies as operators see and change them: values, their sources, and overrides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_dlq.backends.base import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.policies.drift import differences
-from celery_dlq.policies.overrides import LONGEST, by_queue, checked
+from celery_dlq.policies.overrides import MAX_OVERRIDE, by_queue, checked
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable, Sourced
 from celery_dlq.record import iso
@@ -21,7 +21,7 @@ from celery_dlq.record import iso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyView:
-    """One queue, or one task from its queue, with every policy key.
+    """The policy of one queue, or of one task from its queue, with every key.
 
     Attributes:
         queue: The queue, or the pattern.
@@ -54,7 +54,7 @@ class PolicyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReport:
-    """All policies of an app, and what is odd about them.
+    """All policies of an app, with warnings.
 
     Attributes:
         views: Queues, then tasks.
@@ -75,8 +75,8 @@ class PolicyAdmin:
 
     Args:
         table: The configured policies.
-        registry: Where overrides, cards and the audit are.
-        events: Told of every change.
+        registry: Keeps overrides, worker cards and the audit.
+        events: Gets every change.
     """
 
     def __init__(self, table: PolicyTable, registry: WorkerRegistry, events: Events) -> None:
@@ -92,7 +92,7 @@ class PolicyAdmin:
             task_queues: The queue of each task with a policy of its own.
 
         Raises:
-            StoreUnavailable: The registry does not answer.
+            StoreUnavailable: The store does not answer.
         """
         table = self.in_force()
         workers = self._registry.workers(with_tasks=False)
@@ -107,16 +107,16 @@ class PolicyAdmin:
         return PolicyReport(views=tuple(views), warnings=(*unknown, *_drift(workers)))
 
     def in_force(self) -> PolicyTable:
-        """The configured policies with the overrides over them."""
+        """The configured policies with the overrides applied."""
         overrides = by_queue(self._registry.overrides())
         return PolicyTable(self._table.queues, self._table.tasks, overrides)
 
     def override(self, queue: str, span: timedelta, values: Mapping[str, Any]) -> list[Override]:
-        """Override policy keys of a queue for a while.
+        """Override policy keys of a queue for a limited time.
 
         Raises:
-            SettingsError: A key, a value or the span is not usable; nothing is changed then.
-            StoreUnavailable: The registry does not answer.
+            SettingsError: A key, a value or the duration is not usable; nothing is changed.
+            StoreUnavailable: The store does not answer.
         """
         _check_span(queue, span)
         now, actor = self._registry.now(), whoami()
@@ -130,11 +130,11 @@ class PolicyAdmin:
         return made
 
     def lift(self, queue: str, keys: tuple[str, ...]) -> list[str]:
-        """Take overrides back; all of the queue's, or those of some keys.
+        """Remove the overrides of a queue: all of them, or those of some keys.
 
         Raises:
-            NotFound: There is no such override.
-            StoreUnavailable: The registry does not answer.
+            NotFound: No such override exists.
+            StoreUnavailable: The store does not answer.
         """
         there = [o.key for o in self._registry.overrides() if o.queue == queue]
         wanted = list(keys) or there
@@ -151,7 +151,7 @@ class PolicyAdmin:
         return wanted
 
     def _record(self, action: Action, queue: str, detail: Mapping[str, Any]) -> None:
-        """The record first: a change that nobody can trace must not be."""
+        """Write the audit before the change, so that no change is untraceable."""
         change = Change(
             at=self._registry.now(), action=action, actor=whoami(), target=queue, detail=detail
         )
@@ -171,21 +171,21 @@ def _view(table: PolicyTable, queue: str, task: str | None) -> PolicyView:
 
 
 def _drift(workers: list[WorkerInfo]) -> list[str]:
-    """Each worker against the first of each kind of policies: bounded, however many there are."""
+    """Compare one worker of each distinct set of policies with the others; bounded."""
     kinds: dict[str, WorkerInfo] = {}
     for info in workers:
         kinds.setdefault(repr(sorted(info.policies.items(), key=lambda item: item[0])), info)
-    some = list(kinds.values())[:_MOST_KINDS]
+    some = list(kinds.values())[:MAX_COMPARED_WORKERS]
     return [text for one, other in combinations(some, 2) for text in differences(one, other)]
 
 
 def _check_span(queue: str, span: timedelta) -> None:
     if re.search(r"[*?\[{}]", queue) or not queue.strip():
         raise SettingsError(f"expected the exact name of a queue to override, got {queue!r}")
-    if not timedelta(0) < span <= LONGEST:
+    if not timedelta(0) < span <= MAX_OVERRIDE:
         raise SettingsError(
-            f"expected an override to last more than 0 and at most {LONGEST}, got {span}"
+            f"expected an override to last more than 0 and at most {MAX_OVERRIDE}, got {span}"
         )
 
 
-_MOST_KINDS = 10
+MAX_COMPARED_WORKERS = 10

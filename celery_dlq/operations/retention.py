@@ -32,33 +32,33 @@ from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq.operations.retention")
 
-MOST_A_PASS = 500
-"""Most letters that one pass over one queue trims for one cause."""
+MAX_LETTERS_PER_PASS = 500
+"""One pass over one queue trims at most this many letters for one cause."""
 
-MOST_LOOKED_AT = 2 * MOST_A_PASS
-"""At most so many are looked at for it: among them may be entries that are no letters."""
+MAX_ENTRIES_SCANNED = 2 * MAX_LETTERS_PER_PASS
+"""Upper bound of entries scanned per pass, unreadable ones included."""
 
-QUEUES_A_LOOK = 50
-"""At so many queues a worker glances in one tick."""
+QUEUES_PER_GLANCE = 50
+"""A worker reads the length and the oldest times of this many queues per tick."""
 
-QUEUES_A_TICK = 3
-"""Into so many of them it looks, if there may be something to trim."""
+QUEUES_PER_TICK = 3
+"""A worker trims at most this many queues per tick."""
 
 REST_TICKS = 2
-"""How many ticks a worker leaves the queues alone when there was nothing to trim."""
+"""A worker that found nothing to trim skips this many ticks."""
 
 _LEASE_SECONDS = 60.0
 _TRIMMABLE = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
 
 
 class Retention:
-    """Trims dead-letter queues as their policies say.
+    """Trims dead-letter queues by their policies.
 
     Args:
-        store: Where the letters are.
-        registry: Where the audit is.
-        events: Told of every trimming.
-        actor: Who follows the rules: a worker's node name, or a person.
+        store: Keeps the letters.
+        registry: Keeps the audit.
+        events: Gets every trimming.
+        actor: Who trims: a worker's node name, or a person.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Retention:
 
         Args:
             dead_letter_queue: Its name.
-            policy: What rules it; ``None``: only the ends of the messages' own lives.
-            dry_run: Say what would be trimmed, and change nothing.
+            policy: Its policy; ``None``: only the expiry of the messages counts.
+            dry_run: Return what would be trimmed, and change nothing.
 
         Returns:
-            What was trimmed, one change per cause; empty if nothing was.
+            One change per cause that trimmed letters.
 
         Raises:
             StoreUnavailable: The store does not answer.
@@ -91,10 +91,10 @@ class Retention:
             self._store.done()
 
     def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
-        """Those of some queues that have something to trim, as far as a glance tells.
+        """The queues that have something to trim, judged by their length and oldest times.
 
         Args:
-            policies: What rules each of them.
+            policies: The policy of each queue.
 
         Raises:
             StoreUnavailable: The store does not answer.
@@ -119,14 +119,14 @@ class Retention:
         return changes
 
     def trim_all(self, dead_letter_queue: str, policy: Policy | None) -> list[Change]:
-        """Pass after pass until nothing is left to trim; bounded by what is there now."""
+        """Repeat passes until nothing is left to trim; bounded by the letters there are now."""
         try:
             return self._trim_all(dead_letter_queue, policy or Policy())
         finally:
             self._store.done()
 
     def _trim_all(self, dead_letter_queue: str, policy: Policy) -> list[Change]:
-        most = self._store.length(dead_letter_queue) // MOST_A_PASS + 1
+        most = self._store.length(dead_letter_queue) // MAX_LETTERS_PER_PASS + 1
         totals: dict[str, Change] = {}
         for _ in range(most):
             changes = self._trim(dead_letter_queue, policy, dry_run=False)
@@ -142,7 +142,7 @@ class Retention:
         if policy.dead_letter_ttl is None:
             return
         limit = self._store.now() - timedelta(seconds=policy.dead_letter_ttl)
-        for summary in islice(self._oldest(name), MOST_LOOKED_AT):
+        for summary in islice(self._oldest(name), MAX_ENTRIES_SCANNED):
             if summary.dead_lettered_at is None or summary.stored_at is None:
                 continue  # no letter: it stays until it is discarded, and holds up no other
             if summary.stored_at > limit:
@@ -151,7 +151,7 @@ class Retention:
 
     def _ended(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
         if policy.dead_letter_ttl is None:
-            yield from self._store.ended(name, most=MOST_A_PASS)
+            yield from self._store.ended(name, most=MAX_LETTERS_PER_PASS)
 
     def _too_many(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
         if policy.dead_letter_max_length is not None:
@@ -160,21 +160,21 @@ class Retention:
 
     def _oldest(self, name: str) -> Iterator[LetterSummary]:
         after = None
-        while page := self._store.oldest(name, after=after, most=MOST_A_PASS):
+        while page := self._store.oldest(name, after=after, most=MAX_LETTERS_PER_PASS):
             yield from page
             after = page[-1].position
 
     def _allowed(
         self, name: str, policy: Policy, summaries: Iterator[LetterSummary]
     ) -> list[LetterSummary]:
-        """At most one pass of them; with ``keep_until_exported`` only what is in files."""
+        """The letters of one pass; with ``keep_until_exported`` only those that are exported."""
         if not policy.keep_until_exported:
-            return list(islice(summaries, MOST_A_PASS))
+            return list(islice(summaries, MAX_LETTERS_PER_PASS))
         exported = self._store.exported_until(name)
         if exported is None:
             return []
         last = ordered(exported)
-        return [h for h in islice(summaries, MOST_A_PASS) if ordered(h.position) <= last]
+        return [h for h in islice(summaries, MAX_LETTERS_PER_PASS) if ordered(h.position) <= last]
 
     def _remove(
         self, name: str, cause: str, chosen: list[LetterSummary], policy: Policy, *, dry_run: bool
@@ -193,7 +193,7 @@ class Retention:
         return change
 
     def _claimed(self, name: str, chosen: list[LetterSummary], owner: str) -> list[LetterSummary]:
-        """Those that no redrive holds."""
+        """Claim letters; leave out those that a redrive holds."""
         ids = [summary.letter_id for summary in chosen]
         states = self._store.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
         return [h for h, state in zip(chosen, states, strict=True) if state in _TRIMMABLE]
@@ -239,7 +239,7 @@ def _is_due(glance: Glance, policy: Policy | None) -> bool:
 
 
 class RetentionRound:
-    """Goes round the dead-letter queues of an app: a glance at some of them every third tick.
+    """Visits the dead-letter queues of an app in turn, some of them every third tick.
 
     Args:
         retention: Trims.
@@ -258,7 +258,7 @@ class RetentionRound:
         self._rest = 0
 
     def tick(self) -> None:
-        """Look after the next queues; one that had to be trimmed may have more, so no rest then.
+        """Visit the next queues; do not rest after a trimming, because the queue may have more.
 
         Raises:
             StoreUnavailable: The store does not answer.
@@ -268,16 +268,16 @@ class RetentionRound:
             return
         if not self._names:
             self._names = self._store.names()
-        table, looked = self._table(), [*self._names[-QUEUES_A_LOOK:], *self._more]
+        table, looked = self._table(), [*self._names[-QUEUES_PER_GLANCE:], *self._more]
         policies = {name: table.of_dead_letter_queue(name) for name in looked}
-        del self._names[-QUEUES_A_LOOK:]
+        del self._names[-QUEUES_PER_GLANCE:]
         due = self._retention.due(policies)
-        self._more = due[QUEUES_A_TICK:]
-        for number, name in enumerate(due[:QUEUES_A_TICK], 1):
+        self._more = due[QUEUES_PER_TICK:]
+        for number, name in enumerate(due[:QUEUES_PER_TICK], 1):
             if self._retention.trim(name, policies[name]):
                 self._more = [*due[number:], name]
                 break
         self._rest = 0 if self._more else REST_TICKS
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Hold nothing that has to be closed."""

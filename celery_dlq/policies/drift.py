@@ -1,4 +1,4 @@
-"""Drift: live workers that would do different things with the same message."""
+"""Drift: live workers whose policies differ for the same queue or task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TASK_PREFIX = "task:"
 
 
 def differences(mine: WorkerInfo, other: WorkerInfo) -> list[str]:
-    """What two workers would do differently with messages of the same queue or task."""
+    """One sentence for each queue or task whose policy differs between two workers."""
     ours, theirs = _table(mine), _table(other)
     queues = {*mine.queues} & {*other.queues} | {*ours.queues} & {*theirs.queues}
     pairs = [(f"queue {name!r}", ours.resolve(name), theirs.resolve(name)) for name in queues]
@@ -41,7 +41,7 @@ def _difference(own: Policy, its: Policy) -> str:
 
 
 def _table(info: WorkerInfo) -> PolicyTable:
-    """The policies on a info, as far as this version knows their keys."""
+    """The policies on a info; keys that this version does not know are left out."""
     parsed = {name: _policy(values) for name, values in info.policies.items()}
     return PolicyTable(
         {name: policy for name, policy in parsed.items() if not name.startswith(TASK_PREFIX)},

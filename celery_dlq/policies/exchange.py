@@ -1,4 +1,4 @@
-"""The dead-letter exchange: where other services hear of each letter, as a policy says it."""
+"""The dead-letter exchange of a policy: each letter is published there for other services."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from celery_dlq.letters.json_codec import safe_repr
 
 TYPES = ("direct", "fanout", "topic")
 _KEYS = ("name", "type")
-_MOST_BYTES = 255  # of a short string in AMQP
-_SHOWN = 200
+MAX_NAME_BYTES = 255  # AMQP short strings hold no more
+_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterExchange:
-    """An exchange, as it is declared on the broker; durable.
+    """A durable exchange on the broker.
 
     Attributes:
         name: Its name. Empty: the broker's default exchange, where the routing key is the
@@ -33,10 +33,10 @@ class DeadLetterExchange:
 
 
 def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
-    """A check for an exchange: its name, or a mapping of ``name`` and ``type``.
+    """Check an exchange: its name, or a mapping of ``name`` and ``type``.
 
     Raises:
-        SettingsError: It is something else.
+        SettingsError: The value is something else.
     """
     if isinstance(value, DeadLetterExchange):
         value = value.to_json()
@@ -45,8 +45,8 @@ def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
     if not isinstance(value, Mapping) or "name" not in value or set(value) - set(_KEYS):
         raise _unexpected(where, "the name of an exchange, or a mapping of name and type", value)
     name, kind = value["name"], value.get("type", "direct")
-    if not isinstance(name, str) or len(name.encode("utf-8", "replace")) > _MOST_BYTES:
-        raise _unexpected(f"{where}['name']", f"text of at most {_MOST_BYTES} bytes", name)
+    if not isinstance(name, str) or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        raise _unexpected(f"{where}['name']", f"text of at most {MAX_NAME_BYTES} bytes", name)
     if kind not in TYPES:
         raise _unexpected(f"{where}['type']", f"one of {', '.join(TYPES)}", kind)
     if not name and kind != "direct":
@@ -55,20 +55,20 @@ def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
 
 
 def dead_letter_routing_key(where: str, value: object) -> str:
-    """A check for a routing key.
+    """Check a routing key.
 
     Raises:
-        SettingsError: It is something else.
+        SettingsError: The value is something else.
     """
     if (
         not isinstance(value, str)
         or not value
-        or len(value.encode("utf-8", "replace")) > _MOST_BYTES
+        or len(value.encode("utf-8", "replace")) > MAX_NAME_BYTES
     ):
-        raise _unexpected(where, f"text of 1 to {_MOST_BYTES} bytes", value)
+        raise _unexpected(where, f"text of 1 to {MAX_NAME_BYTES} bytes", value)
     return value
 
 
 def _unexpected(where: str, what: str, got: object) -> SettingsError:
-    shown = " ".join(safe_repr(got, _SHOWN).split())
+    shown = " ".join(safe_repr(got, _SHOWN_CHARS).split())
     return SettingsError(f"expected {where} to be {what}, got {shown}")

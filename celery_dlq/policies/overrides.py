@@ -1,4 +1,4 @@
-"""Overrides: policies that an operator changes at run time, for a while, without a deploy."""
+"""Overrides: policy keys that an operator changes at run time, for a limited time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ KEYS = (
     "dead_letter_max_length",
     "keep_until_exported",
 )
-"""The keys that can be overridden: those that workers obey."""
+"""Only keys that workers apply can be overridden."""
 
-LONGEST = timedelta(days=30)
+MAX_OVERRIDE = timedelta(days=30)
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _ELSEWHERE = {
     "default_delay": "it acts where messages are published, and publishers do not ask Redis",
     "ignore_message_delay": "it acts where messages are published, and publishers do not ask Redis",
@@ -38,7 +38,7 @@ _ELSEWHERE = {
 
 
 def checked(queue: str, key: str, value: Any, until: datetime, actor: str) -> Override:
-    """An override that workers will understand.
+    """Check an override and build it.
 
     Args:
         queue: The queue, by its exact name.
@@ -62,16 +62,16 @@ def checked(queue: str, key: str, value: Any, until: datetime, actor: str) -> Ov
 
 
 def by_queue(overrides: Iterable[Override]) -> dict[str, tuple[Policy, str]]:
-    """The overrides as policies by queue, each with who made it and until when.
+    """Merge overrides into one policy per queue, with its actors and end times.
 
-    An override that this version does not understand is passed over, with a warning.
+    An override that this version does not understand is skipped with a warning.
     """
     found: dict[str, tuple[Policy, str]] = {}
     for override in overrides:
         try:
             policy = Policy.parse({override.key: override.value}, f"override of {override.queue!r}")
         except SettingsError as exc:
-            logger.warning("An override is not obeyed: %s", exc)
+            logger.warning("An override is ignored: %s", exc)
             continue
         before, sources = found.get(override.queue, (Policy(), ""))
         source = f"{override.actor} until {_short(override.until)}"
@@ -81,12 +81,12 @@ def by_queue(overrides: Iterable[Override]) -> dict[str, tuple[Policy, str]]:
 
 
 def _value(key: str, value: Any) -> Any:
-    """What a person wrote on the command line, as the value it means."""
+    """Parse text of the command line; other values stay as they are."""
     if not isinstance(value, str):
         return value
     age = re.fullmatch(r"(\d+)([smhdw])", value.strip())
     if age and key == "dead_letter_ttl":
-        return int(age[1]) * _UNITS[age[2]]
+        return int(age[1]) * _UNIT_SECONDS[age[2]]
     if key in {"reasons", "ignore"}:
         return [part.strip() for part in value.split(",") if part.strip()]
     try:

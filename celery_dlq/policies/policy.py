@@ -99,7 +99,7 @@ class Policy:
         )
 
     def over(self, other: Policy) -> Policy:
-        """This policy, with ``other`` filling the fields that are not set here."""
+        """This policy; fields that it does not set are taken from ``other``."""
         filled = {
             f.name: getattr(other, f.name)
             for f in dataclasses.fields(self)
@@ -117,11 +117,11 @@ class Policy:
 
     @property
     def says_delay(self) -> bool:
-        """Whether it has to be asked when a message is published."""
+        """True if the policy affects the delay of a message when it is published."""
         return bool(self.default_delay or self.ignore_message_delay)
 
     def keeps(self, reason: Reason) -> bool:
-        """Whether deaths for this reason become letters."""
+        """True if deaths with this reason become letters."""
         return self.reasons is None or reason in self.reasons
 
     def dead_letter_queue_of(self, queue: str) -> str:
@@ -130,32 +130,32 @@ class Policy:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?``, or the list of what there is."""
+    """``did you mean 'x'?``, or the list of known names."""
     known = sorted(known)
     close = difflib.get_close_matches(str(name), known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
 
 
 def seconds(where: str, value: object) -> float:
-    """A duration of 0 or more, in seconds, from a number or a timedelta.
+    """Check a duration of 0 or more seconds: a number or a timedelta.
 
     Raises:
-        SettingsError: It is neither, negative, or longer than a thousand years.
+        SettingsError: The value is neither, or negative, or longer than a thousand years.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SettingsError(_expected(where, "a number of seconds or a timedelta", value))
-    if not 0 <= value <= _LONGEST_SECONDS:  # also refuses NaN and infinity
+    if not 0 <= value <= MAX_DURATION_SECONDS:  # also refuses NaN and infinity
         raise SettingsError(_expected(where, "a duration of 0 or more seconds", value))
     return float(value)
 
 
 def positive_seconds(where: str, value: object) -> float:
-    """As `seconds`, but more than 0.
+    """Check a duration of more than 0 seconds: a number or a timedelta.
 
     Raises:
-        SettingsError: It is not.
+        SettingsError: The value is something else.
     """
     duration = seconds(where, value)
     if duration <= 0:
@@ -164,10 +164,10 @@ def positive_seconds(where: str, value: object) -> float:
 
 
 def flag(where: str, value: object) -> bool:
-    """A check for ``True`` or ``False``.
+    """Check ``True`` or ``False``.
 
     Raises:
-        SettingsError: It is something else.
+        SettingsError: The value is something else.
     """
     if not isinstance(value, bool):
         raise SettingsError(_expected(where, "True or False", value))
@@ -175,7 +175,7 @@ def flag(where: str, value: object) -> bool:
 
 
 def integer(minimum: int) -> Callable[[str, object], int]:
-    """A check for a whole number of at least ``minimum``."""
+    """A check of a whole number of at least ``minimum``."""
 
     def check(where: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
@@ -186,10 +186,10 @@ def integer(minimum: int) -> Callable[[str, object], int]:
 
 
 def text(where: str, value: object) -> str:
-    """A check for a name: text that is not empty.
+    """Check a name: text that is not empty.
 
     Raises:
-        SettingsError: It is something else.
+        SettingsError: The value is something else.
     """
     if not isinstance(value, str) or not value.strip():
         raise SettingsError(_expected(where, "a name (text that is not empty)", value))
@@ -197,10 +197,10 @@ def text(where: str, value: object) -> str:
 
 
 def queue_name(where: str, value: object) -> str:
-    """A check for the name of a dead-letter queue.
+    """Check the name of a dead-letter queue.
 
     Raises:
-        SettingsError: It is something else.
+        SettingsError: The value is something else.
     """
     name = text(where, value)
     if "{" in name or "}" in name:
@@ -251,12 +251,12 @@ def _plain(value: Any) -> Any:
 
 
 def _expected(where: str, what: str, got: object) -> str:
-    shown = " ".join(safe_repr(got, _SHOWN).split())  # one line, whatever it is
+    shown = " ".join(safe_repr(got, _SHOWN_CHARS).split())  # one line, whatever it is
     return f"expected {where} to be {what}, got {shown}"
 
 
-_SHOWN = 200
-_LONGEST_SECONDS = 1000 * 366 * 86400.0
+_SHOWN_CHARS = 200
+MAX_DURATION_SECONDS = 1000 * 366 * 86400.0
 
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),

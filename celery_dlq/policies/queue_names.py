@@ -1,4 +1,4 @@
-"""Which queue a message is bound for, or came from: exchange and routing key do not say."""
+"""The queue of a message, found from its exchange and routing key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _DELAYED = re.compile(r"^(?:[01]\.){28}")
 class QueueNames:
     """Finds the source queue of a message from its exchange and routing key.
 
-    Exchange and routing key equal the queue only for direct routing; for the rest
-    the bindings of the queues that the app knows are asked.
+    They equal the queue only for direct routing. Other messages are matched with the bindings
+    of the queues that the app knows.
 
     Args:
         queues: ``app.amqp.queues``.
@@ -27,7 +27,7 @@ class QueueNames:
     def of(self, exchange: str, routing_key: str) -> str:
         """The name of the queue, or the routing key when no known queue fits."""
         if _DELAYED.match(routing_key):
-            # It waited in RabbitMQ, and has lost the exchange it was published to.
+            # The message waited in RabbitMQ and lost the exchange it was published to.
             return self._bound_to(self._exchanges(), _DELAYED.sub("", routing_key))
         if not exchange and routing_key in self._queues:
             return routing_key
@@ -51,14 +51,14 @@ def _bound(queue: Any, exchange: str, routing_key: str) -> bool:
 
 
 def _bound_by_pattern(queue: Any, exchange: str, routing_key: str) -> bool:
-    """As a topic exchange binds: ``*`` is one word, ``#`` any number of them."""
+    """Match as a topic exchange does: ``*`` is one word, ``#`` any number of words."""
     return any(
         on == exchange and re.fullmatch(_pattern(key), routing_key) for on, key in _bindings(queue)
     )
 
 
 def _on_exchange(queue: Any, exchange: str, _routing_key: str) -> bool:
-    """A fanout exchange looks at no key."""
+    """Match as a fanout exchange does: the routing key is ignored."""
     return any(on == exchange for on, _key in _bindings(queue))
 
 

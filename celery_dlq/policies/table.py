@@ -1,31 +1,33 @@
-"""How the policies of an app combine, and what they must not say together.
+"""How the policies of an app combine, and which combinations are refused.
 
-Field by field an override made at run time wins, then the task's decorator, then
-the exact queue name, then the most specific pattern.
+For each field, an override made at run time wins, then the task's decorator, then the exact
+queue name, then the most specific pattern.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, suggestion
 
+MAX_CACHED_POLICIES = 4096
 RETENTION = ("dead_letter_ttl", "dead_letter_max_length", "keep_until_exported")
-"""Policy keys about the letters of a dead-letter queue, not about one message."""
+"""Policy keys that apply to a whole dead-letter queue, not to one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """The value of one policy key, and where it comes from.
+    """The value of one policy key and its source.
 
     Attributes:
-        value: The value; ``None`` if it is not set anywhere.
+        value: The value; ``None`` if no policy sets it.
         source: E.g. ``dlq_queues['orders']``, or ``default``.
     """
 
@@ -35,47 +37,46 @@ class Sourced:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTable:
-    """All policies of one app; answers which one guards a message.
+    """All policies of one app; finds the one that guards a message.
 
     Attributes:
         queues: Policies by queue name or glob pattern (``*``, ``?``, ``[…]``).
-        tasks: Policies of task decorators by task name, for the questions about whole
-            dead-letter queues; a message brings its task's policy along.
-        overrides: Policies made at run time by queue name, and who made them.
+        tasks: Policies of task decorators by task name; used for whole dead-letter queues,
+            because `resolve` gets the policy of a message's task.
+        overrides: Policies made at run time, by queue name, with who made them.
     """
 
     queues: Mapping[str, Policy] = field(default_factory=dict)
     tasks: Mapping[str, Policy] = field(default_factory=dict)
     overrides: Mapping[str, tuple[Policy, str]] = field(default_factory=dict)
-    _resolved: dict[tuple[str, Policy | None], Policy | None] = field(
-        default_factory=dict, repr=False, compare=False
+    _resolve: Callable[[str, Policy | None], Policy | None] = field(
+        init=False, repr=False, compare=False
     )
 
+    def __post_init__(self) -> None:
+        # Bounded: queues may be named at run time.
+        object.__setattr__(self, "_resolve", lru_cache(MAX_CACHED_POLICIES)(self._merge))
+
     def resolve(self, queue: str, task_policy: Policy | None = None) -> Policy | None:
-        """The policy of a message, or ``None`` when nothing guards it.
+        """The policy of a message, or ``None`` if no policy guards it.
 
         Args:
-            queue: The queue it came from.
+            queue: The queue that the message came from.
             task_policy: The policy of its task's decorator.
 
         Returns:
             One merged policy; the same object for the same arguments.
         """
-        key = (queue, task_policy)
-        if key not in self._resolved:
-            if len(self._resolved) >= _MOST_RESOLVED:  # names made up at run time
-                self._resolved.clear()
-            self._resolved[key] = self._merge(queue, task_policy)
-        return self._resolved[key]
+        return self._resolve(queue, task_policy)
 
     def explain(self, queue: str, task_name: str | None = None) -> dict[str, Sourced]:
-        """Every key's value for a queue, or for one task from it, and its source."""
+        """The value and source of every key, for a queue or for one task from it."""
         task_policy = self.tasks.get(task_name) if task_name else None
         layers = list(self._layers(queue, task_policy, task_name or ""))
         return {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
 
     def of_dead_letter_queue(self, name: str) -> Policy | None:
-        """The policy whose retention rules a dead-letter queue; ``None`` if nothing names it."""
+        """The policy that sets the retention of a dead-letter queue; ``None`` if none does."""
         for where, policy in self._targeting():
             if policy.dead_letter_queue_of(where) == name:
                 return policy
@@ -84,15 +85,15 @@ class PolicyTable:
         return ruling if ruling and ruling.dead_letter_queue_of(source) == name else None
 
     def unknown_queues(self, known: set[str]) -> dict[str, str]:
-        """Exact queue names with a policy that are not ``known``, each with a suggestion."""
+        """Queue names with a policy that are not in ``known``, each with a suggestion."""
         exact = [name for name in self.queues if not re.search(r"[*?\[]", name)]
         return {name: suggestion(name, known) for name in exact if name not in known}
 
     def check(self) -> None:
-        """Refuse what policies must not say together.
+        """Refuse policies that contradict each other.
 
         Raises:
-            SettingsError: A dead-letter queue is guarded itself, or has two retentions.
+            SettingsError: A dead-letter queue has a policy itself, or two different retentions.
         """
         check_targets(self.queues)
         for task, policy in self.tasks.items():
@@ -100,7 +101,7 @@ class PolicyTable:
         self._check_retention()
 
     def __bool__(self) -> bool:
-        """Whether any queue policy exists at all."""
+        """True if any queue policy or override exists."""
         return bool(self.queues) or bool(self.overrides)
 
     def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
@@ -115,7 +116,7 @@ class PolicyTable:
     def _layers(
         self, queue: str, task_policy: Policy | None, task_name: str
     ) -> Iterator[tuple[str, Policy]]:
-        """What speaks about a message, the strongest first."""
+        """The policies that apply to a message with their sources, the strongest first."""
         if queue in self.overrides:
             policy, actor = self.overrides[queue]
             yield f"override by {actor}", policy
@@ -136,7 +137,7 @@ class PolicyTable:
         return names
 
     def _targeting(self) -> Iterator[tuple[str, Policy]]:
-        """All policies by the queue, pattern or task that has them, merged for queues."""
+        """Every policy with the queue, pattern or task that has it; merged for queues."""
         for queue in {**self.overrides, **self.queues}:
             policy = self.resolve(queue)
             if policy is not None:
@@ -212,10 +213,7 @@ def _first(key: str, layers: list[tuple[str, Policy]]) -> Sourced:
 
 
 def _specificity(pattern: str) -> tuple[int, int]:
-    """How much a pattern fixes: its literal characters, then its places for one character."""
+    """Specificity of a pattern: number of literal characters, then of one-character wildcards."""
     rest, classes = re.subn(r"\[[^]]*\]", "", pattern)
     literals = sum(character not in "*?" for character in rest)
     return literals, classes + rest.count("?")
-
-
-_MOST_RESOLVED = 4096

@@ -11,27 +11,30 @@ https://github.com/celery/celery/blob/main/celery/app/base.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any
 
 from celery.app import base
 from celery.app.routes import MapRoute
 
-from celery_dlq import decorators
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
 from celery_dlq.logs import get_logger
+from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 
 logger = get_logger("celery_dlq.publishing.default_delay")
 
-_MOST_REMEMBERED = 4096
-_PLACE = ("queue", "exchange", "routing_key")
+MAX_CACHED_NAMES = 4096
+"""Queues and tasks whose rule is kept; more only exist where names are made up at run time."""
+
+_DESTINATION = ("queue", "exchange", "routing_key")
 _PARAMETERS = (
     "args",
     "kwargs",
@@ -63,34 +66,34 @@ _PARAMETERS = (
     "replaced_task_nesting",
 )
 """Of ``Celery.send_task``, behind the name; not inspected, because a subclass may name none."""
-_UP_TO_ETA = 4
-# By name: Celery 5.7 gives the message its task's own options.
+# By name: Celery 5.7 gives a message that is sent by name its task's own options.
 _MERGES_OPTIONS = hasattr(base, "_OMITTED")
 
 
 def install(app: Any, owner: Any) -> None:
     """Give ``app.send_task`` the default delays.
 
-    What it goes on to is looked up at each call, so that whatever replaces
-    ``Celery.send_task`` later, an SDK or a test, is asked too.
+    The ``send_task`` behind it is looked up at each call, so that whatever replaces
+    ``Celery.send_task`` later, an SDK or a test, is called too.
 
     Args:
         app: The Celery app.
         owner: Its `DeadLetters`; gives the checked settings, at the first publish.
     """
     replaced = vars(app).get("send_task")  # on this app alone, before us
-    delays = DefaultDelays(app, lambda: owner.settings)
-    said = decorators.SAYS_DELAY
+    delays: DefaultDelays | None = None
 
     @wraps(app.send_task, updated=())
     def delaying(name: str, *given: Any, **options: Any) -> Any:
-        if (
-            # No look at an app without delays: a publisher pays for the lookup below only.
-            (said or delays.queues_have or owner._settings is not delays.seen)  # noqa: SLF001
-            and delays.exist
-            and (len(given) > _UP_TO_ETA or delays.concern(name, options))
-        ):
-            given, options = delays.apply(name, given, options)
+        nonlocal delays
+        settings = owner.settings
+        if delays is None or delays.settings is not settings:
+            delays = DefaultDelays(app, settings)
+        changes = delays.changes(name, given, options)
+        if changes:
+            # What came by name goes on by name: an override of send_task may know no others.
+            options = {**dict(zip(_PARAMETERS[2:], given[2:], strict=False)), **options, **changes}
+            given = given[:2]
         send_task = replaced or _method(app, "send_task")
         return send_task(name, *given, **options)
 
@@ -98,7 +101,7 @@ def install(app: Any, owner: Any) -> None:
 
 
 def _method(target: Any, name: str) -> Any:
-    """What ``target.name`` is without an attribute of this one object: its class's, bound."""
+    """The method ``target.name`` of its class, bound; skips an attribute of this one object."""
     for kind in type(target).__mro__:
         if name in kind.__dict__:
             found = kind.__dict__[name]
@@ -109,11 +112,11 @@ def _method(target: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DelayRule:
-    """What happens to the delay of messages for one queue.
+    """How the delay of messages of one task for one queue is ruled.
 
     Attributes:
         seconds: Delay of a message without its own; 0 for none.
-        source: Where that is said, e.g. ``dlq_queues['orders']``.
+        source: Where that is set, e.g. ``dlq_queues['orders']``.
         ignores: Whether a message's own delay is dropped.
     """
 
@@ -123,118 +126,94 @@ class DelayRule:
 
 
 class DefaultDelays:
-    """Gives each message that is about to be published its delay.
+    """Decides the delay of each message that is about to be published.
 
     Args:
         app: The Celery app.
-        settings: Gives the checked settings.
+        settings: Its checked settings.
     """
 
-    def __init__(self, app: Any, settings: Callable[[], Settings]) -> None:
+    def __init__(self, app: Any, settings: Settings) -> None:
         self._app = app
-        self._settings = settings
-        self.seen: Settings | None = None
-        self.queues_have = True
-        self._remembered: dict[tuple[Any, ...], DelayRule] = {}
-        self._rules: dict[tuple[str, str], DelayRule] = {}
+        self._amqp = app.amqp  # kept, because looking it up takes about 2 µs
+        self.settings = settings
+        self._queues_say_delay = any(p.says_delay for p in settings.queues.values())
+        self._rule = lru_cache(MAX_CACHED_NAMES)(self._find_rule)
+        self._mapped_queue = lru_cache(MAX_CACHED_NAMES)(self._find_mapped_queue)
 
-    @property
-    def exist(self) -> bool:
-        """Whether any queue or task has something to say about delays."""
-        settings = self._settings()
-        if settings is not self.seen:
-            self.seen = settings
-            self.queues_have = any(p.says_delay for p in settings.queues.values())
-            self._remembered.clear()
-            self._rules.clear()
-        return self.queues_have or bool(decorators.SAYS_DELAY)
+    def changes(
+        self, name: str, given: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The arguments of ``send_task`` that have to change for the message's delay.
 
-    def concern(self, name: str, options: dict[str, Any]) -> bool:
-        """Whether this message has to be looked at; quick for one like an earlier one."""
-        known = self._remembered.get(_kind(name, options))
-        return known is not _NOTHING or options.get("expires") is not None
+        Args:
+            name: The task's name.
+            given: The arguments behind it, by position.
+            options: The arguments by name.
 
-    def apply(
-        self, name: str, given: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments behind the name with which the message is to be published."""
-        # Those that came by name go on by name: an override of send_task may know no others.
-        given, more = given[:2], given[2:]
-        if more:
-            options = {**dict(zip(_PARAMETERS[2:], more, strict=False)), **options}
+        Returns:
+            Arguments by name; empty for a message that goes out as it is.
+        """
+        task = options.get("task_type") or self._registered(name)
+        policy = policy_of(task) if task is not None else None
+        if not self._queues_say_delay and not (policy and policy.says_delay):
+            return {}
+        if given[2:]:  # rare: most publishers name all but args and kwargs
+            options = {**dict(zip(_PARAMETERS[2:], given[2:], strict=False)), **options}
         if options.get("retries"):  # Task.retry() knows its own delay
-            return given, options
+            return {}
+        app_router = self._amqp.router
+        own_router = options.get("router") or app_router
+        router = _asked_once(own_router, name, given, options, task)
+        routed_as, destination = options.get("route_name") or name, _destination(options, task)
+        if router is app_router:
+            queue = self._mapped_queue(routed_as, frozenset(destination.items()))
+        else:
+            queue = _queue(router, routed_as, destination)
+        changes = {} if router is own_router else {"router": router}
+        rule = self._rule(queue, getattr(task, "name", ""), policy)
         own = options.get("countdown") is not None or options.get("eta") is not None
-        rule, options = self._rule(name, given, options)
         if own and rule.ignores and not rule.seconds:
             logger.debug(
-                "Task %s: its countdown or eta is dropped, as its queue's policy says "
+                "Task %s: its countdown or eta is dropped, because the policy of queue %s says so "
                 "(ignore_message_delay)",
                 name,
+                queue,
             )
-            return given, {**options, "countdown": None, "eta": None}
+            return {**changes, "countdown": None, "eta": None}
         if not own and rule.seconds:
-            options["countdown"] = rule.seconds
-            options["headers"] = {
+            changes["countdown"] = rule.seconds
+            changes["headers"] = {
                 **(options.get("headers") or {}),
                 DELAY_HEADER: rule.seconds,
                 DELAY_SOURCE_HEADER: rule.source,
             }
-        self._warn_of_expiry(name, options)
-        return given, options
+        if options.get("expires") is not None:
+            self._warn_of_expiry(name, {**options, **changes})
+        return changes
 
     def queue_of(self, task: Any) -> str:
         """The queue to which a task is published when its publisher names none."""
-        place = self._place({}, task)
-        return RoutedOnce(self._app.amqp.router).queue(place, task.name, (), {}, task)
+        options = {part: getattr(task, part, None) for part in _DESTINATION}
+        options["task_type"] = task
+        router = _asked_once(self._amqp.router, task.name, (), options, task)
+        return _queue(router, task.name, _destination(options, task))
 
-    def _rule(
-        self, name: str, given: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[DelayRule, dict[str, Any]]:
-        key = _kind(name, options)
-        known = self._remembered.get(key)
-        if known is not None:
-            return known, options
-        task = options.get("task_type") or self._app.tasks.get(name)
-        router = options.get("router") or self._app.amqp.router
-        routed_as = options.get("route_name") or name
-        told = {**options, **dict(zip(_PARAMETERS, given, strict=False))}
-        args, kwargs = told.get("args"), told.get("kwargs")
-        place = self._place(options, task)
-        once = RoutedOnce(router)
-        queue = once.queue(place, routed_as, args, kwargs, task)
-        rule = self._rule_of(queue, task)
-        if all(isinstance(route, MapRoute) for route in router.routes):
-            _remember(self._remembered, key, rule)
-            return rule, options
-        # A route may be a function that looks at arguments or draws lots: asked once.
-        return rule, {**options, "router": once}
+    def _registered(self, name: str) -> Any:
+        """The task of this name; finalizes the app, unless its user wants to do that."""
+        app = self._app
+        return app.tasks.get(name) if app.finalized or app.autofinalize else None
 
-    def _place(self, options: Mapping[str, Any], task: Any) -> dict[str, Any]:
-        """Queue, exchange and routing key as far as publisher or task name them."""
-        place = {part: options[part] for part in _PLACE if options.get(part) is not None}
-        if _MERGES_OPTIONS and "task_type" not in options and task is not None:
-            for part in _PLACE:
-                found = getattr(task, part, None)
-                if found is not None:
-                    place.setdefault(part, found)
-        return place
+    def _find_mapped_queue(self, name: str, destination: frozenset[tuple[str, Any]]) -> str:
+        return _queue(self._amqp.router, name, dict(destination))
 
-    def _rule_of(self, queue: str, task: Any) -> DelayRule:
-        name = getattr(task, "name", "")
-        rule = self._rules.get((queue, name))
-        if rule is None:
-            policy = policy_of(task) if task is not None else None
-            table = PolicyTable(self._settings().queues, {name: policy} if policy else {})
-            explained = table.explain(queue, name)
-            delay, ignores = explained["default_delay"], explained["ignore_message_delay"]
-            rule = _NOTHING
-            if delay.value or ignores.value:
-                rule = DelayRule(delay.value or 0.0, delay.source, bool(ignores.value))
-            _remember(self._rules, (queue, name), rule)
-        return rule
+    def _find_rule(self, queue: str, task_name: str, policy: Policy | None) -> DelayRule:
+        table = PolicyTable(self.settings.queues, {task_name: policy} if policy else {})
+        explained = table.explain(queue, task_name)
+        delay, ignores = explained["default_delay"], explained["ignore_message_delay"]
+        return DelayRule(delay.value or 0.0, delay.source, bool(ignores.value))
 
-    def _warn_of_expiry(self, name: str, options: dict[str, Any]) -> None:
+    def _warn_of_expiry(self, name: str, options: Mapping[str, Any]) -> None:
         expires, countdown, eta = (
             options.get("expires"),
             options.get("countdown"),
@@ -254,71 +233,61 @@ class DefaultDelays:
             )
 
 
-class RoutedOnce:
-    """A router that asks the app's routes once, however often it is asked.
+def _asked_once(
+    router: Any, name: str, given: tuple[Any, ...], options: Mapping[str, Any], task: Any
+) -> Any:
+    """A router whose routes are asked once for this message, now.
 
-    Args:
-        router: The router of the app, or the publisher's own.
+    A route may be a function that looks at arguments or draws lots: asked again by Celery, it
+    could name another queue than the one whose delay was given.
+
+    Returns:
+        The router itself if its routes always answer the same; else a copy whose only route is
+        the answer. The rest of routing (queues, defaults, what beats what) stays the router's.
     """
-
-    def __init__(self, router: Any) -> None:
-        self._router = router
-        self._found: Any = None
-        self._asked = False
-
-    def queue(self, place: dict[str, Any], name: str, args: Any, kwargs: Any, task: Any) -> str:
-        """The name of the queue to which a message goes."""
-        routed = self.route(dict(place), name, args, kwargs, task)
-        queue, exchange = routed.get("queue"), routed.get("exchange")
-        routing_key = routed.get("routing_key")
-        queue_name = str(getattr(queue, "name", queue) or "")
-        bound_to = getattr(queue, "exchange", None)
-        kind = routed.get("exchange_type") or getattr(bound_to, "type", None) or "direct"
-        if (not exchange or not routing_key) and kind == "direct":
-            return queue_name  # Celery publishes to the queue itself
-        exchange = exchange or bound_to
-        key = routing_key or getattr(queue, "routing_key", None) or ""
-        known = QueueNames(self._router.queues)
-        return known.of(str(getattr(exchange, "name", exchange) or ""), str(key))
-
-    def route(
-        self, options: Any, name: str, args: Any = (), kwargs: Any = None, task_type: Any = None
-    ) -> dict[str, Any]:
-        """As ``celery.app.routes.Router.route``."""
-        return dict(type(self._router).route(self, options, name, args, kwargs, task_type))
-
-    def lookup_route(self, *args: Any, **kwargs: Any) -> Any:
-        """The answer of the routes; a copy, because routing takes it apart."""
-        if not self._asked:
-            self._asked, self._found = True, self._router.lookup_route(*args, **kwargs)
-        return dict(self._found) if isinstance(self._found, Mapping) else self._found
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._router, name)
-
-
-_NOTHING = DelayRule()
-
-
-def _kind(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    """What routing looks at, as long as no route is a function."""
-    get = options.get
-    queue, exchange = get("queue"), get("exchange")
-    return (
-        name,
-        queue if queue is None else getattr(queue, "name", queue),
-        exchange if exchange is None else getattr(exchange, "name", exchange),
-        get("routing_key"),
-        get("route_name"),
-        get("router"),
-        "task_type" in options,
+    if all(isinstance(route, MapRoute) for route in router.routes):
+        return router
+    extra = {key: value for key, value in options.items() if key not in _PARAMETERS}
+    called_with = {**dict(zip(_PARAMETERS, given, strict=False)), **options}
+    answer = router.lookup_route(
+        called_with.get("route_name") or name,
+        called_with.get("args"),
+        called_with.get("kwargs") or {},
+        router.expand_destination({**extra, **_destination(options, task)}),
+        _task_type(options, task),
     )
+    asked = copy(router)
+    # A copy of the answer each time: routing takes it apart.
+    asked.routes = [lambda *_, **__: dict(answer) if isinstance(answer, Mapping) else answer]
+    return asked
 
 
-def _remember(memory: dict[Any, DelayRule], key: Any, rule: DelayRule) -> None:
-    if len(memory) >= _MOST_REMEMBERED:  # names made up at run time
-        memory.clear()
-    memory[key] = rule
+def _queue(router: Any, name: str, destination: dict[str, Any]) -> str:
+    """The name of the queue to which a message goes, by a router that needs only its name."""
+    routed = router.route(destination, name)
+    queue, exchange = routed.get("queue"), routed.get("exchange")
+    routing_key = routed.get("routing_key")
+    bound_to = getattr(queue, "exchange", None)
+    kind = routed.get("exchange_type") or getattr(bound_to, "type", None) or "direct"
+    if (not exchange or not routing_key) and kind == "direct":
+        # Celery publishes to the queue itself.
+        return str(getattr(queue, "name", queue) or "")
+    exchange = exchange or bound_to
+    key = routing_key or getattr(queue, "routing_key", None) or ""
+    return QueueNames(router.queues).of(str(getattr(exchange, "name", exchange) or ""), str(key))
+
+
+def _task_type(options: Mapping[str, Any], task: Any) -> Any:
+    """The task that Celery shows to routes."""
+    return task if _MERGES_OPTIONS else options.get("task_type")
+
+
+def _destination(options: Mapping[str, Any], task: Any) -> dict[str, Any]:
+    """Queue, exchange and routing key as far as publisher or task name them."""
+    named = {part: options[part] for part in _DESTINATION if part in options}
+    if _MERGES_OPTIONS and task is not None and options.get("task_type") is None:
+        named = {**{part: getattr(task, part, None) for part in _DESTINATION}, **named}
+    return {part: value for part, value in named.items() if value is not None}
 
 
 def _moment(value: Any, now: datetime) -> datetime | None:

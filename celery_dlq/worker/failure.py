@@ -20,6 +20,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.printable import shortened
 from celery_dlq.policies.decisions import End
 from celery_dlq.policies.policy import qualified_name
 from celery_dlq.record import Outcome
@@ -150,8 +151,7 @@ def _type_name(exc: BaseException) -> str:
 
 
 def _message(exc: BaseException) -> str:
-    text = _safe_str(_said(exc))
-    return text if len(text) <= MESSAGE_LIMIT else text[: MESSAGE_LIMIT - 1] + "…"
+    return shortened(_safe_str(_said(exc)), MESSAGE_LIMIT)
 
 
 def _said(exc: BaseException) -> object:

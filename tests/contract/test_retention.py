@@ -18,8 +18,8 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.events import Action, Change, Event, Events
 from celery_dlq.operations.retention import (
-    MOST_A_PASS,
-    QUEUES_A_LOOK,
+    MAX_LETTERS_PER_PASS,
+    QUEUES_PER_GLANCE,
     REST_TICKS,
     Retention,
     RetentionRound,
@@ -209,13 +209,13 @@ def test_a_dry_run_changes_nothing(place: Place) -> None:
 
 def test_one_pass_is_bounded_and_all_passes_end(place: Place) -> None:
     """A worker trims some hundred at a time; the command line all that is there."""
-    aged(place, MOST_A_PASS + 20)
+    aged(place, MAX_LETTERS_PER_PASS + 20)
     policy = Policy(dead_letter_ttl=1.0)
     (first,) = place.retention.trim(DLQ, policy)
-    assert first.letters == MOST_A_PASS
-    aged(place, MOST_A_PASS)
+    assert first.letters == MAX_LETTERS_PER_PASS
+    aged(place, MAX_LETTERS_PER_PASS)
     (rest,) = place.retention.trim_all(DLQ, policy)
-    assert rest.letters == MOST_A_PASS + 20
+    assert rest.letters == MAX_LETTERS_PER_PASS + 20
     assert place.ids() == []
     assert place.retention.trim_all(DLQ, policy) == []
 
@@ -261,7 +261,7 @@ def test_a_worker_gets_round_many_queues(place: Place) -> None:
     """One tick glances at some of them and looks into few; what is over goes in the end."""
     if not place.store.capabilities.random_access:
         pytest.skip("there is nothing to glance at")
-    names = [f"{number:03d}-DLQ" for number in range(2 * QUEUES_A_LOOK)]
+    names = [f"{number:03d}-DLQ" for number in range(2 * QUEUES_PER_GLANCE)]
     for name in names:
         place.put(dead_letter_queue=name)
         place.put(dead_letter_queue=name)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
 from billiard.pool import ApplyResult
 from billiard.pool import Pool as BilliardPool
-from celery import VERSION, Celery
+from celery import VERSION, Celery, shared_task
+from celery.app.routes import MapRoute
 from celery.app.task import Context, Task
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import apply_target
+from celery.local import PromiseProxy
 from celery.worker import loops, state
 from celery.worker.consumer.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
@@ -159,6 +162,23 @@ def test_what_may_be_given_to_send_task_by_position_is_as_we_name_it() -> None:
 def test_a_message_gets_its_tasks_options_from_the_version_on_that_we_think() -> None:
     """A place that only the task names decides its delay, if the message goes there."""
     assert ("_get_exec_options" in inspect.getsource(Celery.send_task)) is _MERGES_OPTIONS
+
+
+def test_routes_of_a_mapping_look_at_the_tasks_name_only() -> None:
+    """So the queue that they name is kept for the next message."""
+    assert parameters(MapRoute.__call__) == ["self", "name", "args", "kwargs"]
+    source = inspect.getsource(MapRoute.__call__)
+    assert not re.search(r"\bk?w?args\b", source.split(":", 1)[1])
+
+
+def test_lazy_tasks_say_when_they_are_made() -> None:
+    """``@dead_letter_policy`` above ``@app.task`` and ``@shared_task`` waits for it."""
+    assert parameters(PromiseProxy.__then__) == ["self", "fun", "args", "kwargs"]
+    finalize = inspect.getsource(Celery.finalize)
+    assert finalize.index("_announce_app_finalized(self)") < finalize.index(
+        "self.on_after_finalize.send(sender=self)"
+    )
+    assert "connect_on_app_finalize(" in inspect.getsource(shared_task)
 
 
 def test_a_retry_keeps_our_headers() -> None:

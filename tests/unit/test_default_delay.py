@@ -18,6 +18,7 @@ from kombu import Exchange, Queue
 
 from celery_dlq import DeadLetters, dead_letter_policy
 from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
+from celery_dlq.publishing.default_delay import MAX_CACHED_NAMES, DefaultDelays
 
 DELAY = 30.0
 SOURCE = "dlq_queues['slow']"
@@ -191,6 +192,26 @@ def test_a_tasks_policy_beats_its_queues(published: Published) -> None:
     assert published[0][DELAY_SOURCE_HEADER] == "dead_letter_policy of routed.three"
 
 
+def test_a_task_that_is_not_made_yet_has_its_policys_delay(published: Published) -> None:
+    """Also when it is published by name; no queue of the app has a delay."""
+    app = an_app(dlq_queues={})
+    DeadLetters(app)
+    dead_letter_policy(default_delay=3)(app.task(name="lazy", shared=False)(nothing))
+    app.send_task("lazy")
+    app.send_task("another")
+    assert [seconds_of(headers) for headers in published] == [3, None]
+
+
+def test_an_app_that_its_user_finalizes_is_left_alone(published: Published) -> None:
+    """Publishing by name needs no finalized app in Celery either."""
+    app = Celery("manual", broker="memory://", set_as_current=False, autofinalize=False)
+    app.conf.dlq_queues = {"slow": {"default_delay": DELAY}}
+    DeadLetters(app)
+    app.send_task("unregistered", queue="slow")
+    assert seconds_of(published[0]) == DELAY
+    assert not app.finalized
+
+
 def test_a_route_that_draws_lots_is_asked_once(published: Published) -> None:
     """Else the delay would be that of one queue and the message go to another."""
     asked: list[str] = []
@@ -241,22 +262,80 @@ def test_an_app_without_delays_asks_nothing(
     settings: dict[str, Any], published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The price of the plugin for a publisher that needs none of it: no look at queues."""
-    monkeypatch.setattr("celery_dlq.decorators.SAYS_DELAY", set())
     monkeypatch.setattr(
-        "celery_dlq.publishing.default_delay.DefaultDelays.apply", lambda *_: pytest.fail("asked")
+        "celery_dlq.publishing.default_delay._asked_once", lambda *_: pytest.fail("asked")
+    )
+    monkeypatch.setattr(
+        "celery_dlq.publishing.default_delay.PolicyTable", lambda *_: pytest.fail("asked")
     )
     delaying_app(**settings).send_task("routed", countdown=4)
     assert seconds_of(published[0]) == 4
 
 
-def test_many_made_up_queues_do_not_fill_the_memory(app: Celery, published: Published) -> None:
-    """Names made up at run time are forgotten again."""
-    delays: Any = app.send_task.__closure__
-    held = [cell.cell_contents for cell in delays if hasattr(cell.cell_contents, "_remembered")]
-    for number in range(5000):
-        held[0].apply(f"task-{number}", (), {})
-    assert 0 < len(held[0]._remembered) <= 4096
-    assert not published
+def test_many_made_up_queues_do_not_fill_the_memory(app: Celery) -> None:
+    """The rules of queue names made up at run time are dropped again."""
+    delays = DefaultDelays(app, DeadLetters.of(app).settings)
+    for number in range(MAX_CACHED_NAMES + 1000):
+        delays.changes("here", (), {"queue": Queue(f"queue-{number}")})
+    for kept in (delays._rule, delays._mapped_queue):
+        assert kept.cache_info().currsize == MAX_CACHED_NAMES
+
+
+def route_by_function(
+    name: str, _args: Any, _kwargs: Any, options: dict[str, Any], task: Any = None
+) -> dict[str, Any] | None:
+    """Look at all that Celery shows to a route."""
+    if name == "unrouted":
+        return None
+    if name == "by_exchange":
+        return {"exchange": "shop", "routing_key": "later", "priority": 1}
+    urgent = (options.get("priority") or 0) > 5
+    return {"queue": "fast" if urgent else "slow", "priority": 3, "compression": task and "gzip"}
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")  # a task's own queue
+@pytest.mark.parametrize("routes", [SETTINGS["task_routes"], [route_by_function]])
+@pytest.mark.parametrize(
+    "publish",
+    [
+        lambda app: app.send_task("here"),
+        lambda app: app.send_task("here", priority=7),
+        lambda app: app.send_task("own_queue"),
+        lambda app: app.send_task("own_queue", queue=None),
+        lambda app: app.tasks["own_queue"].apply_async(queue=None),
+        lambda app: app.tasks["here"].apply_async((1,), priority=7),
+        lambda app: app.tasks["here"].apply_async(priority=None, expires=900),
+        lambda app: app.tasks["by_exchange"].delay(),
+        lambda app: app.send_task("by_exchange", routing_key="sooner"),
+        lambda app: app.send_task("here", exchange="news", routing_key="slow.x", priority=0),
+        lambda app: app.send_task("unrouted", queue="slow", headers={"a": "b"}),
+        lambda app: app.send_task("unrouted", None, None, None, None, "id", None, None, None),
+        lambda app: app.send_task("here", route_name="routed", router=app.amqp.Router()),
+    ],
+)
+def test_a_message_goes_where_it_would_go_without_the_plugin(routes: Any, publish: Publish) -> None:
+    """All options that come from publisher, task and routes are the same but for the delay."""
+
+    def options_of(*, with_plugin: bool) -> dict[str, Any]:
+        app = an_app(**{**SETTINGS, "task_routes": routes})
+        for name in ("here", "by_exchange"):
+            app.task(name=name, shared=False)(nothing)
+        app.task(name="own_queue", shared=False, queue="slow")(nothing)
+        app.finalize()
+        if with_plugin:
+            DeadLetters(app)
+        sent: list[dict[str, Any]] = []
+        app.amqp.send_task_message = lambda *_, **options: sent.append(options)
+        publish(app)
+        (found,) = sent
+        found["headers"] = {
+            key: value
+            for key, value in (found.get("headers") or {}).items()
+            if key not in {DELAY_HEADER, DELAY_SOURCE_HEADER}
+        }
+        return found
+
+    assert options_of(with_plugin=True) == options_of(with_plugin=False)
 
 
 def calls_of(publish: Callable[[], object]) -> int:
@@ -282,14 +361,13 @@ def calls_of(publish: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     ("queues", "most"),
-    [({}, 3), ({"slow": {"max_deliveries": 3}}, 3), ({"slow": {"default_delay": 30}}, 16)],
+    [({}, 15), ({"slow": {"max_deliveries": 3}}, 15), ({"slow": {"default_delay": 30}}, 40)],
     ids=["no policy", "no delay", "another queue"],
 )
 def test_a_message_without_a_delay_costs_a_handful_of_calls_more(
-    queues: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+    queues: dict[str, Any], most: int
 ) -> None:
     """Counted, not timed: a publish through Redis makes about 1,500."""
-    monkeypatch.setattr("celery_dlq.decorators.SAYS_DELAY", set())
 
     def publisher(*, with_plugin: bool) -> Callable[[], object]:
         app = an_app(**{**SETTINGS, "dlq_queues": queues})

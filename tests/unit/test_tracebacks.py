@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.contrib.tracebacks import _MOST_FRAMES, raised
+from celery_dlq.contrib.tracebacks import MAX_FRAMES, raised
 
 
 class OddError(Exception):
@@ -66,7 +66,7 @@ def test_a_deep_recursion_is_bounded() -> None:
     """The outermost frame and the innermost ones stay."""
     lines = "".join(f'  File "a.py", line {n}, in f\n    f()\n' for n in range(5_000))
     (one,) = raised(f"Traceback (most recent call last):\n{lines}RecursionError: too deep\n")
-    assert len(one.frames) == _MOST_FRAMES
+    assert len(one.frames) == MAX_FRAMES
     assert (one.frames[0].line, one.frames[-1].line) == (0, 4_999)
 
 

@@ -144,9 +144,8 @@ class Settings:
     store: str = _setting(
         "redis",
         _store,
-        "Where letters are kept: redis, broker (real queues on RabbitMQ, or lists on a Redis "
-        "that is the broker; Redis is still needed for counting), or memory (tests; gone with "
-        "the process). Defaults to redis.",
+        "Where letters are kept: redis, broker (real queues on a broker that is RabbitMQ; Redis is "
+        "still needed for counting), or memory (tests; gone with the process). Defaults to redis.",
     )
     adopt: Mapping[str, str | None] = _setting(
         dict,
@@ -302,6 +301,25 @@ class Settings:
                     f"got {policy.dead_letter_exchange.name!r}: to find one letter, all of its "
                     f"queue would be read. Take dlq_store = 'redis', or no exchange"
                 )
+
+    def check_broker(self, driver_type: str) -> None:
+        """Refuse to keep letters on a broker that is not RabbitMQ.
+
+        Args:
+            driver_type: The broker's kind, as kombu's transport names it.
+
+        Raises:
+            SettingsError: ``dlq_store`` is ``broker``, and the broker is another one.
+        """
+        if self.store != "broker" or driver_type == "amqp":
+            return
+        why = "whose queues cannot be read without emptying them"
+        if driver_type == "redis":
+            why = "where the default store keeps letters on the same server and can do more"
+        raise SettingsError(
+            f"expected dlq_store = 'broker' with RabbitMQ as the broker, got {driver_type}, {why}; "
+            f"take dlq_store = 'redis'"
+        )
 
     def check_visibility(
         self, table: PolicyTable, transport: str, options: Mapping[str, Any]

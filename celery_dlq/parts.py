@@ -25,7 +25,6 @@ from celery_dlq.backends.memory import (
 )
 from celery_dlq.backends.reports import Reports
 from celery_dlq.config import Settings
-from celery_dlq.errors import SettingsError
 from celery_dlq.metrics import MetricsStore
 
 Connect = Callable[..., Any]
@@ -61,35 +60,26 @@ def make_sampled(settings: Settings, broker_url: object) -> DeadLetterStore:
     if settings.store == "memory":
         return MemoryStore(MemoryCounter())
     from celery_dlq.backends.redis.connect import connect  # noqa: PLC0415
+    from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
     from celery_dlq.backends.redis.letters import RedisStore  # noqa: PLC0415
-    from celery_dlq.backends.redis.samples import SampleKeys  # noqa: PLC0415
 
     url = settings.redis_url(broker_url)
     client = connect(url, settings.store_timeout)
-    return RedisStore(client, url, SampleKeys(settings.key_prefix), settings.count_ttl)
+    return RedisStore(client, url, Keys(settings.key_prefix, successes_only=True))
 
 
 def _broker_store(settings: Settings, broker_url: object, connect: Connect) -> DeadLetterStore:
-    from celery_dlq.backends.broker.index import PositionIndex  # noqa: PLC0415
-    from celery_dlq.backends.broker.queue import AmqpQueueDriver  # noqa: PLC0415 - as above
-    from celery_dlq.backends.broker.redislist import RedisListDriver  # noqa: PLC0415
+    from celery_dlq.backends.broker.queue import QueueDriver  # noqa: PLC0415 - as above
     from celery_dlq.backends.broker.store import BrokerStore  # noqa: PLC0415
     from celery_dlq.backends.redis.connect import connect as connect_redis  # noqa: PLC0415
     from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+    from celery_dlq.backends.redis.positions import PositionIndex  # noqa: PLC0415
 
     url = settings.redis_url(broker_url)
-    transport = connect().transport
-    shelves: dict[str, Any] = {"amqp": AmqpQueueDriver, "redis": RedisListDriver}
-    make = shelves.get(transport.driver_type)
-    if make is None:
-        raise SettingsError(
-            f"expected dlq_store = 'broker' with RabbitMQ or Redis as the broker, got "
-            f"{transport.driver_type}, whose queues cannot be read without emptying them; "
-            f"set dlq_store to 'redis'"
-        )
+    settings.check_broker(connect().transport.driver_type)
     client = connect_redis(url, settings.store_timeout)
     index = PositionIndex(client, url, Keys(settings.key_prefix), settings.count_ttl)
-    driver = make(connect, max(_BROKER_SECONDS, settings.store_timeout))
+    driver = QueueDriver(connect, max(_BROKER_SECONDS, settings.store_timeout))
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
     targets = (target for target in settings.adopt.values() if target is not None)
     expected = (name for name in (*named, *targets) if not set(name) & set("*?["))

@@ -127,6 +127,8 @@ class DeadLetters(Operator):
             self.app.conf.broker_transport_options,
         )
         self.settings.check_store(table)
+        if self.settings.store == "broker":
+            self.settings.check_broker(self.app.connection_for_write().transport.driver_type)
         if self.settings.store != "memory":
             self.settings.redis_url(self.app.conf.broker_url)
 

@@ -457,3 +457,13 @@ _TO_JSON: dict[Kind, Any] = {
     Kind.JSON: json.loads,
     Kind.HISTORY: lambda value: [delivery.to_json() for delivery in value],
 }
+
+
+def letter_from(fields: Mapping[bytes, bytes]) -> DeadLetter:
+    """Make a letter of its storage form as stores give it, with names as bytes.
+
+    Raises:
+        CorruptLetter: It is none.
+    """
+    named = {name.decode("utf-8", "replace"): value for name, value in fields.items()}
+    return DeadLetter.from_fields(named)

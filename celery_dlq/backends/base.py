@@ -6,15 +6,15 @@ including the in-memory one, which ships and is tested by the same suite.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from celery_dlq.events import Change
-from celery_dlq.record import DeadLetter, Delivery
+from celery_dlq.record import DeadLetter, Delivery, from_micros, to_micros
 
 Clock = Callable[[], datetime]
 """Gives the present as an aware UTC datetime."""
@@ -241,68 +241,6 @@ class LetterSummary:
     stored_at: datetime | None
 
 
-class EntryPart(NamedTuple):
-    """A part of an entry, with a value or several.
-
-    Attributes:
-        names: The fields, in order; an empty name is nobody's.
-        joined: Whether the separator stands between values, and in none of them.
-        decode: Makes the text of what is kept of it; ``None`` if it is kept as it is. Raises
-            ``ValueError`` if it cannot.
-    """
-
-    names: tuple[bytes, ...]
-    joined: bool = False
-    decode: Callable[[bytes], bytes] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EntryLayout:
-    """How the values of all entries of one kind lie, for those who read whole columns.
-
-    Attributes:
-        pieces: What an entry has, in order; ``None`` for what has no value.
-        separator: Stands in the joined ones.
-        places: Fields whose value is the ``start:length`` of the real one in that of another.
-        same: Fields that have the value of another.
-    """
-
-    pieces: tuple[EntryPart | None, ...]
-    separator: bytes
-    places: tuple[tuple[bytes, bytes], ...]
-    same: tuple[tuple[bytes, bytes], ...]
-
-
-class FlatFields(Mapping[bytes, bytes]):
-    """The fields of one entry, which the exporter takes apart with many others at once.
-
-    It moves whole columns and never asks for a field by name; the mapping is only made for
-    those who do.
-    """
-
-    __slots__ = ()
-
-    @abstractmethod
-    def pieces(self) -> tuple[EntryLayout, Sequence[bytes]]:
-        """How its values lie, and they; entries of one kind give the very same form.
-
-        Raises:
-            CorruptLetter: It says nothing that can be understood.
-        """
-
-    @abstractmethod
-    def fields(self) -> dict[bytes, bytes]:
-        """All fields by name.
-
-        Raises:
-            CorruptLetter: It cannot be read.
-        """
-
-    @abstractmethod
-    def stored_bytes(self) -> int:
-        """How many bytes the store keeps for it."""
-
-
 class Restored(Enum):
     """What taking a letter out of the bin did."""
 
@@ -345,6 +283,18 @@ def ordered(position: str) -> tuple[int, ...]:
         ValueError: It is no position.
     """
     return tuple(int(part) for part in position.split("-"))
+
+
+def stored_at(position: str) -> datetime | None:
+    """When a letter was stored: its position in Redis begins with the milliseconds since 1970."""
+    with suppress(ValueError, OverflowError):
+        return from_micros(ordered(position)[0] * 1000)
+    return None
+
+
+def position_at(moment: datetime) -> str:
+    """The position before which nothing is that was stored at or after a moment."""
+    return f"{max(0, to_micros(moment) // 1000)}-0"
 
 
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]

@@ -29,7 +29,7 @@ from celery_dlq.export.redaction import Redaction
 from celery_dlq.export.roll import Roll
 from celery_dlq.filters import LetterFilter
 from celery_dlq.logs import get_logger
-from celery_dlq.record import DeadLetter, from_micros, to_micros
+from celery_dlq.record import from_micros, letter_from, to_micros
 
 try:
     import pyarrow as pa
@@ -407,8 +407,7 @@ class _Queue:
         chosen: list[Entry] = []
         for position, fields in page:
             try:
-                named = {name.decode("utf-8", "replace"): text for name, text in fields.items()}
-                if not where or where.matches(DeadLetter.from_fields(named)):
+                if not where or where.matches(letter_from(fields)):
                     redaction = self._work.redaction
                     chosen.append((position, redaction(fields) if redaction else fields))
             except CorruptLetter as exc:

@@ -12,8 +12,8 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from celery_dlq.backends.base import EntryLayout, EntryPart
 from celery_dlq.errors import MissingExtra
+from celery_dlq.letters.packed import EntryLayout, EntryPart
 
 try:
     import pyarrow as pa

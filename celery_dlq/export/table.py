@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 from functools import cache, lru_cache
 from typing import Any
 
-from celery_dlq.backends.base import EntryLayout, FlatFields
 from celery_dlq.errors import CorruptLetter, MissingExtra
 from celery_dlq.export.packed_columns import OddEntry, layout_columns
+from celery_dlq.letters.packed import EntryLayout, PackedFields
 from celery_dlq.record import FIRST_MICROS, LAST_MICROS, SCHEMA_VERSION, Kind, field_kinds
 
 try:
@@ -101,7 +101,7 @@ def _sorted(
     others: list[Mapping[bytes, bytes]] = []
     for number, entry in enumerate(entries):
         try:
-            if isinstance(entry, FlatFields):
+            if isinstance(entry, PackedFields):
                 layout, pieces = entry.pieces()
                 if layout not in groups:
                     if refused is not None:
@@ -129,7 +129,7 @@ def _by_name(
     for number in numbers:
         entry = entries[number]
         try:
-            yield entry.fields() if isinstance(entry, FlatFields) else entry
+            yield entry.fields() if isinstance(entry, PackedFields) else entry
         except CorruptLetter as exc:
             if refused is None:
                 yield entry

@@ -1,1 +1,1 @@
-"""How a letter is spelled: JSON, its fingerprint, and how it lies in a Redis entry."""
+"""Codecs of a letter, which stores, exports and Spark share."""

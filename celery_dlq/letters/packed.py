@@ -1,35 +1,53 @@
-"""How a letter's fields lie in its stream entry: small, and back again byte by byte, fast.
+r"""How a letter's fields lie in a stream entry: small, exact to the byte, and fast to read.
 
-A letter repeats itself: the texts of args and kwargs stand in the body, their
-representations in the headers, a description in the exception's message. So an entry is::
+Each field of a letter is stored in one of three ways:
 
-    +       what is where (see `_Layout`), then values, each behind the byte 1E
-    id, reason, …, body     what scripts need and people look for, as it is
-    -       the compressed values (traceback, history, …), compressed, if there are any
+- **plain**: a field of the entry of its own. So are the fields that scripts and people look for
+  (``id``, ``reason``, ``fingerprint``, ``dead_lettered_at``, ``body``), fields of later versions,
+  and values that hold the byte 1E.
+- **inline**: one of the values that the entry's field ``+`` joins, with the byte 1E between them.
+- **compressed**: one of the values that the entry's field ``-`` joins and compresses: the
+  traceback, the history, and long values that a redrive does not need.
 
-A value that stands in another one is kept as its place there, ``start:length``; one that
-equals another is not kept. Fields of later versions, and values that hold a 1E, are fields of
-the entry by themselves. What a redrive needs is not compressed unless the letter would take
-more than `_MOST_TIMES` the memory of its message; the exporter splits, slices, and decodes
-nothing.
+A letter repeats itself, so two shortcuts save what stands in it twice: the texts of the arguments
+are parts of the body, their representations and the task's id are parts of the headers. Of such a
+value only its place is kept, inline, as ``start:length``. A value that equals another one (the
+exception's message equals the description) is not kept at all.
 
-Older entries are read as well: all fields plain, or all but a few compressed in ``~``.
+The field ``+`` begins with a head of five lists of letters, one letter a field (see `_FIELDS`):
+plain fields, inline values, places, compressed values, equal values. An example (␞ is 1E)::
+
+    +       AFHS[.@CGY.B\.R.Q␞1␞shop.charge␞sold out␞{"task":"shop.charge","id":"0f9f2b1e-4f7e"}
+            ␞28:13␞1:22
+    id                  8a3c
+    reason              failed
+    dead_lettered_at    1772600767891011
+    fingerprint         ab12
+    body                [["order-1", "express"], {}, {}]
+    -       the traceback, compressed
+
+Plain are the fields A, F, H, S and [. Inline are ``schema_version`` (@), ``task_name`` (C),
+``description`` (G) and ``headers`` (Y). The ``task_id`` (B) is the 13 bytes at 28 of the headers,
+``args_json`` (\) the 22 bytes at 1 of the body. The ``traceback`` (R) is compressed, and the
+``exception_message`` (Q) equals the description.
+
+Body, headers and properties, which a redrive needs, are compressed only if the letter would take
+more than `_MOST_TIMES` the memory of its message. The exporter reads whole columns by an entry's
+layout (`EntryLayout`): it splits and slices, and decodes nothing.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
-from celery_dlq.backends.base import EntryLayout, EntryPart, FlatFields
 from celery_dlq.errors import CorruptLetter
 
-WARM, COMPRESSED, PACKED = b"+", b"-", b"~"
-"""The fields that hold others. Nothing writes ``~`` any more."""
+INLINE, COMPRESSED = b"+", b"-"
+"""The fields of an entry that hold several values: as they are, and compressed."""
 
 _SEPARATOR = b"\x1e"
 
@@ -85,7 +103,7 @@ _CODES = {name: chr(ord("@") + number) for number, name in enumerate(_FIELDS)}
 _NAMES = {code: name.encode() for name, code in _CODES.items()}
 
 _PLAIN = ("id", "reason", "fingerprint", "dead_lettered_at", "body")
-_COMPRESSED_ALWAYS = frozenset({"traceback", "history", "native_death"})
+_ALWAYS_COMPRESSED = frozenset({"traceback", "history", "native_death"})
 _WITHIN = {
     "args_json": "body",
     "kwargs_json": "body",
@@ -96,10 +114,10 @@ _WITHIN = {
 _SAME = {"root_id": "task_id", "exception_message": "description"}
 _MESSAGE = ("headers", "properties")
 
-_SHORT = 12  # such a value takes no more than its place
-_LONG = 120  # a value of so many bytes may as well be compressed
-_COMPRESSION_RATIO = 3  # about so many times smaller are compressed values when compressed
-_MOST_TIMES = 1.4
+_SHORT = 12  # a value of at most so many bytes takes no more than its place
+_LONG = 120  # a value of more bytes is compressed, unless a redrive needs it
+_COMPRESSION_RATIO = 3  # compressed values are about so many times smaller
+_MOST_TIMES = 1.4  # the memory that an uncompressed letter may take, as a multiple of its message
 _MOST_LAYOUTS = 256
 _ENTRY_BYTES = 330  # what Redis takes for an entry and its index beside the values
 
@@ -127,30 +145,61 @@ _COMMON = (
 _UNREADABLE = (zlib.error, ValueError, LookupError)
 
 
+class EntryPart(NamedTuple):
+    """A part of an entry, which holds one value or several.
+
+    Attributes:
+        names: The fields of its values, in order; an empty name marks a value to skip.
+        joined: Whether values are joined by the separator (which no value contains).
+        decode: Makes the values' text of what is stored; ``None`` if they are stored as they
+            are. Raises ``ValueError`` if it cannot.
+    """
+
+    names: tuple[bytes, ...]
+    joined: bool = False
+    decode: Callable[[bytes], bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EntryLayout:
+    """How the values of all entries of one kind lie, for readers of whole columns.
+
+    Attributes:
+        pieces: The parts of an entry, in order; ``None`` for a part without a value.
+        separator: Stands between joined values.
+        places: Fields whose value is a place, ``start:length``, in the value of another field.
+        same: Fields that have the value of another field.
+    """
+
+    pieces: tuple[EntryPart | None, ...]
+    separator: bytes
+    places: tuple[tuple[bytes, bytes], ...]
+    same: tuple[tuple[bytes, bytes], ...]
+
+
 def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The entry of a letter's storage form."""
+    """Pack the storage form of a letter into the fields of an entry."""
     kept = _Kept.of(fields)
     message = sum(len(fields.get(name, b"")) for name in (*_MESSAGE, "body"))
     if kept.about_bytes() > _MOST_TIMES * message:
-        kept.freeze(_MESSAGE)
+        kept.compress(_MESSAGE)
     return kept.entry()
 
 
 def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
-    """The storage form of an entry, which is taken apart when it is looked at.
+    """Read the storage form of an entry, which is taken apart when a field is asked for.
 
-    What cannot be unpacked is given as it is in the entry: no letter, but one can see it.
+    An entry that cannot be unpacked is given as it is: no letter, but people can see it.
 
     Args:
         parts: Names and values in turn, as Redis gives them.
     """
-    if parts[0] == WARM or WARM in parts[::2]:
+    if parts[0] == INLINE or INLINE in parts[::2]:
         return PackedFields(parts)
-    entry = _pairs(parts)
-    return _of_older_form(entry) if PACKED in entry else entry
+    return _pairs(parts)
 
 
-class PackedFields(FlatFields):
+class PackedFields(Mapping[bytes, bytes]):
     """The storage form of a packed entry.
 
     Args:
@@ -164,10 +213,12 @@ class PackedFields(FlatFields):
         self._named: dict[bytes, Any] | None = None  # a value is None: not taken apart yet
 
     def pieces(self) -> tuple[EntryLayout, Sequence[bytes]]:
-        """How its values lie, and they, as they are in the entry.
+        """Give the layout, and the values as they are in the entry.
+
+        Entries of one kind give the very same layout, so that columns can be read together.
 
         Raises:
-            CorruptLetter: It says nothing that can be understood.
+            CorruptLetter: Its head cannot be read.
         """
         try:
             form = _layout_of(self._parts)[0].form
@@ -184,9 +235,9 @@ class PackedFields(FlatFields):
             CorruptLetter: It cannot be unpacked.
         """
         try:
-            layout, values, compressed = _split(self._parts)
+            layout, values, data = _split(self._parts)
             if layout.compressed:
-                values += _decompressed_values(compressed, layout.compressed)
+                values += _compressed_values(data, layout.compressed)
             for place, source in layout.places:
                 values[place] = _cut(values[source], values[place])
             for source in layout.same:
@@ -221,7 +272,7 @@ class PackedFields(FlatFields):
     def _seen(self) -> dict[bytes, Any]:
         if self._named is None:
             try:
-                layout, values, _compressed = _split(self._parts)
+                layout, values, _ = _split(self._parts)
                 for place, source in layout.early_places:
                     values[place] = _cut(values[source], values[place])
                 named: dict[bytes, Any] = dict(zip(layout.names, values, strict=False))
@@ -262,19 +313,20 @@ class _Kept:
                 kept.same.append(name)
             elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
                 kept.places[name] = place
-            elif name in _COMPRESSED_ALWAYS or (len(value) > _LONG and name not in _MESSAGE):
+            elif name in _ALWAYS_COMPRESSED or (len(value) > _LONG and name not in _MESSAGE):
                 kept.compressed[name] = value
             else:
                 kept.inline[name] = value
         return kept
 
-    def freeze(self, names: Sequence[str]) -> None:
-        self.compressed.update(
-            {name: self.inline.pop(name) for name in names if name in self.inline}
-        )
+    def compress(self, names: Sequence[str]) -> None:
+        """Compress fields that are inline."""
+        for name in names:
+            if name in self.inline:
+                self.compressed[name] = self.inline.pop(name)
 
     def about_bytes(self) -> int:
-        """What it will take in Redis."""
+        """Estimate the memory that it takes in Redis."""
         kept = (self.plain, self.inline, self.places)
         compressed = sum(map(len, self.compressed.values())) // _COMPRESSION_RATIO
         return sum(sum(map(len, some.values())) for some in kept) + compressed + _ENTRY_BYTES
@@ -283,13 +335,11 @@ class _Kept:
         parts = (self.plain, self.inline, self.places, self.compressed, self.same)
         head = ".".join("".join(_CODES.get(name, _OTHER) for name in some) for some in parts)
         values = (head.encode(), *self.inline.values(), *self.places.values())
-        entry = {WARM.decode(): _SEPARATOR.join(values), **self.plain}
+        entry = {INLINE.decode(): _SEPARATOR.join(values), **self.plain}
         if self.compressed:
+            joined = _SEPARATOR.join(self.compressed.values())
             compressor = zlib.compressobj(6, wbits=-13, memLevel=5, zdict=_COMMON)
-            compressed = (
-                compressor.compress(_SEPARATOR.join(self.compressed.values())) + compressor.flush()
-            )
-            entry[COMPRESSED.decode()] = compressed
+            entry[COMPRESSED.decode()] = compressor.compress(joined) + compressor.flush()
         return entry
 
 
@@ -377,7 +427,7 @@ _TOO_FEW = "it has not as many fields as its beginning says"
 
 def _layout_of(parts: Sequence[bytes]) -> tuple[_Layout, int]:
     """The layout, and where ``+`` is."""
-    at = 0 if parts[0] == WARM else 2 * parts[::2].index(WARM)
+    at = 0 if parts[0] == INLINE else 2 * parts[::2].index(INLINE)
     head = parts[at + 1].partition(_SEPARATOR)[0]
     layout = _layouts.get(head)
     if layout is None or at:
@@ -389,11 +439,11 @@ def _split(parts: Sequence[bytes]) -> tuple[_Layout, list[bytes], bytes]:
     """The layout, the values that are not compressed, and those that are."""
     layout, at = _layout_of(parts)
     values = [*parts[1:at:2], *parts[at + 3 :: 2]]
-    compressed = values.pop() if layout.compressed else b""
+    data = values.pop() if layout.compressed else b""
     values += parts[at + 1].split(_SEPARATOR)[1:]
     if len(values) != layout.early:
         raise ValueError("it has not as many values as its beginning says")
-    return layout, values, compressed
+    return layout, values, data
 
 
 @lru_cache(maxsize=256)
@@ -410,7 +460,7 @@ def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
     return layout
 
 
-def _decompressed(compressed: bytes) -> bytes:
+def _decompressed(data: bytes) -> bytes:
     """The compressed values, joined.
 
     Raises:
@@ -418,7 +468,7 @@ def _decompressed(compressed: bytes) -> bytes:
     """
     reader = zlib.decompressobj(wbits=-15, zdict=_COMMON)
     try:
-        text = reader.decompress(compressed)
+        text = reader.decompress(data)
     except zlib.error as exc:
         raise ValueError(*exc.args) from exc
     if not reader.eof:
@@ -426,8 +476,8 @@ def _decompressed(compressed: bytes) -> bytes:
     return text
 
 
-def _decompressed_values(compressed: bytes, count: int) -> list[bytes]:
-    values = _decompressed(compressed).split(_SEPARATOR)
+def _compressed_values(data: bytes, count: int) -> list[bytes]:
+    values = _decompressed(data).split(_SEPARATOR)
     if len(values) != count:
         raise ValueError("it is cut off")
     return values
@@ -453,38 +503,3 @@ def _pairs(parts: Sequence[bytes]) -> dict[bytes, bytes]:
 
 def _unreadable(exc: Exception) -> CorruptLetter:
     return CorruptLetter(f"expected a dead letter, got an entry that cannot be unpacked ({exc!r})")
-
-
-# -- the older form --------------------------------------------------------------------
-
-
-def _of_older_form(entry: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """The storage form of an entry with ``~``; the entry as it is, if that cannot be read."""
-    fields = dict(entry)
-    try:
-        names, values = _older_parts(fields.pop(PACKED))
-        for name, value in zip(names, values, strict=True):
-            if name[:1] == b"@":  # ``start:length`` in the body
-                fields[name[1:]] = _cut(entry[b"body"], value)
-            else:
-                fields[_unquoted(name)] = value
-    except _UNREADABLE:
-        return entry
-    return fields
-
-
-def _older_parts(data: bytes) -> tuple[list[bytes], list[bytes]]:
-    """A line of names, a line of lengths, the values."""
-    reader = zlib.decompressobj(wbits=-15, zdict=_COMMON)
-    names, _, rest = reader.decompress(data).partition(b"\n")
-    sizes, _, values = rest.partition(b"\n")
-    ends = list(accumulate(map(int, sizes.split(b","))))
-    if not reader.eof or ends[-1] != len(values):
-        raise ValueError("it is cut off")
-    return names.split(b","), [values[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-
-
-def _unquoted(name: bytes) -> bytes:
-    for code, character in ((b"%40", b"@"), (b"%0A", b"\n"), (b"%2C", b","), (b"%25", b"%")):
-        name = name.replace(code, character)
-    return name

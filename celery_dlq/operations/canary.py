@@ -51,11 +51,8 @@ class Canary:
         """What a resumed job has still to try out; ``None`` if nothing.
 
         Args:
-            value: As `to_json` made it, with ``passed`` once it went well; a number is what
-                earlier versions kept.
+            value: As `to_json` made it, with ``passed`` once it went well.
         """
-        if isinstance(value, int):
-            return cls(letters=value)
         if not isinstance(value, Mapping) or value.get("passed"):
             return None
         return cls(**{f.name: value[f.name] for f in fields(cls) if f.name in value})

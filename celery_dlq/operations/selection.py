@@ -9,7 +9,7 @@ from datetime import timedelta
 from celery_dlq.backends.base import DeadLetterStore, ordered
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.filters import LetterFilter
-from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.record import DeadLetter, Reason, letter_from
 
 PAGE = 500
 BATCH_BYTES = 8 * 1024 * 1024
@@ -71,9 +71,7 @@ class RawEntry:
             CorruptLetter: It is none.
         """
         try:
-            return DeadLetter.from_fields(
-                {name.decode("utf-8", "replace"): value for name, value in self.fields.items()}
-            )
+            return letter_from(self.fields)
         except CorruptLetter as exc:
             raise CorruptLetter(f"{exc}; it is at {self.position}") from exc
 

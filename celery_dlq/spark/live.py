@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from celery_dlq.backends.base import FlatFields, ordered
+from celery_dlq.backends.base import ordered
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
-from celery_dlq.letters.packed import fields_of
+from celery_dlq.letters.packed import PackedFields, fields_of
 from celery_dlq.policies.policy import suggestion
 from celery_dlq.record import to_micros
 from celery_dlq.spark.options import ReadOptions
@@ -219,7 +219,7 @@ def older(position: str, other: str) -> bool:
 
 
 def _size(entry: Entry) -> int:
-    if isinstance(entry, FlatFields):
+    if isinstance(entry, PackedFields):
         return entry.stored_bytes()
     return sum(map(len, entry.values()))
 

@@ -29,14 +29,11 @@ Start = Callable[..., Worker]
 Cli = Callable[..., Any]
 
 
-@pytest.fixture(params=["redis", "classic"])
-def home(request: pytest.FixtureRequest, redis_url: str) -> Place:
-    """Each broker in turn: Redis, and RabbitMQ with classic queues of tasks."""
-    if request.param == "redis":
-        return Place("redis")
-    server: RabbitServer = request.getfixturevalue("rabbit_server")
-    server.delete_queues("orders", "slow", "patient", "unguarded", QUEUE)
-    return Place("classic", {"POISON_BROKER": server.url})
+@pytest.fixture
+def home(rabbit_server: RabbitServer, redis_url: str) -> Place:
+    """RabbitMQ with classic queues of tasks."""
+    rabbit_server.delete_queues("orders", "slow", "patient", "unguarded", QUEUE)
+    return Place("classic", {"POISON_BROKER": rabbit_server.url})
 
 
 @pytest.fixture
@@ -117,7 +114,6 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
     assert "Queues on the broker" in cli("queues").stdout
     with redis.Redis.from_url(redis_url) as client:
         assert not client.exists(f"dlq:{{{QUEUE}}}:letters")
-        assert client.llen(QUEUE) == (3 if home.name == "redis" else 0)
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
         client.set("fixed", "yes")
 
@@ -156,12 +152,7 @@ poison_app.dlq.redrive("orders-DLQ", rate=50)
 """
 
 
-@pytest.mark.parametrize(
-    ("home", "name"),
-    [("classic", name) for name in ("claim", "publish", "mark_published", "remove")]
-    + [("redis", "publish")],
-    indirect=["home"],
-)
+@pytest.mark.parametrize("name", ["claim", "publish", "mark_published", "remove"])
 def test_a_redrive_killed_anywhere_loses_nothing(
     home: Place, operator: DeadLetters, redis_url: str, name: str
 ) -> None:

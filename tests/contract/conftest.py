@@ -11,19 +11,18 @@ from kombu.connection import Connection
 
 from celery_dlq.backends.base import DeadLetterStore, DeliveryCounter
 from celery_dlq.backends.broker import BrokerStore
-from celery_dlq.backends.broker.index import PositionIndex
-from celery_dlq.backends.broker.queue import AmqpQueueDriver
-from celery_dlq.backends.broker.redislist import RedisListDriver
+from celery_dlq.backends.broker.queue import QueueDriver
 from celery_dlq.backends.memory import MemoryCounter, MemoryStore
 from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.backends.redis.positions import PositionIndex
 
 TTL_SECONDS = 3600.0
 BACKENDS = {
-    "test_store_contract": ["memory", "redis", "list", "quorum"],
-    "test_retention": ["memory", "redis", "list"],
+    "test_store_contract": ["memory", "redis", "quorum"],
+    "test_retention": ["memory", "redis", "quorum"],
 }
 QUEUES = ("orders-DLQ", "mail-DLQ", "a-DLQ", "b-DLQ")
 
@@ -39,8 +38,7 @@ class Backend:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of a module on every backend that they are about.
 
-    Counting is the same with letters on a broker; and what trims goes through the store's own
-    contract, so one kind of broker, the faster one, is enough there.
+    Counting is the same with letters on a broker.
     """
     if "backend" in metafunc.fixturenames:
         kinds = BACKENDS.get(metafunc.module.__name__, ["memory", "redis"])
@@ -56,22 +54,19 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     else:
         url = request.getfixturevalue("redis_url")
         made = redis_backend(url)
-        if request.param != "redis":
-            made = Backend(broker_store(request, url, request.param), made.counter)
+        if request.param == "quorum":
+            made = Backend(broker_store(request, url), made.counter)
     yield made
     made.counter.close()
     made.store.close()
 
 
-def broker_store(request: pytest.FixtureRequest, redis_url: str, kind: str) -> BrokerStore:
-    """A store on the broker: Redis, with its lists in another database, or RabbitMQ."""
-    index = PositionIndex(connect(redis_url, 2.0), redis_url, Keys())
-    if kind == "list":
-        broker = f"{redis_url.rpartition('/')[0]}/7"
-        return BrokerStore(RedisListDriver(partial(Connection, broker), 2.0), index)
+def broker_store(request: pytest.FixtureRequest, redis_url: str) -> BrokerStore:
+    """A store on RabbitMQ."""
     server = request.getfixturevalue("rabbit_server")
     server.delete_queues(*QUEUES)
-    return BrokerStore(AmqpQueueDriver(partial(Connection, server.url), 10.0), index)
+    driver = QueueDriver(partial(Connection, server.url), 10.0)
+    return BrokerStore(driver, PositionIndex(connect(redis_url, 2.0), redis_url, Keys()))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha1
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -24,21 +23,15 @@ from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.backends.redis.connect import PipelinedConnection
-from celery_dlq.backends.redis.counter import SCRIPTS, _Digested
-from celery_dlq.backends.redis.scripts import source
+from celery_dlq.backends.redis.counter import SCRIPTS
+from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.worker.guard import Begin, Guard
 
 TASKS = 96
 DYING = 20
 
 
-TEXTS = {
-    name: text.replace("\n", "\\n")
-    for name, text in [
-        *((name, _Digested(name).short) for name in SCRIPTS),
-        ("measure", source("measure")),
-    ]
-}
+TEXTS = {name: script_text(name).text.replace("\n", "\\n") for name in (*SCRIPTS, "measure")}
 """Scripts that are sent as their texts, as MONITOR shows them."""
 
 
@@ -46,7 +39,7 @@ def script(name: str) -> str:
     """What a call of this script is in `Seen`."""
     if name in TEXTS:
         return f"EVAL {name}"
-    return f"EVALSHA {sha1(source(name).encode(), usedforsecurity=False).hexdigest()}"
+    return f"EVALSHA {script_text(name).digest}"
 
 
 def told(command: str) -> str:

@@ -60,7 +60,7 @@ def test_what_is_no_letter_is_an_entry_with_its_body(body: bytes, *, compressed:
 
 def add(snapshot: Snapshot, made: LetterMessage, tag: int, **changes: Any) -> None:
     """Write a message down."""
-    snapshot.add(made.body, {**made.headers, **changes}, tag, made.body)
+    snapshot.add({**made.headers, **changes}, tag, made.body)
 
 
 def test_a_snapshot_is_in_the_order_of_positions() -> None:
@@ -92,7 +92,7 @@ def test_a_letter_whose_headers_were_lost_is_known_by_its_body() -> None:
     letter = a_letter()
     made = letter_message(letter, "5-0")
     snapshot = Snapshot()
-    snapshot.add(made.body, {}, 1, made.body)
+    snapshot.add({}, 1, made.body)
     (entry,) = snapshot.ordered()
     assert entry.key == letter.id
     assert entry.position.startswith(f"{int(letter.dead_lettered_at.timestamp() * 1000)}-")

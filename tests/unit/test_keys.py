@@ -7,7 +7,6 @@ from builders import a_key
 from redis.crc import key_slot
 
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.samples import SampleKeys
 
 
 def keys_of(keys: Keys, queue: str) -> list[str]:
@@ -21,7 +20,7 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.ends(queue),
         keys.outbox(queue),
         keys.samples(queue),
-        SampleKeys(keys.prefix).exported(queue),
+        Keys(keys.prefix, successes_only=True).exported(queue),
         keys.report(queue, "0123456789abcdef"),
         keys.allowance(queue),
         keys.groups(queue),

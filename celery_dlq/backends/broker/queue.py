@@ -1,26 +1,58 @@
-"""Dead-letter queues on RabbitMQ, through kombu."""
+"""Dead-letter queues on RabbitMQ, through kombu: letters are put in, read, and taken out.
+
+Reading: one consumer that acknowledges nothing takes all messages, and gives them back in their
+order. Meanwhile nobody else may read, or it would see a part; a lock that ends with its
+connection says so. Letters that arrive meanwhile wait behind, in the queue.
+
+Measured on RabbitMQ 3.10: messages of a quorum queue that are given back more than 32 at a time,
+or whose connection ends, come back in any order, each with its delivery count one higher. So
+they are given back 32 at a time, and letters are sorted by their positions whatever happens.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from celery_dlq.backends.broker.driver import CONNECT, MOST_LETTERS, Connect, translated
-from celery_dlq.backends.broker.held import HEARTBEAT_SECONDS, AmqpHeldQueue
+from kombu.exceptions import KombuError
+
 from celery_dlq.backends.broker.message import LetterMessage, publish
-from celery_dlq.backends.broker.snapshot import Snapshot
+from celery_dlq.backends.broker.snapshot import Entry, Snapshot
 from celery_dlq.errors import StoreError, StoreUnavailable
+from celery_dlq.events import whoami
 from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")
 
+MOST_LETTERS = 50_000
+"""Most letters of one queue that are read: what RabbitMQ gives one consumer is bounded too."""
+
+MOST_BYTES = 8 * 1024**3
+"""Most bytes of one queue that are read; they are written to a temporary file."""
+
+WAIT_SECONDS = 10.0
+"""How long a reader waits for another one, or for a broker that gives nothing."""
+
+Connect = Callable[..., Any]
+"""Makes a connection; takes ``transport_options`` and ``heartbeat``."""
+
+_HEARTBEAT_SECONDS = 60
+_QUIET_SECONDS = 0.1  # without a message: the queue may be empty
+_LATE_SECONDS = 1.0  # longest reading of letters that arrive after it began
+_SETTLING_SECONDS = 2.0  # longest wait until the number of ready messages is at rest
+_MOST_IN_ORDER = 32  # messages of a quorum queue that are given back at a time
+_MOST_PREFETCHED = 65_535  # AMQP's limit
+_CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
+_LOCK_SUFFIX = ".reader"
+
 _FIRST_WITH_LIMIT = 4  # RabbitMQ 4 has a delivery limit unless told otherwise
-_NOT_FOUND, _OTHER = 404, 406
+_NOT_FOUND, _LOCKED, _DECLARED_OTHERWISE = 404, 405, 406  # AMQP's reply codes
 
 
-class AmqpQueueDriver:
+class QueueDriver:
     """Dead-letter queues of one broker.
 
     Args:
@@ -61,8 +93,8 @@ class AmqpQueueDriver:
         found = self._tried(lambda: self._passive(queue))
         return 0 if found is None else int(found.message_count)
 
-    def read(self, queue: str) -> tuple[Snapshot, AmqpHeldQueue | None]:
-        """Write down what is in a queue, and give it all back; see `hold`.
+    def read(self, queue: str) -> tuple[Snapshot, HeldQueue | None]:
+        """Copy all messages of a queue, and give them all back; see `hold`.
 
         Returns:
             What was read, and the queue still held if there is more than can be read:
@@ -74,7 +106,7 @@ class AmqpQueueDriver:
         held.give_back()
         return held.snapshot, None
 
-    def hold(self, queue: str) -> AmqpHeldQueue:
+    def hold(self, queue: str) -> HeldQueue:
         """Read a queue and keep its messages from everybody else until they are given back.
 
         Raises:
@@ -89,8 +121,8 @@ class AmqpQueueDriver:
                 f"without other arguments; got one declared otherwise, which might lose "
                 f"letters by being read. Move its messages to a queue that a worker made"
             )
-        held = AmqpHeldQueue(
-            self._connect(transport_options=self._options, heartbeat=HEARTBEAT_SECONDS),
+        held = HeldQueue(
+            self._connect(transport_options=self._options, heartbeat=_HEARTBEAT_SECONDS),
             queue,
             kind or "",
             self.most_letters,
@@ -137,7 +169,7 @@ class AmqpQueueDriver:
 
     def _open(self) -> Any:
         if self._channel is None or not self._channel.is_open:
-            self._connection.ensure_connection(**CONNECT)
+            self._connection.ensure_connection(**_CONNECT)
             self._channel = self._connection.channel()
         return self._channel
 
@@ -166,7 +198,7 @@ class AmqpQueueDriver:
                     queue, durable=True, auto_delete=False, arguments=arguments
                 )
             except self._connection.channel_errors as exc:
-                if getattr(exc, "code", None) != _OTHER:
+                if getattr(exc, "code", None) != _DECLARED_OTHERWISE:
                     raise
             else:
                 return kind
@@ -181,7 +213,7 @@ class AmqpQueueDriver:
     @contextmanager
     def _errors(self, queue: str | None = None) -> Iterator[None]:
         try:
-            with translated(self._connection):
+            with _translated(self._connection):
                 yield
         except StoreUnavailable:
             self._kinds.pop(queue or "", None)
@@ -189,3 +221,229 @@ class AmqpQueueDriver:
             with suppress(Exception):
                 self._connection.close()
             raise
+
+
+class HeldQueue:
+    """The messages of one queue, unacknowledged.
+
+    Args:
+        connection: A connection of our own; the broker takes its messages back if it ends.
+        queue: The queue.
+        kind: ``quorum`` or ``classic``.
+        most_letters: Most messages that are taken.
+        present: Whether there is such a queue.
+    """
+
+    def __init__(
+        self, connection: Any, queue: str, kind: str, most_letters: int, *, present: bool
+    ) -> None:
+        self.snapshot = Snapshot()
+        self._connection = connection
+        self._queue = queue
+        self._kind = kind
+        self._most = most_letters
+        self.present = present
+        self._channel: Any = None
+        self._taken = 0
+        self._failure: Exception | None = None
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+
+    def open(self) -> None:
+        """Take all messages; see `QueueDriver.hold`."""
+        if not self.present:
+            return
+        try:
+            with _translated(self._connection):
+                self._connection.ensure_connection(**_CONNECT)
+                self._alone()
+                self._fill()
+        except BaseException:
+            self.drop()
+            raise
+        threading.Thread(target=self._beat, name="dlq-heartbeat", daemon=True).start()
+
+    def refresh(self) -> None:
+        """Take what arrived meanwhile.
+
+        Raises:
+            StoreUnavailable: The connection is lost: all messages are in the queue again.
+        """
+        if self.present:
+            with self._lock, _translated(self._connection):
+                self._fill()
+
+    def __len__(self) -> int:
+        return sum(len(entry.tags) for entry in self.snapshot.ordered())
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """Acknowledge messages; comes back when the broker has heard of it.
+
+        Raises:
+            StoreUnavailable: The connection is lost: all of them are in the queue again.
+        """
+        if not entries:
+            return
+        with self._lock, _translated(self._connection):
+            for entry in entries:
+                for tag in entry.tags:
+                    self._channel.basic_ack(tag)
+            self._channel.queue_declare(self._queue, passive=True)
+        for entry in entries:
+            self.snapshot.drop(entry)
+
+    def give_back(self) -> None:
+        """Put the rest back in its order, and let others read; never raises."""
+        self._over.set()
+        with self._lock, suppress(Exception):
+            tags = sorted(tag for entry in self.snapshot.ordered() for tag in entry.tags)
+            if self._channel is not None and self._channel.is_open and tags:
+                self._return(tags)
+        self.drop()
+
+    def drop(self) -> None:
+        """Disconnect; never raises."""
+        self._over.set()
+        with self._lock, suppress(Exception):
+            self._connection.close()
+
+    def _return(self, tags: Sequence[int]) -> None:
+        ready = self._ready()
+        step = _MOST_IN_ORDER if self._kind == "quorum" else len(tags)
+        for start in range(0, len(tags), step):
+            some = tags[start : start + step]
+            self._nack_up_to(some[-1])
+            # Before the next ones, or they would be one lot, in any order.
+            deadline = time.monotonic() + WAIT_SECONDS
+            while self._ready() < ready + start + len(some) and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def _nack_up_to(self, tag: int) -> None:
+        from amqp import spec  # type: ignore[import-untyped]  # noqa: PLC0415 - AMQP only
+
+        # py-amqp has no method for RabbitMQ's basic.nack.
+        self._channel.send_method(spec.Basic.Nack, "Lbb", (tag, True, True))
+
+    def _ready(self) -> int:
+        return int(self._channel.queue_declare(self._queue, passive=True).message_count)
+
+    def _alone(self) -> None:
+        """Become the one process that reads this queue, or say who does."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            channel = self._connection.channel()
+            try:
+                # HeldQueue by the connection: a process that dies, or a machine, lets it go.
+                channel.queue_declare(
+                    f"{self._queue}{_LOCK_SUFFIX}", durable=False, exclusive=True, auto_delete=True
+                )
+            except self._connection.channel_errors as exc:
+                if getattr(exc, "code", None) != _LOCKED:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise _busy(self._queue) from exc
+                time.sleep(0.2)
+            else:
+                self._channel = channel
+                return
+
+    def _fill(self) -> None:
+        """Take messages until the broker has none that is ready."""
+        channel, expected, before = self._channel, self._settled(), self._taken
+        if not expected or self._taken >= self._most:
+            self.snapshot.complete = self.snapshot.complete and not expected
+            return
+        channel.basic_qos(0, min(self._most, _MOST_PREFETCHED), False)  # noqa: FBT003 - AMQP's order
+        tag = f"{whoami()} {time.monotonic_ns()}"
+        channel.basic_consume(self._queue, callback=self._take, consumer_tag=tag)
+        last, enough_at = time.monotonic(), 0.0
+        while not self._full():
+            seen, quiet = self._taken, False
+            try:
+                self._connection.drain_events(timeout=_QUIET_SECONDS)
+            except TimeoutError:
+                quiet = True
+            self._raise_failure()
+            if self._taken - before >= expected:
+                enough_at = enough_at or time.monotonic()
+                # In a flood there is no end: what comes now is for the next reading.
+                late = time.monotonic() - enough_at > _LATE_SECONDS
+                if late or (quiet and not self._ready()):
+                    break
+            if self._taken > seen:
+                last = time.monotonic()
+            elif time.monotonic() - last > WAIT_SECONDS:
+                raise StoreUnavailable(
+                    f"expected {expected} messages of {self._queue!r}, got "
+                    f"{self._taken - before}, and then nothing for {WAIT_SECONDS:.0f} s"
+                )
+        channel.basic_cancel(tag)
+        channel.callbacks[tag] = self._take  # a late one is taken too, not refused
+        if self._full():
+            self.snapshot.complete = not self._ready()
+
+    def _full(self) -> bool:
+        return self._taken >= self._most or self.snapshot.bytes >= MOST_BYTES
+
+    def _settled(self) -> int:
+        """How many messages are ready, when the number has come to rest.
+
+        One who gave messages back, or died, may have done so a moment ago.
+        """
+        one, deadline = self._ready(), time.monotonic() + _SETTLING_SECONDS
+        while True:
+            time.sleep(0.02)
+            other = self._ready()
+            if one == other or time.monotonic() > deadline:  # they come all the time
+                return other
+            one = other
+
+    def _take(self, message: Any) -> None:
+        try:
+            body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+            about = dict(message.headers or {})
+            self.snapshot.add(about, message.delivery_tag, body)
+            self._taken += 1
+        except Exception as exc:  # noqa: BLE001 - raised where it can be told
+            self._failure = exc
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise StoreError(
+                f"expected room for the messages of {self._queue!r} in a temporary file, got "
+                f"{type(self._failure).__name__}: {self._failure}"
+            ) from self._failure
+
+    def _beat(self) -> None:
+        """Tell the broker that we live, while an operation has other things to do."""
+        while not self._over.wait(_HEARTBEAT_SECONDS / 4):
+            with self._lock, suppress(Exception):
+                self._connection.connection.send_heartbeat()
+
+
+def _busy(queue: str) -> StoreUnavailable:
+    """The error for the second of two operators."""
+    return StoreUnavailable(
+        f"expected the dead-letter queue {queue!r} to be free, got one that another process has "
+        f"been reading or changing for {WAIT_SECONDS:.0f} s; with letters on the broker only one "
+        f"can. `dlq jobs` shows what runs; try again when it is done"
+    )
+
+
+@contextmanager
+def _translated(connection: Any) -> Iterator[None]:
+    """ExportLease what a broker's client raises into `StoreUnavailable`; shows no password."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (
+        *connection.transport.channel_errors,
+        *connection.transport.connection_errors,
+        KombuError,
+        OSError,
+    ) as exc:
+        raise StoreUnavailable(
+            f"expected the broker {connection.as_uri()} to keep dead letters, got "
+            f"{type(exc).__name__}: {exc}"
+        ) from exc

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from celery_dlq.backends.broker.message import COMPRESSION_HEADER, decoded
 PAGE_BYTES = 8 * 1024 * 1024
 _POSITION = re.compile(r"\d{1,20}-\d{1,20}")
 
-Unwrap = Callable[[bytes], bytes]
-
 
 @dataclass(slots=True)
 class Entry:
@@ -33,8 +31,8 @@ class Entry:
     Attributes:
         key: The letter's id; the position of what is no letter.
         position: Its place in the order of storing.
-        offset: Where its message begins in the file.
-        size: The bytes of its message.
+        offset: Where its message's body begins in the file.
+        size: The bytes of that body.
         compressed: Whether the letter in it is compressed.
         tags: By what the broker knows its message, and copies of it.
     """
@@ -53,16 +51,11 @@ class Entry:
 
 
 class Snapshot:
-    """The messages of one queue at one time.
+    """The messages of one queue at one time."""
 
-    Args:
-        unwrap: Takes a letter out of a message as it is in the file.
-    """
-
-    def __init__(self, unwrap: Unwrap = bytes) -> None:
+    def __init__(self) -> None:
         self.complete = True
         self.bytes = 0
-        self._unwrap = unwrap
         self._file, name = tempfile.mkstemp(prefix="celery_dlq-")
         Path(name).unlink()  # it is gone with the last who reads in it, however that ends
         weakref.finalize(self, os.close, self._file)
@@ -75,17 +68,13 @@ class Snapshot:
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
-    def add(self, message: bytes, about: Mapping[str, Any], tag: Any, body: bytes) -> Entry | None:
+    def add(self, about: Mapping[str, Any], tag: Any, body: bytes) -> None:
         """Write a message down; a copy of one that is there is only noted.
 
         Args:
-            message: What is kept of it.
             about: Its headers.
             tag: By what the broker knows it.
             body: Its body.
-
-        Returns:
-            The entry that it is a copy of, or ``None``.
         """
         key, position = _name_of(about, body)
         known = self._entries.get(key)
@@ -95,15 +84,14 @@ class Snapshot:
                 del self._places[known.position]
                 known.position = position
                 self._places[position] = key
-            return known
-        entry = Entry(key, position, self.bytes, len(message), COMPRESSION_HEADER in about, [tag])
-        view = memoryview(message)
+            return
+        entry = Entry(key, position, self.bytes, len(body), COMPRESSION_HEADER in about, [tag])
+        view = memoryview(body)
         while view:
             view = view[os.write(self._file, view) :]
-        self.bytes += len(message)
+        self.bytes += len(body)
         self._entries[key] = entry
         self._places[position] = key
-        return None
 
     def find(self, key: str) -> Entry | None:
         """An entry by its key or its position."""
@@ -120,19 +108,7 @@ class Snapshot:
 
     def fields(self, entry: Entry) -> dict[bytes, bytes]:
         """The storage form of a letter."""
-        body = self._unwrap(self.message(entry))
-        return decoded(body, compressed=entry.compressed)
-
-    def message(self, entry: Entry) -> bytes:
-        """A message as it was written down."""
-        parts, offset, left = [], entry.offset, entry.size
-        while left:
-            part = os.pread(self._file, left, offset)
-            if not part:
-                raise OSError(f"the file of a snapshot ends at {offset}")
-            parts.append(part)
-            offset, left = offset + len(part), left - len(part)
-        return b"".join(parts)
+        return decoded(self._body(entry), compressed=entry.compressed)
 
     def pages(
         self, *, after: str | None, until: str | None, page_size: int, newest_first: bool
@@ -150,6 +126,16 @@ class Snapshot:
             held += entry.size
         if page:
             yield page
+
+    def _body(self, entry: Entry) -> bytes:
+        parts, offset, left = [], entry.offset, entry.size
+        while left:
+            part = os.pread(self._file, left, offset)
+            if not part:
+                raise OSError(f"the file of a snapshot ends at {offset}")
+            parts.append(part)
+            offset, left = offset + len(part), left - len(part)
+        return b"".join(parts)
 
 
 def _name_of(about: Mapping[str, Any], body: bytes) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from celery_dlq.backends.base import (
     Capabilities,
@@ -23,16 +23,19 @@ from celery_dlq.backends.base import (
     Restored,
     Stored,
     StoredLetter,
-    ordered,
+    position_at,
+    stored_at,
 )
-from celery_dlq.backends.broker.driver import MOST_LETTERS, HeldQueue, QueueDriver
-from celery_dlq.backends.broker.index import PositionIndex
 from celery_dlq.backends.broker.message import letter_message
+from celery_dlq.backends.broker.queue import MOST_LETTERS, HeldQueue, QueueDriver
 from celery_dlq.backends.broker.snapshot import Snapshot
-from celery_dlq.backends.redis.letters import stored_at
+from celery_dlq.backends.grouping import groups_of
 from celery_dlq.errors import CorruptLetter, NotSupported
 from celery_dlq.logs import get_logger
-from celery_dlq.record import DeadLetter, Delivery, ended, from_micros
+from celery_dlq.record import DeadLetter, Delivery, ended, from_micros, letter_from
+
+if TYPE_CHECKING:  # it is given one: at run time the backends never meet
+    from celery_dlq.backends.redis.positions import PositionIndex
 
 logger = get_logger("celery_dlq.store")
 
@@ -46,7 +49,7 @@ class BrokerStore:
 
     Args:
         driver: The queues.
-        index: What Redis keeps of them.
+        index: What Redis keeps of them: positions, claims, how far they are exported.
         expected: Names of queues that there may be, whether Redis knows them or not.
     """
 
@@ -93,7 +96,7 @@ class BrokerStore:
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """One letter; reads the queue."""
         found = self.entry(dead_letter_queue, letter_id)
-        return None if found is None else _letter(found[1])
+        return None if found is None else letter_from(found[1])
 
     def entry(
         self, dead_letter_queue: str, letter_id: str
@@ -105,7 +108,7 @@ class BrokerStore:
 
     def position_at(self, moment: datetime) -> str:
         """Positions begin with the time of storing in milliseconds."""
-        return self._index.position_at(moment)
+        return position_at(moment)
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
         """The first that has the letter; reads queue after queue."""
@@ -132,7 +135,7 @@ class BrokerStore:
         for page in pages:
             for position, fields in page:
                 try:
-                    yield StoredLetter(position=position, letter=_letter(fields))
+                    yield StoredLetter(position=position, letter=letter_from(fields))
                 except CorruptLetter as exc:  # it stops nothing
                     logger.warning("%s, entry %s: %s", dead_letter_queue, position, exc)
 
@@ -190,22 +193,18 @@ class BrokerStore:
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
         """Note how far the queue is exported."""
-        self._index.note_exported(dead_letter_queue, position)
+        self._index.exports.note(dead_letter_queue, position)
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
         """How far the queue is exported."""
-        noted, last = (
-            self._index.exported(dead_letter_queue),
-            self.last_position(dead_letter_queue),
-        )
-        return None if noted is None or last is None or ordered(last) < ordered(noted) else noted
+        return self._index.exports.until(dead_letter_queue, self.last_position)
 
     def names(self) -> list[str]:
         """The names of all dead-letter queues that workers made.
 
         If Redis has forgotten them: those that are configured and have letters.
         """
-        made = self._index.names()
+        made = self._index.overviews.names()
         forgotten = {name for name in self._expected if name not in made}
         return sorted({*made, *(name for name in forgotten if self._driver.length(name))})
 
@@ -213,7 +212,7 @@ class BrokerStore:
         """All dead-letter queues with their lengths; nothing is read for it."""
         return [
             QueueSummary(name=name, letters=self.length(name), last_hour=last_hour)
-            for name, last_hour in self._index.last_hours(self.names())
+            for name, last_hour in self._index.overviews.last_hours(self.names())
         ]
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
@@ -224,21 +223,8 @@ class BrokerStore:
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, largest first; reads the queue."""
-        groups: dict[str, Group] = {}
-        for stored in self.letters(dead_letter_queue, newest_first=False):
-            letter = stored.letter
-            before = groups.get(letter.fingerprint)
-            groups[letter.fingerprint] = Group(
-                fingerprint=letter.fingerprint,
-                letters=1 if before is None else before.letters + 1,
-                task_name=letter.task_name,
-                reason=letter.reason.value,
-                exception_type=letter.exception_type,
-                first_seen_at=letter.dead_lettered_at if before is None else before.first_seen_at,
-                last_seen_at=letter.dead_lettered_at,
-                example_id=letter.id,
-            )
-        return sorted(groups.values(), key=lambda g: (-g.letters, g.fingerprint))[:most]
+        letters = self.letters(dead_letter_queue, newest_first=False)
+        return groups_of((stored.letter for stored in letters), most)
 
     # -- changing -----------------------------------------------------------------
 
@@ -255,12 +241,13 @@ class BrokerStore:
         with self._lock:
             snapshot = self._hold(dead_letter_queue, letter_ids).snapshot
             there = [letter_id for letter_id in letter_ids if letter_id in snapshot]
-            claimed = self._index.claim_all(
+            claimed = self._index.claims.claim(
                 dead_letter_queue,
                 there,
                 owner=owner,
                 lease_seconds=lease_seconds,
                 previous_run_prefix=previous_run_prefix,
+                elsewhere=True,
             )
         states = dict(zip(there, claimed, strict=True))
         return [states.get(letter_id, ClaimState.GONE) for letter_id in letter_ids]
@@ -269,7 +256,7 @@ class BrokerStore:
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
         """Note that these were published."""
-        self._index.mark_published(dead_letter_queue, letter_ids, owner=owner)
+        self._index.claims.mark_published(dead_letter_queue, letter_ids, owner=owner)
 
     def release(
         self,
@@ -280,7 +267,7 @@ class BrokerStore:
         doubtful: bool = False,
     ) -> None:
         """Give unused claims back."""
-        self._index.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
+        self._index.claims.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
@@ -288,7 +275,7 @@ class BrokerStore:
         """Acknowledge letters; then their claims are forgotten."""
         wanted = list(dict.fromkeys(letter_ids))
         if owner is not None:
-            wanted = self._index.owned(dead_letter_queue, wanted, owner)
+            wanted = self._index.claims.owned(dead_letter_queue, wanted, owner)
         if not wanted:
             return 0
         with self._lock:
@@ -299,7 +286,7 @@ class BrokerStore:
             except BaseException:
                 self._let_go(dead_letter_queue)  # read anew by the next one who asks
                 raise
-        self._index.unclaim(dead_letter_queue, wanted)
+        self._index.claims.forget(dead_letter_queue, wanted)
         return len(entries)
 
     def discard(
@@ -330,15 +317,15 @@ class BrokerStore:
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
         """Remember messages."""
-        self._index.watch(keys)
+        self._index.redriven.watch(keys)
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
         """What became of them."""
-        return self._index.outcomes(keys)
+        return self._index.redriven.outcomes(keys)
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Count deliveries that the message had before."""
-        self._index.seed(key, deliveries, last)
+        self._index.redriven.seed(key, deliveries, last)
 
     def done(self) -> None:
         """Give back what is held."""
@@ -437,12 +424,6 @@ class BrokerStore:
 
 def _no_bin(name: str) -> NoReturn:
     raise NotSupported(f"expected a store with a bin, got a queue on the broker, {name!r}")
-
-
-def _letter(fields: Mapping[bytes, bytes]) -> DeadLetter:
-    return DeadLetter.from_fields(
-        {name.decode("utf-8", "replace"): value for name, value in fields.items()}
-    )
 
 
 def _letter_summary(position: str, fields: Mapping[bytes, bytes]) -> LetterSummary:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 import redis
@@ -15,8 +16,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
+from celery_dlq.backends.redis.scripts import ScriptText
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.logs import get_logger
+from celery_dlq.record import from_micros
 
 try:
     from hiredis import pack_command
@@ -95,6 +98,13 @@ def translated(url: str) -> Iterator[None]:
         raise
     except (RedisError, OSError) as exc:
         raise unavailable(exc, url) from exc
+
+
+def now(client: Any, url: str) -> datetime:
+    """The present by the clock of Redis: the one that all machines share."""
+    with translated(url):
+        seconds, micros = client.time()
+    return from_micros(seconds * 1_000_000 + micros)
 
 
 class Breaker:
@@ -271,8 +281,7 @@ class PipelinedConnection:
 
     def call_script(
         self,
-        digest: str,
-        script: str,
+        script: ScriptText,
         keys: Sequence[str],
         *args: Any,
         before: Command | None = None,
@@ -281,19 +290,18 @@ class PipelinedConnection:
         """`call` a script by its digest, and by its text when Redis does not know it.
 
         Args:
-            digest: Of the script.
-            script: Its text.
+            script: The script.
             keys: Its keys.
             *args: Its arguments.
             before: As in `call`.
             again: Its arguments the second time.
         """
         call = (len(keys), *keys)
-        second = None if again is None else ("EVAL", script, *call, *again)
+        second = None if again is None else ("EVAL", script.text, *call, *again)
         try:
-            return self.call("EVALSHA", digest, *call, *args, before=before, again=second)
+            return self.call("EVALSHA", script.digest, *call, *args, before=before, again=second)
         except NoScriptError:
-            return self.call("EVAL", script, *call, *args, before=before, again=second)
+            return self.call("EVAL", script.text, *call, *args, before=before, again=second)
 
     def close(self) -> None:
         """Disconnect when what was told has arrived; never raises."""

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from hashlib import sha1
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from celery_dlq.backends.base import Count, CountStatus, MessageKey
 from celery_dlq.backends.redis.connect import Command, PipelinedConnection
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import CountReply, source
+from celery_dlq.backends.redis.scripts import CountReply, script_text
 from celery_dlq.record import Delivery, from_micros, to_micros
 
 HISTORY_LIMIT = 50
 """Most deliveries kept per message, and most retry numbers kept per task."""
 
 STALE_SECONDS = 5.0
-"""A worker that gave no heartbeat for so long is dead; it gives one every second."""
+"""A worker is dead if its last heartbeat is older; it gives one every second."""
 
 ALIVE_SECONDS = 1.0
-"""A heartbeat beside a queue's counters is so old at most while its messages run here."""
+"""A worker gives a heartbeat this often beside the counters of the queues it works on."""
 
 SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
 """The scripts of the counter; no client has to load them."""
@@ -66,11 +64,11 @@ class RedisCounter:
         self._keys = keys
         self._ttl = int(ttl_seconds * 1000)
         self._stale = int(stale_seconds * 1000)
-        self._count = _Digested("count")
-        self._count_first = _Digested("count_first")
-        self._ended = _Digested("ended")
-        self._forget = _Digested("forget")
-        self._heartbeat_script = _Digested("heartbeat")
+        self._count = script_text("count")
+        self._count_first = script_text("count_first")
+        self._ended = script_text("ended")
+        self._forget = script_text("forget")
+        self._heartbeat_script = script_text("heartbeat")
         # A restarted container has the same pid and name as the one that died.
         self._token = uuid4().hex[:8]
         self._worker = ""
@@ -91,7 +89,7 @@ class RedisCounter:
             self._ttl,
             HISTORY_LIMIT,
         )
-        script = ("EVAL", self._count_first.short)
+        script = ("EVAL", self._count_first.text)
         if len(self._done) >= self._CLEAN_UPS_A_WRITE:
             self._clean_up()
         self._show_life(key.dead_letter_queue)
@@ -124,7 +122,7 @@ class RedisCounter:
             int(unless_dead),
         )
         state, number, suspect = self._connection.call_script(
-            self._count.digest, self._count.short, keys, *args, 0, again=(*args, 1)
+            self._count, keys, *args, 0, again=(*args, 1)
         )
         self._show_life(key.dead_letter_queue)
         return Count(_STANDINGS[CountReply(state)], number, bool(suspect))
@@ -136,7 +134,7 @@ class RedisCounter:
             end = json.dumps(delivery.to_json(), separators=(",", ":"))
         args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
         self._told_of = key.dead_letter_queue
-        told = [self._ended.whole([self._keys.run(key)], *args)]
+        told = [self._ended.command([self._keys.run(key)], *args)]
         self._connection.send_unanswered(told, told, keep=True)
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
@@ -156,7 +154,7 @@ class RedisCounter:
     def _write_alive(self, dead_letter_queue: str) -> None:
         self._alive_at[dead_letter_queue] = time.monotonic()
         keys = [self._keys.workers(dead_letter_queue)]
-        self._connection.send_unanswered([self._heartbeat_script.whole(keys, self._worker)])
+        self._connection.send_unanswered([self._heartbeat_script.command(keys, self._worker)])
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Remember to forget the message, with one of the next writes."""
@@ -181,7 +179,7 @@ class RedisCounter:
             self._connection.send_unanswered(counted)
         name, self._told_of = self._told_of, ""
         if name:  # a heartbeat: the least that is written as a count is
-            alive = self._heartbeat_script.whole([self._keys.workers(name)], self._worker)
+            alive = self._heartbeat_script.command([self._keys.workers(name)], self._worker)
             if not self._connection.probe(*alive):
                 self._told_of = name
 
@@ -208,11 +206,8 @@ class RedisCounter:
             done = [self._done.popleft() for _ in range(count)]
         keys = [one.run for one in done]
         args = [value for one in done for value in one[1:]]
-        told = [self._forget.whole(keys, *args)]
+        told = [self._forget.command(keys, *args)]
         return self._connection.send_unanswered(told, told)
-
-
-_COMMENT = re.compile(r"^--.*\n|^\s+|  --.*$", re.MULTILINE)
 
 
 class _Done(NamedTuple):
@@ -222,18 +217,6 @@ class _Done(NamedTuple):
     retries: int
     start: str
     first: int
-
-
-class _Digested:
-    """A script as raw commands, for a connection that does not wait for replies."""
-
-    def __init__(self, name: str) -> None:
-        # Comments need not travel with every task.
-        self.short = _COMMENT.sub("", source(name))
-        self.digest = sha1(self.short.encode(), usedforsecurity=False).hexdigest()
-
-    def whole(self, keys: Sequence[str], *args: Any) -> Command:
-        return ("EVAL", self.short, len(keys), *keys, *args)
 
 
 def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:

@@ -1,4 +1,4 @@
-"""The job book in Redis: one bounded hash of states, one of what is wanted of jobs."""
+"""Jobs in Redis: a bounded hash of their states, and one of cancellation requests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.connect import now, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.letters import now
 from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")
@@ -64,7 +63,7 @@ class RedisJobStore:
         return [state for state in states if state is not None]
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
-        """Want a job cancelled, or no more."""
+        """Request or withdraw the cancellation of a job."""
         with translated(self._url):
             if wanted:
                 self._client.hset(self._keys.cancel_requests(), job_id, _CANCEL)

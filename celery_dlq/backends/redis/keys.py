@@ -18,9 +18,12 @@ class Keys:
 
     Attributes:
         prefix: The setting ``dlq_key_prefix``.
+        successes_only: Read the samples of successes where letters are read, with a note of
+            their own of how far they are exported. For a store that an export reads.
     """
 
     prefix: str = "dlq"
+    successes_only: bool = False
 
     def queues(self) -> str:
         """SET: names of all dead-letter queues."""
@@ -76,7 +79,7 @@ class Keys:
 
     def letters(self, dead_letter_queue: str) -> str:
         """STREAM: one entry per letter; see `celery_dlq.letters.packed`."""
-        return f"{self._of(dead_letter_queue)}:letters"
+        return f"{self._of(dead_letter_queue)}:{'samples' if self.successes_only else 'letters'}"
 
     def ids(self, dead_letter_queue: str) -> str:
         """HASH: letter id to stream entry id."""
@@ -112,7 +115,8 @@ class Keys:
 
     def exported(self, dead_letter_queue: str) -> str:
         """STRING: entry id up to which letters were exported to files."""
-        return f"{self._of(dead_letter_queue)}:exported"
+        start = self._of(dead_letter_queue)
+        return f"{start}:samples:exported" if self.successes_only else f"{start}:exported"
 
     def samples(self, dead_letter_queue: str) -> str:
         """STREAM: a sample of the messages that succeeded; bounded, expires."""

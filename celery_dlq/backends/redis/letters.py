@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from hashlib import sha1
 from itertools import islice
 from typing import Any
 
@@ -26,53 +25,40 @@ from celery_dlq.backends.base import (
     Restored,
     Stored,
     StoredLetter,
-    ordered,
+    position_at,
+    stored_at,
 )
-from celery_dlq.backends.redis.connect import Command, PipelinedConnection, translated
+from celery_dlq.backends.redis.claims import RedisClaims
+from celery_dlq.backends.redis.connect import Command, PipelinedConnection, now, translated
+from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
-from celery_dlq.backends.redis.read_ahead import ReadAhead
+from celery_dlq.backends.redis.overviews import RedisOverviews, moment, text_of
+from celery_dlq.backends.redis.redriven import RedrivenMessages
 from celery_dlq.backends.redis.scripts import (
-    MOST_IDS,
-    ClaimReply,
     DeadLetterReply,
-    ExportLeaseReply,
     RestoreReply,
     Scripts,
-    source,
+    chunks,
+    script_text,
 )
+from celery_dlq.backends.redis.stream import StreamReader
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
-from celery_dlq.letters.packed import fields_of, packed
+from celery_dlq.letters.packed import packed
 from celery_dlq.logs import get_logger
-from celery_dlq.record import DeadLetter, Delivery, Reason, end_of, from_micros, to_micros
+from celery_dlq.record import DeadLetter, Delivery, end_of, letter_from, to_micros
 
 logger = get_logger("celery_dlq.store")
 
 _PAGE_OF_SUMMARIES = 50
 _MOST_NAMED = 1000
-_DEAD_LETTER = source("dead_letter")
-_DEAD_LETTER_DIGEST = sha1(_DEAD_LETTER.encode(), usedforsecurity=False).hexdigest()
+_DEAD_LETTER = script_text("dead_letter")
 
 PAGE = 200
 """Letters read at a time: more is slower and takes more memory."""
 
-PAGE_BYTES = 8 * 1024 * 1024
-"""A page that turned out larger is followed by pages of fewer letters."""
-
-_FIRST_PAGE = 1  # nothing is known of their size yet
-_WEIGHED = 64
-_GROWTH = 5
 _REMOVED_AT_ONCE = 100  # a few milliseconds, in which Redis answers nobody else
-_HOUR = 60  # minutes
 _FACTS = ("task_name", "reason", "exception_type")
-
-CLAIMS = {
-    ClaimReply.CLAIMED: ClaimState.CLAIMED,
-    ClaimReply.RECLAIMED: ClaimState.RECLAIMED,
-    ClaimReply.PUBLISHED: ClaimState.PUBLISHED,
-    ClaimReply.HELD: ClaimState.HELD,
-    ClaimReply.GONE: ClaimState.GONE,
-}
 
 _RESTORED = {
     RestoreReply.RESTORED: Restored.RESTORED,
@@ -106,9 +92,13 @@ class RedisStore:
         self._client = client
         self._url = url
         self._keys = keys
-        self._ttl = int(ttl_seconds * 1000)
+        self._ttl_millis = int(ttl_seconds * 1000)
         self._scripts = Scripts.on(client)
-        self._reader = PipelinedConnection(client, url)
+        self._reader = StreamReader(client, url)
+        self._claims = RedisClaims(client, url, keys)
+        self._exports = RedisExports(client, url, keys)
+        self._overviews = RedisOverviews(client, url, keys)
+        self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
         self._connection = connection
         self._named: set[str] = set()
 
@@ -143,7 +133,7 @@ class RedisStore:
             to_micros(letter.dead_lettered_at),
             json.dumps(facts),
             key.retries,
-            self._ttl,
+            self._ttl_millis,
             "" if end is None else to_micros(end),
             *entry,
         ]
@@ -156,9 +146,7 @@ class RedisStore:
         named: Command = ("SADD", self._keys.queues(), spelled(name))
         if self._connection is not None and self._connection.is_open and name in self._named:
             try:
-                return self._connection.call_script(
-                    _DEAD_LETTER_DIGEST, _DEAD_LETTER, places, *args, before=named
-                )
+                return self._connection.call_script(_DEAD_LETTER, places, *args, before=named)
             except StoreUnavailable as exc:
                 # A refusal stays one, and a second wait would hold the tasks up.
                 if not isinstance(exc.__cause__, redis.ConnectionError):
@@ -172,7 +160,7 @@ class RedisStore:
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """One letter by its id."""
         found = self.entry(dead_letter_queue, letter_id)
-        return DeadLetter.from_fields(_named(found[1])) if found else None
+        return letter_from(found[1]) if found else None
 
     def entry(
         self, dead_letter_queue: str, letter_id: str
@@ -184,12 +172,12 @@ class RedisStore:
             place = entry.decode() if entry else letter_id if is_position(letter_id) else None
             if place is None:
                 return None
-            found = self._range(self._keys.letters(dead_letter_queue), place, place, 1)
+            found = self._reader.at(self._keys.letters(dead_letter_queue), place)
         return found[0] if found else None
 
     def position_at(self, moment: datetime) -> str:
         """Entry ids begin with the time of storing in milliseconds."""
-        return f"{max(0, to_micros(moment) // 1000)}-0"
+        return position_at(moment)
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
         """The first whose index has the id; a position is looked up in the letters."""
@@ -202,7 +190,7 @@ class RedisStore:
                 pipe.hexists(keys.ids(name), wanted)
 
         with translated(self._url):
-            found = self._of_each(dead_letter_queues, ask)
+            found = of_each(self._client, dead_letter_queues, ask)
             return next((name for name, (there,) in found if there), None)
 
     def ids(
@@ -216,10 +204,10 @@ class RedisStore:
             pipe.hscan(self._keys.ids(name), match=match, count=1000)
 
         with translated(self._url):
-            for name, ((cursor, first),) in self._of_each(dead_letter_queues, ask):
+            for name, ((cursor, first),) in of_each(self._client, dead_letter_queues, ask):
                 more = self._client.hscan_iter(self._keys.ids(name), match=match, count=1000)
                 some = (letter_id for letter_id, _entry in more) if cursor else first
-                found += [(name, _text(i)) for i in islice(some, most - len(found))]
+                found += [(name, text_of(i)) for i in islice(some, most - len(found))]
                 if len(found) == most:
                     break
         return found
@@ -230,7 +218,7 @@ class RedisStore:
         for page in pages:
             for position, fields in page:
                 try:
-                    letter = DeadLetter.from_fields(_named(fields))
+                    letter = letter_from(fields)
                 except CorruptLetter as exc:  # it stops nothing
                     logger.warning("%s, entry %s: %s", dead_letter_queue, position, exc)
                 else:
@@ -254,7 +242,7 @@ class RedisStore:
             if not self._client.exists(self._keys.letters(dead_letter_queue)):
                 return None
             info = self._client.xinfo_stream(self._keys.letters(dead_letter_queue))
-        return _text(info["last-generated-id"])
+        return text_of(info["last-generated-id"])
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
         """The same: a letter is stored in one step."""
@@ -265,10 +253,8 @@ class RedisStore:
     ) -> list[LetterSummary]:
         """The oldest letters; reads whole entries, so few of them at a time."""
         low = f"({after}" if after else "-"
-        with translated(self._url):
-            page = self._range(
-                self._keys.letters(dead_letter_queue), low, "+", min(most, _PAGE_OF_SUMMARIES)
-            )
+        count = min(most, _PAGE_OF_SUMMARIES)
+        page = self._reader.some(self._keys.letters(dead_letter_queue), low, "+", count)
         return [_letter_summary(entry, fields) for entry, fields in page]
 
     def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
@@ -279,11 +265,11 @@ class RedisStore:
                 self._keys.ends(dead_letter_queue), "-inf", now, byscore=True, offset=0, num=most
             )
             entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
-        places = [_text(entry or b"0-0") for entry in entries]
+        places = [text_of(entry or b"0-0") for entry in entries]
         return [
             LetterSummary(
                 position=place,
-                letter_id=_text(name),
+                letter_id=text_of(name),
                 dead_lettered_at=None,
                 stored_at=stored_at(place),
             )
@@ -297,10 +283,7 @@ class RedisStore:
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
         """Note how far the queue is exported; see `DeadLetterStore.note_exported`."""
-        with translated(self._url):
-            self._scripts.note_exported(
-                keys=[self._keys.exported(dead_letter_queue)], args=[position]
-            )
+        self._exports.note(dead_letter_queue, position)
 
     def export_lease(
         self,
@@ -312,63 +295,30 @@ class RedisStore:
         lease_seconds: float,
         state: str = "",
     ) -> ExportLease:
-        """Whose turn it is; see `ExportLeaseStore.turn`."""
-        args: list[Any] = [what, place, owner, int(lease_seconds * 1000), state]
-        with translated(self._url):
-            reply, told = self._scripts.export_lease(
-                keys=[self._keys.export_leases(dead_letter_queue)], args=args
-            )
-        return ExportLease(reply == ExportLeaseReply.ACQUIRED, _text(told))
+        """Take, keep, note or end a turn; see `ExportLeaseStore.turn`."""
+        return self._exports.export_lease(
+            dead_letter_queue, what, place, owner=owner, lease_seconds=lease_seconds, state=state
+        )
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
         """How far the queue is exported; see `DeadLetterStore.exported_until`."""
-        with translated(self._url):
-            noted = self._client.get(self._keys.exported(dead_letter_queue))
-        last = self.last_position(dead_letter_queue) if noted is not None else None
-        if last is None or ordered(last) < ordered(_text(noted)):
-            return None
-        return _text(noted)
+        return self._exports.until(dead_letter_queue, self.last_position)
 
     def names(self) -> list[str]:
         """The names of all dead-letter queues."""
-        with translated(self._url):
-            return sorted(_text(name) for name in self._client.smembers(self._keys.queues()))
+        return self._overviews.names()
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues with their size, age and reasons."""
-        names, keys = self.names(), self._keys
-        reasons = [f"reason:{reason.value}" for reason in Reason]
-        minute = int(self.now().timestamp()) // 60
-        with translated(self._url):
-            found = self._looked_into(
-                names,
-                lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
-                lambda pipe, name: pipe.hvals(keys.arrivals(name)),
-            )
-            return [_summary(name, replies, minute) for name, replies in found]
+        return self._overviews.queues()
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """One script a queue, many of them in one write."""
-        with translated(self._url):
-            found = self._looked_into(dead_letter_queues)
-            return [_glance(name, *reply) for name, (reply,) in found]
+        """What retention asks first."""
+        return self._overviews.glances(dead_letter_queues)
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, from the ranking and the tally: no letter is read."""
-        keys, last = self._keys, -1 if most is None else most - 1
-        with translated(self._url):
-            ranked = self._client.zrevrange(
-                keys.groups(dead_letter_queue), 0, last, withscores=True
-            )
-            if not ranked:
-                return []
-            names = [b"group:" + fingerprint for fingerprint, _count in ranked]
-            told = self._client.hmget(keys.tally(dead_letter_queue), names)
-        groups = [
-            _group(_text(fingerprint), int(count), _text(text or b""))
-            for (fingerprint, count), text in zip(ranked, told, strict=True)
-        ]
-        return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
+        return self._overviews.groups(dead_letter_queue, most=most)
 
     def claim(
         self,
@@ -380,23 +330,19 @@ class RedisStore:
         previous_run_prefix: str = "",
     ) -> list[ClaimState]:
         """Claim letters; see `DeadLetterStore.claim`."""
-        name, keys = dead_letter_queue, self._keys
-        places = [keys.claims(name), keys.ids(name), keys.letters(name)]
-        states: list[ClaimState] = []
-        with translated(self._url):
-            for some in chunks(letter_ids):
-                args: list[Any] = [owner, int(lease_seconds * 1000), previous_run_prefix, *some]
-                states += [
-                    CLAIMS[ClaimReply(reply)]
-                    for reply in self._scripts.claim(keys=places, args=args)
-                ]
-        return states
+        return self._claims.claim(
+            dead_letter_queue,
+            letter_ids,
+            owner=owner,
+            lease_seconds=lease_seconds,
+            previous_run_prefix=previous_run_prefix,
+        )
 
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
         """Note that these are on the broker: from now on anybody may finish the removal."""
-        self._on_claims(self._scripts.mark_published, dead_letter_queue, letter_ids, owner)
+        self._claims.mark_published(dead_letter_queue, letter_ids, owner=owner)
 
     def release(
         self,
@@ -407,8 +353,7 @@ class RedisStore:
         doubtful: bool = False,
     ) -> None:
         """Give unused claims back."""
-        script = self._scripts.release
-        self._on_claims(script, dead_letter_queue, letter_ids, owner, int(doubtful))
+        self._claims.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
@@ -440,7 +385,7 @@ class RedisStore:
         ]
         with translated(self._url):
             place = self._client.hget(keys.binned(name), spelled(letter_id))
-            page = self._range(keys.bin(name), place.decode(), place.decode(), 1) if place else []
+            page = self._reader.at(keys.bin(name), place.decode()) if place else []
             facts = _facts(page[0][1]) if page else "{}"
             reply = self._scripts.restore(keys=places, args=[spelled(letter_id), facts])
         return _RESTORED[RestoreReply(reply)]
@@ -448,43 +393,30 @@ class RedisStore:
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
         """Those whose bin is there."""
         with translated(self._url):
-            found = self._of_each(
-                dead_letter_queues, lambda pipe, name: pipe.exists(self._keys.binned(name))
+            found = of_each(
+                self._client,
+                dead_letter_queues,
+                lambda pipe, name: pipe.exists(self._keys.binned(name)),
             )
             return [name for name, (there,) in found if there]
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """The bin; what is left there beyond its time goes with the next discard."""
-        return self._pages_of(self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True)
+        return self._reader.pages(
+            self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True
+        )
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Leave a mark where the message's deliveries will be counted."""
-        with translated(self._url):
-            pipe = self._client.pipeline(transaction=False)
-            for key in keys:
-                pipe.hset(self._keys.run(key), "watched", 1)
-                pipe.pexpire(self._keys.run(key), self._ttl)
-            pipe.execute()
+        """Remember messages that are about to be redriven."""
+        self._redriven.watch(keys)
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
-        """A worker takes the mark away with the counts, or leaves a note of the death."""
-        with translated(self._url):
-            pipe = self._client.pipeline(transaction=False)
-            for key in keys:
-                pipe.hkeys(self._keys.run(key))
-            return [_outcome(names) for names in pipe.execute()]
+        """What became of them."""
+        return self._redriven.outcomes(keys)
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Write a count, with the end of its last delivery: it is over, it did not vanish."""
-        run, place = self._keys.run(key), f"{key.retries}:{deliveries}"
-        end = json.dumps(last.to_json(), separators=(",", ":"))
-        start = f"{to_micros(last.started_at)}|{last.worker_pid or 0}@{last.worker_hostname}#0"
-        fields = {f"count:{key.retries}": deliveries, f"start:{place}": start, f"end:{place}": end}
-        with translated(self._url):
-            pipe = self._client.pipeline(transaction=True)
-            pipe.hset(run, mapping=fields)
-            pipe.pexpire(run, self._ttl)
-            pipe.execute()
+        """Count deliveries that the message had before."""
+        self._redriven.seed(key, deliveries, last)
 
     def done(self) -> None:
         """Claims are let go of one by one; nothing else is held."""
@@ -495,54 +427,28 @@ class RedisStore:
         with suppress(Exception):
             self._client.close()
 
-    def _on_claims(
-        self,
-        script: Any,
-        dead_letter_queue: str,
-        letter_ids: Sequence[str],
-        *args: object,
-    ) -> None:
-        with translated(self._url):
-            for some in chunks(letter_ids):
-                script(keys=[self._keys.claims(dead_letter_queue)], args=[*args, *some])
-
     def _remove(
-        self, dead_letter_queue: str, letter_ids: Iterable[str], owner: str, keep: int
+        self, dead_letter_queue: str, letter_ids: Iterable[str], owner: str, keep_millis: int
     ) -> int:
         keys, name = self._keys, dead_letter_queue
+        bin_places = [keys.bin(name), keys.binned(name)]
         places = [
             keys.letters(name),
             keys.ids(name),
             keys.tally(name),
             keys.claims(name),
             keys.groups(name),
-            keys.bin(name),
-            keys.binned(name),
+            *bin_places,
             keys.ends(name),
         ]
+        removed = 0
         with translated(self._url):
-            return sum(
-                int(self._scripts.remove(keys=places, args=[owner, keep, *some]))
-                for some in chunks(list(letter_ids), _REMOVED_AT_ONCE)
-            )
-
-    def _of_each(
-        self, names: Sequence[str], *asks: Callable[[Any, str], object]
-    ) -> Iterator[tuple[str, list[Any]]]:
-        return of_each(self._client, names, *asks)
-
-    def _looked_into(
-        self, names: Sequence[str], *asks: Callable[[Any, str], object]
-    ) -> Iterator[tuple[str, list[Any]]]:
-        """A glance at each queue, and what else is asked of it."""
-        keys, glance = self._keys, self._scripts.glance
-        if names:  # loaded once: redis-py would ask with every pipeline whether it is
-            self._client.script_load(glance.script)
-        return self._of_each(
-            names,
-            lambda pipe, name: pipe.evalsha(glance.sha, 2, keys.letters(name), keys.ends(name)),
-            *asks,
-        )
+            for some in chunks(list(letter_ids), _REMOVED_AT_ONCE):
+                if keep_millis:
+                    args = [keep_millis, 2 * _REMOVED_AT_ONCE]  # faster than it is filled
+                    self._scripts.empty_bin(keys=bin_places, args=args)
+                removed += int(self._scripts.remove(keys=places, args=[owner, keep_millis, *some]))
+        return removed
 
     def _pages(
         self,
@@ -558,132 +464,13 @@ class RedisStore:
         if until is None:
             return
         stream = self._keys.letters(dead_letter_queue)
-        yield from self._pages_of(stream, after, until, page_size, newest_first=newest_first)
-
-    def _pages_of(
-        self, stream: str, after: str | None, until: str, page_size: int, *, newest_first: bool
-    ) -> Iterator[RawPage]:
-        low, high = (f"({after}" if after else "-"), until
-        count = min(_FIRST_PAGE, page_size)
-        ahead = ReadAhead(self._client, self._url)
-        try:
-            while True:
-                command = _xrange(stream, low, high, count, newest_first=newest_first)
-                reply = self._answer(ahead, command)
-                if len(reply) == count:
-                    last = reply[-1][0].decode()
-                    low, high = (low, f"({last}") if newest_first else (f"({last}", high)
-                    following = _next_count(reply, page_size)
-                    if page_size == following == count:  # many were wanted, so more will be
-                        with suppress(StoreUnavailable):  # it is asked again when it is needed
-                            ahead.ask(
-                                *_xrange(stream, low, high, following, newest_first=newest_first)
-                            )
-                if reply:
-                    yield _page(reply)
-                if len(reply) < count:
-                    return
-                count = following
-        finally:
-            ahead.close()
-
-    def _answer(self, ahead: ReadAhead, command: Sequence[Any]) -> Any:
-        """What was asked for before; what was not is asked now."""
-        if ahead.asked == command:
-            try:
-                return ahead.answer()
-            except StoreUnavailable:  # the connection may have been idle for too long
-                ahead.close()
-        with translated(self._url):
-            return self._read(*command)
-
-    def _range(self, stream: str, low: str, high: str, count: int) -> RawPage:
-        """XRANGE without redis-py's reply callback, which costs more than Redis itself."""
-        return _page(self._read(*_xrange(stream, low, high, count, newest_first=False)))
-
-    def _read(self, *command: Any) -> Any:
-        """Read on the connection of our own; once more if it turns out to be a stale one."""
-        try:
-            return self._reader.call(*command)
-        except StoreUnavailable:
-            self._reader.close()
-            self._reader = PipelinedConnection(self._client, self._url)
-            return self._reader.call(*command)
-
-
-def now(client: Any, url: str) -> datetime:
-    """The present by the clock of Redis: the one that all machines share."""
-    with translated(url):
-        seconds, micros = client.time()
-    return from_micros(seconds * 1_000_000 + micros)
-
-
-def stored_at(position: str) -> datetime | None:
-    """When an entry was stored: its id begins with the milliseconds of the clock of Redis."""
-    with suppress(ValueError, OverflowError):
-        return from_micros(ordered(position)[0] * 1000)
-    return None
+        yield from self._reader.pages(stream, after, until, page_size, newest_first=newest_first)
 
 
 def is_position(text: str) -> bool:
     """Whether a text is written as the id of a stream entry."""
     first, dash, second = text.partition("-")
     return dash == "-" and all(part.isascii() and part.isdigit() for part in (first, second))
-
-
-def _glance(name: str, letters: int, oldest: bytes, *times: bytes) -> Glance:
-    _oldest_died, _newest_died, end, now = times
-    return Glance(
-        name=name,
-        at=from_micros(int(now)),
-        letters=letters,
-        oldest_stored_at=stored_at(_text(oldest)),
-        first_end_at=_moment(end),
-    )
-
-
-def _summary(name: str, replies: Sequence[Any], minute: int) -> QueueSummary:
-    (letters, _oldest, oldest_died, newest_died, _end, _now), counts, arrivals = replies
-    counted = zip((reason.value for reason in Reason), counts, strict=True)
-    return QueueSummary(
-        name=name,
-        letters=letters,
-        oldest_at=_moment(oldest_died),
-        newest_at=_moment(newest_died),
-        reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
-        last_hour=last_hour(arrivals, minute),
-    )
-
-
-def _group(fingerprint: str, letters: int, text: str) -> Group:
-    first, last, example, facts_json = (*text.split("|", 3), "", "", "", "")[:4]
-    facts = json.loads(facts_json or "{}")
-    return Group(
-        fingerprint=fingerprint,
-        letters=letters,
-        task_name=facts.get("task_name", ""),
-        reason=facts.get("reason", ""),
-        exception_type=facts.get("exception_type"),
-        first_seen_at=from_micros(int(first or 0)),
-        last_seen_at=from_micros(int(last or 0)),
-        example_id=example,
-    )
-
-
-def _outcome(names: Sequence[bytes]) -> RedriveOutcome:
-    if not names:
-        return RedriveOutcome.SUCCEEDED
-    return (
-        RedriveOutcome.DIED
-        if any(name.startswith(b"dead:") for name in names)
-        else RedriveOutcome.OPEN
-    )
-
-
-def last_hour(slots: Iterable[bytes], minute: int) -> int:
-    """The letters of the sixty minutes that end with this one."""
-    pairs = (slot.split(b":") for slot in slots)
-    return sum(int(count) for at, count in pairs if minute - _HOUR < int(at) <= minute)
 
 
 def _facts(fields: Mapping[bytes, bytes]) -> str:
@@ -697,57 +484,15 @@ def _facts(fields: Mapping[bytes, bytes]) -> str:
     )
 
 
-def _xrange(stream: str, low: str, high: str, count: int, *, newest_first: bool) -> tuple[Any, ...]:
-    order = ("XREVRANGE", stream, high, low) if newest_first else ("XRANGE", stream, low, high)
-    return (*order, "COUNT", count)
-
-
-def _page(reply: Sequence[Any]) -> RawPage:
-    return [(entry.decode(), fields_of(parts)) for entry, parts in reply]
-
-
-def _next_count(reply: Sequence[Any], page_size: int) -> int:
-    """How many letters to read after a page, so that the next one is not too large."""
-    some = reply[:: max(1, len(reply) // _WEIGHED)]  # to weigh all would cost as much as to read
-    size = sum(sum(map(len, parts)) for _entry, parts in some)
-    fitting = PAGE_BYTES * len(some) // (size + 1)
-    return max(1, min(page_size, fitting, _GROWTH * len(reply)))
-
-
-def _first(pair: tuple[str, Any]) -> str:
-    return pair[0]
-
-
-def _named(fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
-    return {name.decode("utf-8", "replace"): value for name, value in fields.items()}
-
-
 def _letter_summary(entry: str, fields: Mapping[bytes, bytes]) -> LetterSummary:
     return LetterSummary(
         position=entry,
         letter_id=fields.get(b"id", b"").decode("utf-8", "replace"),
-        dead_lettered_at=_moment(fields.get(b"dead_lettered_at", b"")),
+        dead_lettered_at=moment(fields.get(b"dead_lettered_at", b"")),
         stored_at=stored_at(entry),
     )
-
-
-def _moment(micros: bytes) -> datetime | None:
-    """A time of the store; ``None`` for what is none."""
-    with suppress(ValueError, OverflowError):
-        return from_micros(int(micros))
-    return None
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def _literal(text: str) -> str:
     """Text as a Redis pattern that matches only itself."""
     return "".join(f"\\{character}" if character in "*?[]\\^" else character for character in text)
-
-
-def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
-    """Ids, as many at a time as one script takes, as they can be sent."""
-    for start in range(0, len(letter_ids), size):
-        yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

@@ -1,4 +1,4 @@
-"""Asking many dead-letter queues at once: there may be thousands."""
+"""Asking many dead-letter queues at once, because there may be thousands."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _AT_ONCE = 25
-"""So many queues are asked in one write: Redis answers others in between, and the letters at the
-ends of queues, which it looks into, may be large."""
+"""Queues that are asked in one write. Few: Redis answers others in between, and it looks at the
+first and the last letter of each, which may be large."""
 
 
 def of_each(

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.scripts import source
+from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
 
@@ -38,7 +38,7 @@ class RedisMetrics:
         self._client = client
         self._url = url
         self._keys = keys
-        self._text = source("measure")
+        self._measure = script_text("measure")
         # Written without waiting for replies: metrics must never hold a worker up.
         self._owns_connection = connection is None
         self._connection = connection or PipelinedConnection(
@@ -51,8 +51,9 @@ class RedisMetrics:
         said = "" if gauges is None else _json([gauges.spool, gauges.waiting])
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
         places = (self._keys.counts(), self._keys.gauges())
-        call = (len(places), *places, _MOST_FIELDS, worker, said, *fields)
-        return self._connection.send_unanswered([("EVAL", self._text, *call)])
+        return self._connection.send_unanswered(
+            [self._measure.command(places, _MOST_FIELDS, worker, said, *fields)]
+        )
 
     def read(self) -> Measured:
         """Read all."""

@@ -10,22 +10,10 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.letters.packed import packed
 
 MOST_SAMPLES = 10_000
-"""About so many are kept of each queue, the newest."""
+"""About so many of the newest samples of each queue are kept."""
 
 KEPT_SECONDS = 30 * 24 * 3600
-"""So long after its last sample a stream goes."""
-
-
-class SampleKeys(Keys):
-    """Keys of a store whose letters are samples: only what an export asks for differs."""
-
-    def letters(self, dead_letter_queue: str) -> str:
-        """STREAM: one entry per sample, in the form of a letter's."""
-        return self.samples(dead_letter_queue)
-
-    def exported(self, dead_letter_queue: str) -> str:
-        """STRING: up to which position samples are in files; not that of the letters."""
-        return f"{self.samples(dead_letter_queue)}:exported"
+"""A sample stream expires this many seconds after its last entry."""
 
 
 class RedisSamples:

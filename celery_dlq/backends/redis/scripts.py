@@ -6,11 +6,16 @@ headers and compares both ways.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from hashlib import sha1
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from celery_dlq.backends.redis.keys import spelled
 
 if TYPE_CHECKING:
     from redis.commands.core import Script
@@ -105,10 +110,36 @@ MOST_IDS = 500
 """Most letter ids that one call of a script takes."""
 
 
-@cache
 def source(name: str) -> str:
     """The text of one script of the package."""
     return (files("celery_dlq.backends.redis") / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+_COMMENT = re.compile(r"^\s*--.*\n|^\s+|  --.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptText:
+    """A script as it is sent.
+
+    Attributes:
+        text: Without comments and indentation, which need not travel with every task.
+        digest: By which Redis knows it once it has run.
+    """
+
+    text: str
+    digest: str
+
+    def command(self, keys: Sequence[str], *args: Any) -> tuple[Any, ...]:
+        """The command that runs it by its text, whether Redis knows it or not."""
+        return ("EVAL", self.text, len(keys), *keys, *args)
+
+
+@cache
+def script_text(name: str) -> ScriptText:
+    """One script of the package."""
+    text = _COMMENT.sub("", source(name))
+    return ScriptText(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +150,9 @@ class Scripts:
     ended: Script
     dead_letter: Script
     remove: Script
+    empty_bin: Script
     restore: Script
     claim: Script
-    lock: Script
     place: Script
     placed: Script
     mark_published: Script
@@ -137,4 +168,12 @@ class Scripts:
     @classmethod
     def on(cls, client: Any) -> Scripts:
         """Register every script; nothing is sent before the first call."""
-        return cls(**{name: client.register_script(source(name)) for name in cls.__slots__})
+        return cls(
+            **{name: client.register_script(script_text(name).text) for name in cls.__slots__}
+        )
+
+
+def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
+    """Ids, as many at a time as one script takes, as they can be sent."""
+    for start in range(0, len(letter_ids), size):
+        yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
-from hashlib import sha1
 from itertools import zip_longest
 from typing import Any
 
 from celery_dlq.backends.base import Override, WorkerInfo
-from celery_dlq.backends.redis.connect import PipelinedConnection, translated
+from celery_dlq.backends.redis.connect import PipelinedConnection, now, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.letters import now
-from celery_dlq.backends.redis.scripts import NodeReply, Scripts, source
+from celery_dlq.backends.redis.scripts import NodeReply, Scripts, script_text
 from celery_dlq.events import Change
 from celery_dlq.logs import get_logger
 from celery_dlq.record import from_micros, to_micros
@@ -26,8 +24,7 @@ SILENT_SECONDS = 30.0
 """A worker that gave no heartbeat for so long is not live any more."""
 
 _MOST_CHANGES = 10_000
-_NODE = source("node")
-_NODE_DIGEST = sha1(_NODE.encode(), usedforsecurity=False).hexdigest()
+_NODE = script_text("node")
 _REVISION = b"revision"
 
 
@@ -153,7 +150,7 @@ class RedisWorkerRegistry:
         places = [keys.nodes(), keys.worker_infos(), keys.tasks(), keys.overrides()]
         args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), info, tasks]
         if self._connection is not None:
-            known, revision = self._connection.call_script(_NODE_DIGEST, _NODE, places, *args)
+            known, revision = self._connection.call_script(_NODE, places, *args)
         else:
             with translated(self._url):
                 known, revision = self._scripts.node(keys=places, args=args)

@@ -9,11 +9,11 @@
 --          published), 3 = PUBLISHED (an expired claim, published: only remove it),
 --          4 = HELD (by a live operation), 5 = GONE (no such letter)
 -- Complexity: O(number of ids)
+local CLAIMS_EXPIRE_MILLIS = 2592000000  -- 30 days
 local owner, previous_run_prefix, time = ARGV[1], ARGV[3], redis.call('TIME')  -- one clock for all operators
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local claim = '|' .. owner .. '|' .. string.format('%.0f', now + tonumber(ARGV[2]))
--- First: a full Redis lets no script begin by adding, and operators would make room in it.
-redis.call('PEXPIRE', KEYS[1], 2592000000)
+redis.call('PEXPIRE', KEYS[1], CLAIMS_EXPIRE_MILLIS)  -- OOM-safe order, see README
 local function exists(id)
   if not KEYS[2] then return true end
   if redis.call('HEXISTS', KEYS[2], id) == 1 then return true end

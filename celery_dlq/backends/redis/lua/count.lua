@@ -15,40 +15,44 @@
 --          worker), 3 = UNCERTAIN (its worker may just have died), 4 = SUSPECT (vanished; not
 --          now), 5 = DEAD; only COUNTED counts; number of this or the last counted delivery
 -- Complexity: O(1)
-local retries, stale, waited = ARGV[1], tonumber(ARGV[6]), tonumber(ARGV[7])
-local count, limit, kept = 'count:' .. retries, tonumber(ARGV[2]), tonumber(ARGV[5])
+local SIGN_IN_FLIGHT_MILLIS = 500  -- a heartbeat that a worker sent before it crashed
+local MOST_COPIES = 10  -- that are not counted: the note of the end may be lost
+local retries, limit, start, kept = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[5])
+local stale, waited, uncounted = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local count, dead = 'count:' .. retries, 'dead:' .. retries
 local last = tonumber(redis.call('HGET', KEYS[1], count) or '0')
-redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- first: a full Redis lets no script begin by adding
-local known = redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. last)
-if ARGV[11] == '1' and known == ARGV[3] then return {1, last, 0} end
-if redis.call('HEXISTS', KEYS[1], 'dead:' .. retries) == 1 then
+redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- OOM-safe order, see README
+local last_start = redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. last)
+if ARGV[11] == '1' and last_start == start then return {1, last, 0} end
+if redis.call('HEXISTS', KEYS[1], dead) == 1 then
   if ARGV[10] == '1' then return {5, last, 0} end
-  redis.call('HDEL', KEYS[1], 'dead:' .. retries)
+  redis.call('HDEL', KEYS[1], dead)
 end
 local open = last > 0 and redis.call('HEXISTS', KEYS[1], 'end:' .. retries .. ':' .. last) == 0
 if open and stale > 0 then
-  local start = redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. last)
-  local alive = redis.call('ZSCORE', KEYS[2], start and string.match(start, '|(.*)$') or '')
+  local worker = last_start and string.match(last_start, '|(.*)$') or ''
+  local alive_at = tonumber(redis.call('ZSCORE', KEYS[2], worker) or '')
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  if alive and now - tonumber(alive) < stale then
-    -- A heartbeat that is newer than this delivery tells; one in flight at a crash does not.
-    if waited < 0 or tonumber(alive) <= now - waited + 500 then return {3, last, 0} end
-    -- Bounded: should the note of its end be lost, its copies are counted in the end.
-    if redis.call('HINCRBY', KEYS[1], 'double:' .. retries .. ':' .. last, 1) <= 10 then
-      return {2, last, 0}
-    end
+  if alive_at and now - alive_at < stale then
+    -- Only a heartbeat that is newer than this delivery tells that the worker lives.
+    local first_seen_at = now - waited
+    if waited < 0 or alive_at <= first_seen_at + SIGN_IN_FLIGHT_MILLIS then return {3, last, 0} end
+    local copies = redis.call('HINCRBY', KEYS[1], 'double:' .. retries .. ':' .. last, 1)
+    if copies <= MOST_COPIES then return {2, last, 0} end
   end
 end
-if tonumber(ARGV[8]) > 0 then last = redis.call('HINCRBY', KEYS[1], count, ARGV[8]) end
+if uncounted > 0 then last = redis.call('HINCRBY', KEYS[1], count, uncounted) end
 if limit > 0 and last >= limit then return {0, last, 0} end
 if open and ARGV[9] == '0' then return {4, last, 1} end
 local number = redis.call('HINCRBY', KEYS[1], count, 1)
-redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, ARGV[3])
-local old, gone = retries .. ':' .. (number - kept), tonumber(retries) - kept
-redis.call('HDEL', KEYS[1], 'start:' .. old, 'end:' .. old)
-for n = 1, (number == 1 and gone >= 0) and kept or 0 do
-  redis.call('HDEL', KEYS[1], 'start:' .. gone .. ':' .. n, 'end:' .. gone .. ':' .. n, 'count:' .. gone)
+redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, start)
+-- Bounded: the oldest start of these retries goes; at new retries, all starts of the oldest.
+local oldest, old_retries = retries .. ':' .. (number - kept), tonumber(retries) - kept
+redis.call('HDEL', KEYS[1], 'start:' .. oldest, 'end:' .. oldest)
+for n = 1, (number == 1 and old_retries >= 0) and kept or 0 do
+  local place = old_retries .. ':' .. n
+  redis.call('HDEL', KEYS[1], 'start:' .. place, 'end:' .. place, 'count:' .. old_retries)
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return {1, number, open and 1 or 0}

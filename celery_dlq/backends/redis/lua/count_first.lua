@@ -7,22 +7,25 @@
 --       5 again (1 = told once more, because its connection broke)
 -- Returns: the number of the delivery
 -- Complexity: O(1)
-local retries, kept = ARGV[1], tonumber(ARGV[4])
--- First: a full Redis lets no script begin by adding.
-if redis.call('PEXPIRE', KEYS[1], ARGV[3]) == 0 then  -- the rule: nothing is known of it
-  redis.call('HSET', KEYS[1], 'count:' .. retries, 1, 'start:' .. retries .. ':1', ARGV[2])
+local retries, start, kept = ARGV[1], ARGV[2], tonumber(ARGV[4])
+local count = 'count:' .. retries
+if redis.call('PEXPIRE', KEYS[1], ARGV[3]) == 0 then  -- OOM-safe order, see README
+  -- The rule: nothing is known of it.
+  redis.call('HSET', KEYS[1], count, 1, 'start:' .. retries .. ':1', start)
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return 1
 end
-local last = redis.call('HGET', KEYS[1], 'count:' .. retries) or '0'
-local known = redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. last)
-if ARGV[5] == '1' and known == ARGV[2] then return tonumber(last) end
+local last = redis.call('HGET', KEYS[1], count) or '0'
+local last_start = redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. last)
+if ARGV[5] == '1' and last_start == start then return tonumber(last) end
 redis.call('HDEL', KEYS[1], 'dead:' .. retries)  -- its letter was redriven elsewhere, say
-local number = redis.call('HINCRBY', KEYS[1], 'count:' .. retries, 1)
-redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, ARGV[2])
-local old, gone = retries .. ':' .. (number - kept), tonumber(retries) - kept
-redis.call('HDEL', KEYS[1], 'start:' .. old, 'end:' .. old)
-for n = 1, (number == 1 and gone >= 0) and kept or 0 do
-  redis.call('HDEL', KEYS[1], 'start:' .. gone .. ':' .. n, 'end:' .. gone .. ':' .. n, 'count:' .. gone)
+local number = redis.call('HINCRBY', KEYS[1], count, 1)
+redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, start)
+-- Bounded, as in count.lua.
+local oldest, old_retries = retries .. ':' .. (number - kept), tonumber(retries) - kept
+redis.call('HDEL', KEYS[1], 'start:' .. oldest, 'end:' .. oldest)
+for n = 1, (number == 1 and old_retries >= 0) and kept or 0 do
+  local place = old_retries .. ':' .. n
+  redis.call('HDEL', KEYS[1], 'start:' .. place, 'end:' .. place, 'count:' .. old_retries)
 end
 return number

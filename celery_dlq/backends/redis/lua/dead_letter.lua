@@ -12,6 +12,8 @@
 --       9... names and values of the letter's entry, in turn
 -- Returns: 1 = STORED, 0 = ALREADY_THERE (only the counters are forgotten)
 -- Complexity: O(number of fields)
+local MINUTE_MICROS = 60000000
+local ARRIVALS_EXPIRE_MILLIS = 3660000  -- an hour and a minute
 local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 local function forget()
   redis.call('DEL', KEYS[4])
@@ -36,10 +38,10 @@ redis.call('ZINCRBY', KEYS[5], 1, fingerprint)
 local group = redis.call('HGET', KEYS[3], 'group:' .. fingerprint)
 local first = group and string.match(group, '^[^|]*') or at
 redis.call('HSET', KEYS[3], 'group:' .. fingerprint, table.concat({first, at, id, ARGV[5]}, '|'))
-local minute = math.floor(stored / 60000000)
+local minute = math.floor(stored / MINUTE_MICROS)
 local slot = redis.call('HGET', KEYS[6], minute % 60)
 local seen = slot and tonumber(string.match(slot, '^' .. minute .. ':(%d+)$')) or 0
 redis.call('HSET', KEYS[6], minute % 60, minute .. ':' .. seen + 1)
-redis.call('PEXPIRE', KEYS[6], 3660000)
+redis.call('PEXPIRE', KEYS[6], ARRIVALS_EXPIRE_MILLIS)
 forget()
 return 1

@@ -6,7 +6,7 @@
 -- Complexity: O(M log N), N entries kept, M taken
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('PERSIST', KEYS[1])  -- first: a full Redis lets no script begin by adding
+redis.call('PERSIST', KEYS[1])  -- OOM-safe order, see README
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, tonumber(ARGV[1]))
 for _, entry in ipairs(due) do
   redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), entry)

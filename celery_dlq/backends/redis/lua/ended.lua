@@ -8,16 +8,16 @@
 --       6 start (as it was noted when it was counted; tells the true number)
 -- Returns: 1 = RECORDED, 0 = FORGOTTEN (there is no such start: nothing is changed)
 -- Complexity: O(number of deliveries kept)
+local MOST_NUMBERS_BACK, MOST_ASIDE = 50, 20
 local retries, start = ARGV[1], ARGV[6]
 local last = tonumber(redis.call('HGET', KEYS[1], 'count:' .. retries) or '0')
--- First: a full Redis lets no script begin by adding.
-if redis.call('PEXPIRE', KEYS[1], ARGV[4]) == 0 then return 0 end
+if redis.call('PEXPIRE', KEYS[1], ARGV[4]) == 0 then return 0 end  -- OOM-safe order, see README
 local function is_ours(n)
   return redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. n) == start
 end
 local number = is_ours(ARGV[2]) and tonumber(ARGV[2])
 -- A copy of the message was counted meanwhile, so this delivery may have got another number.
-for n = last, math.max(1, last - 50), -1 do
+for n = last, math.max(1, last - MOST_NUMBERS_BACK), -1 do
   if number then break end
   if is_ours(n) then number = n end
 end
@@ -38,6 +38,6 @@ if number < last then  -- the last delivery takes the number that is free now
 end
 if ARGV[3] ~= '' then  -- its number is given out again, so what is kept of it moves aside
   local aside = redis.call('HINCRBY', KEYS[1], 'interrupted', 1)
-  redis.call('HSET', KEYS[1], 'aside:' .. (aside % 20), ARGV[3])
+  redis.call('HSET', KEYS[1], 'aside:' .. (aside % MOST_ASIDE), ARGV[3])
 end
 return 1

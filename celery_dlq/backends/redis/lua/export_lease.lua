@@ -7,8 +7,9 @@
 --       5 state (for note: what to keep from now on)
 -- Returns: {1 = ACQUIRED, state}, or {0 = ANOTHERS, "owner|end of the lease"}
 -- Complexity: O(1)
+local TURNS_EXPIRE_MILLIS = 7776000000  -- 90 days
 local what, place, owner, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-redis.call('PEXPIRE', KEYS[1], 7776000000)  -- first: a full Redis lets no script begin by adding
+redis.call('PEXPIRE', KEYS[1], TURNS_EXPIRE_MILLIS)  -- OOM-safe order, see README
 local held = redis.call('HGET', KEYS[1], place) or '|0|'
 local holder, ends, state = string.match(held, '^([^|]*)|(%d+)|(.*)$')
 local time = redis.call('TIME')
@@ -19,5 +20,5 @@ end
 if what == 'note' then state = ARGV[5] end
 if what == 'end' then owner, lease = '', 0 end
 redis.call('HSET', KEYS[1], place, string.format('%s|%.0f|%s', owner, now + lease, state))
-redis.call('PEXPIRE', KEYS[1], 7776000000)
+redis.call('PEXPIRE', KEYS[1], TURNS_EXPIRE_MILLIS)
 return {1, state}

@@ -3,10 +3,10 @@
 -- ARGV: 1 worker ("pid@hostname#token")
 -- Returns: how many workers are known
 -- Complexity: O(log N + M), N workers known, M forgotten
+local FORGOTTEN_MILLIS, EXPIRES_MILLIS = 86400000, 172800000  -- a day; two days
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
--- Forget first: a full Redis lets no script begin by adding.
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - 86400000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - FORGOTTEN_MILLIS)  -- OOM-safe order, see README
 redis.call('ZADD', KEYS[1], now, ARGV[1])
-redis.call('PEXPIRE', KEYS[1], 172800000)
+redis.call('PEXPIRE', KEYS[1], EXPIRES_MILLIS)
 return redis.call('ZCARD', KEYS[1])

@@ -4,8 +4,9 @@
 --       2... letter ids (at most 500)
 -- Returns: how many were noted
 -- Complexity: O(number of ids)
+local CLAIMS_EXPIRE_MILLIS = 2592000000  -- 30 days
 local noted = 0
-redis.call('PEXPIRE', KEYS[1], 2592000000)  -- first: a full Redis lets no script begin by adding
+redis.call('PEXPIRE', KEYS[1], CLAIMS_EXPIRE_MILLIS)  -- OOM-safe order, see README
 for i = 2, #ARGV do
   local held = redis.call('HGET', KEYS[1], ARGV[i])
   -- A late note of a letter that is gone must not be left: the letter may come back.

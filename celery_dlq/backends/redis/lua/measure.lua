@@ -6,7 +6,10 @@
 --       4... name of a field, of its substitute, and what to add, in turn
 -- Returns: how many fields were added to
 -- Complexity: O(number of fields)
-redis.call('PEXPIRE', KEYS[1], 7776000000)  -- first: a full Redis lets no script begin by adding
+local COUNTS_EXPIRE_MILLIS = 7776000000  -- 90 days
+local GAUGES_EXPIRE_MILLIS = 3600000  -- an hour
+local MOST_WORKERS = 10000
+redis.call('PEXPIRE', KEYS[1], COUNTS_EXPIRE_MILLIS)  -- OOM-safe order, see README
 local fields, most, added = redis.call('HLEN', KEYS[1]), tonumber(ARGV[1]), 0
 for i = 4, #ARGV, 3 do
   local name = ARGV[i]
@@ -17,9 +20,9 @@ for i = 4, #ARGV, 3 do
   added = added + 1
 end
 if ARGV[2] ~= '' then
-  if redis.call('HLEN', KEYS[2]) >= 10000 then redis.call('DEL', KEYS[2]) end
+  if redis.call('HLEN', KEYS[2]) >= MOST_WORKERS then redis.call('DEL', KEYS[2]) end
   local time = redis.call('TIME')
   redis.call('HSET', KEYS[2], ARGV[2], time[1] .. '|' .. ARGV[3])
-  redis.call('PEXPIRE', KEYS[2], 3600000)
+  redis.call('PEXPIRE', KEYS[2], GAUGES_EXPIRE_MILLIS)
 end
 return added

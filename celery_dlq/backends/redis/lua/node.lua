@@ -6,10 +6,12 @@
 --       4 tasks (JSON text; names)
 -- Returns: {state, revision}: 1 = KNOWN, 0 = UNKNOWN (its card is not up); revision of the overrides
 -- Complexity: O(log N + M), N workers known, M forgotten (at most 100)
+local NODES_EXPIRE_MILLIS, MOST_FORGOTTEN = 172800000, 100  -- two days
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('PEXPIRE', KEYS[1], 172800000)  -- first: a full Redis lets no script begin by adding
-local silent = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]), 'LIMIT', 0, 100)
+redis.call('PEXPIRE', KEYS[1], NODES_EXPIRE_MILLIS)  -- OOM-safe order, see README
+local silent = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]), 'LIMIT', 0,
+  MOST_FORGOTTEN)
 for _, node in ipairs(silent) do
   redis.call('ZREM', KEYS[1], node)
   redis.call('HDEL', KEYS[2], node)

@@ -15,6 +15,6 @@ if before then
     return 0
   end
 end
-redis.call('PERSIST', KEYS[1])  -- first: a full Redis lets no script begin by adding
+redis.call('PERSIST', KEYS[1])  -- OOM-safe order, see README
 redis.call('SET', KEYS[1], ARGV[1])
 return 1

@@ -6,7 +6,7 @@
 -- Complexity: O(1)
 local id, time = ARGV[1], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('PERSIST', KEYS[1])  -- first: a full Redis lets no script begin by adding
+redis.call('PERSIST', KEYS[1])  -- OOM-safe order, see README
 -- An old claim is of a letter that left the queue by another hand.
 redis.call('HDEL', KEYS[3], id)
 local known = redis.call('HGET', KEYS[2], id)

@@ -5,6 +5,7 @@
 --       3 ttl (milliseconds for which copies of the message are known to be dead)
 -- Returns: 1 if nobody had noted it, else 0
 -- Complexity: O(1)
+local ARRIVALS_EXPIRE_MILLIS = 3660000  -- an hour and a minute
 local noted = redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('DEL', KEYS[3])
 -- A copy of the message that is still on its way must not run with a fresh count.
@@ -15,6 +16,6 @@ if noted == 1 then
   local slot = redis.call('HGET', KEYS[2], minute % 60)
   local seen = slot and tonumber(string.match(slot, '^' .. minute .. ':(%d+)$')) or 0
   redis.call('HSET', KEYS[2], minute % 60, minute .. ':' .. seen + 1)
-  redis.call('PEXPIRE', KEYS[2], 3660000)
+  redis.call('PEXPIRE', KEYS[2], ARRIVALS_EXPIRE_MILLIS)
 end
 return noted

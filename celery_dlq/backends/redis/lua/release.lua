@@ -5,8 +5,9 @@
 --       3... letter ids (at most 500)
 -- Returns: how many were given back
 -- Complexity: O(number of ids)
+local CLAIMS_EXPIRE_MILLIS = 2592000000  -- 30 days
 local released = 0
-redis.call('PEXPIRE', KEYS[1], 2592000000)  -- first: a full Redis lets no script begin by adding
+redis.call('PEXPIRE', KEYS[1], CLAIMS_EXPIRE_MILLIS)  -- OOM-safe order, see README
 for i = 3, #ARGV do
   local held = redis.call('HGET', KEYS[1], ARGV[i])
   local what, owner = string.match(held or '', '^(%a+)|(.*)|%d+$')

@@ -14,42 +14,45 @@
 -- Complexity: O(1)
 local id, time = ARGV[1], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- first: a full Redis lets no script begin by adding
-local known = redis.call('HMGET', KEYS[1], 'letter', 'state', 'number', 'named', 'at', 'owed', 'ids',
-  'redrives')
-if known[1] == id then  -- asked again: its letter could not be stored
-  return {tonumber(known[2]), tonumber(known[3]), known[4]}
+local tallied, burst, refill = ARGV[3] == '1', tonumber(ARGV[6]), tonumber(ARGV[7])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- OOM-safe order, see README
+local reported_id, reported_state, reported_number, reported_ids, reported_at, owed, newest_ids,
+  redrives = unpack(redis.call('HMGET', KEYS[1], 'letter', 'state', 'number', 'named', 'at', 'owed',
+  'ids', 'redrives'))
+if reported_id == id then  -- asked again: its letter could not be stored
+  return {tonumber(reported_state), tonumber(reported_number), reported_ids}
 end
 local ids = {id}
-for other in string.gmatch(known[7] or '', '%S+') do
+for other in string.gmatch(newest_ids or '', '%S+') do
   if other == id then return {0, 0, ''} end
   if #ids < tonumber(ARGV[8]) then ids[#ids + 1] = other end
 end
-local text = table.concat(ids, ' ')
-local empty = ARGV[3] == '1' and redis.call('HEXISTS', KEYS[2], 'group:' .. ARGV[2]) == 0
-local number = redis.call('HINCRBY', KEYS[1], 'count', 1)
-local state, again = tonumber(known[6] or '0'), tonumber(ARGV[9]) > tonumber(known[8] or '0')
+local ids_text = table.concat(ids, ' ')
+local is_empty = tallied and redis.call('HEXISTS', KEYS[2], 'group:' .. ARGV[2]) == 0
+local is_redriven = tonumber(ARGV[9]) > tonumber(redrives or '0')
+local is_due = reported_at and now - tonumber(reported_at) >= tonumber(ARGV[5])
+local number, state = redis.call('HINCRBY', KEYS[1], 'count', 1), tonumber(owed or '0')
 if number == 1 then
-  state = (empty or ARGV[3] == '0') and 1 or 2
-elseif (empty or again) and known[5] and now - tonumber(known[5]) >= tonumber(ARGV[5]) then
+  state = (is_empty or not tallied) and 1 or 2
+elseif (is_empty or is_redriven) and is_due then
   number, state = 1, 2
 elseif state == 0 and string.match(tostring(number), '^10+$') then
   state = 3
 end
-redis.call('HSET', KEYS[1], 'count', number, 'ids', text)
-if again and number == 1 then redis.call('HSET', KEYS[1], 'redrives', ARGV[9]) end
+redis.call('HSET', KEYS[1], 'count', number, 'ids', ids_text)
+if is_redriven and number == 1 then redis.call('HSET', KEYS[1], 'redrives', ARGV[9]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 if state == 0 then return {0, number, ''} end
 local bucket = redis.call('HMGET', KEYS[3], 'left', 'at')
-local burst = tonumber(ARGV[6])
-local left = math.min(burst, tonumber(bucket[1] or burst)
-  + (now - tonumber(bucket[2] or now)) / tonumber(ARGV[7]))
+local since = now - tonumber(bucket[2] or now)
+local left = math.min(burst, tonumber(bucket[1] or burst) + since / refill)
 if left < 1 then
   redis.call('HSET', KEYS[1], 'owed', state)
   return {0, number, ''}
 end
 redis.call('HSET', KEYS[3], 'left', tostring(left - 1), 'at', now)
-redis.call('PEXPIRE', KEYS[3], math.ceil(burst * tonumber(ARGV[7])))
+redis.call('PEXPIRE', KEYS[3], math.ceil(burst * refill))
 redis.call('HDEL', KEYS[1], 'owed')
-redis.call('HSET', KEYS[1], 'letter', id, 'state', state, 'number', number, 'named', text, 'at', now)
-return {state, number, text}
+redis.call('HSET', KEYS[1], 'letter', id, 'state', state, 'number', number, 'named', ids_text,
+  'at', now)
+return {state, number, ids_text}

@@ -11,7 +11,7 @@ if not found then return 0 end
 local fields, letter = found[2], {}
 for n = 3, #fields, 2 do letter[fields[n]] = fields[n + 1] end
 if letter.id and redis.call('HEXISTS', KEYS[2], letter.id) == 1 then return 2 end
-redis.call('XDEL', KEYS[5], '0-1')  -- nothing; but a full Redis lets no script begin by adding
+redis.call('XDEL', KEYS[5], '0-1')  -- nothing is there; OOM-safe order, see README
 local place = redis.call('XADD', KEYS[1], '*', unpack(fields, 3))
 if letter.id and letter.reason and letter.fingerprint then
   redis.call('HSET', KEYS[2], letter.id, place)

@@ -1,4 +1,4 @@
-"""Counters, letters and registry in memory: for tests, gone with the process."""
+"""Letters in memory."""
 
 from __future__ import annotations
 
@@ -6,190 +6,28 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import islice
-from typing import Any
 
 from celery_dlq.backends.base import (
     Capabilities,
     ClaimState,
-    Count,
-    CountStatus,
     Glance,
     Group,
     LetterSummary,
     MessageKey,
-    OutboxEntry,
-    Override,
     QueueSummary,
     RawPage,
     RedriveOutcome,
     Restored,
     Stored,
     StoredLetter,
-    WorkerInfo,
 )
-from celery_dlq.backends.reports import MOST_IDS, Report, Why
-from celery_dlq.events import Change
-from celery_dlq.metrics import Measured, Series, WorkerGauges
+from celery_dlq.backends.grouping import groups_of
+from celery_dlq.backends.memory.counter import MemoryCounter
 from celery_dlq.record import DeadLetter, Delivery, end_of, ended
 
-_Run = tuple[str, str, int, int]
-_MOST_ASIDE = 20
-_MOST_DEAD = 10_000
-_MOST_CHANGES = 10_000
-
-_MOST_JOBS = 500
 _HOUR = timedelta(hours=1)
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
-class MemoryCounter:
-    """The `DeliveryCounter` in memory."""
-
-    def __init__(self) -> None:
-        self._runs: dict[_Run, dict[tuple[int, int], Delivery]] = {}
-        self._counts: Counter[MessageKey] = Counter()
-        self._dead: dict[MessageKey, None] = {}
-        self.watched: set[MessageKey] = set()
-        self.successes: Counter[str] = Counter()
-        self._aside: dict[_Run, deque[Delivery]] = {}
-        self._lock = threading.Lock()
-
-    def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
-        """Count a start."""
-        self.count(key, delivery, None)
-        return True
-
-    def count(
-        self,
-        key: MessageKey,
-        delivery: Delivery,
-        limit: int | None,
-        *,
-        uncounted: int = 0,
-        waited_seconds: float | None = None,  # noqa: ARG002 - one process: nothing is uncertain
-        alone: bool = True,  # noqa: ARG002 - the same
-        unless_dead: bool = False,
-    ) -> Count:
-        """Count a start, unless the limit was reached before."""
-        with self._lock:
-            if unless_dead and key in self._dead:
-                return Count(CountStatus.DEAD, 0)
-            self._dead.pop(key, None)
-            number = self._counts[key] = self._counts[key] + uncounted
-            if limit is not None and number >= limit:
-                return Count(CountStatus.LIMIT_REACHED, number)
-            number = self._counts[key] = number + 1
-            place = (key.retries, number)
-            self._runs.setdefault(_run(key), {})[place] = replace(delivery, number=number)
-            return Count(CountStatus.COUNTED, number)
-
-    def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
-        """Record an end, unless the message is forgotten."""
-        with self._lock:
-            place, run = self._place(key, delivery), self._runs.get(_run(key), {})
-            if place is None:
-                return
-            if charged:
-                run[place] = replace(delivery, number=place[1])
-                return
-            self._take_back(key, place)
-            if delivery.outcome is not None:  # its number is given out again; it moves aside
-                self._aside.setdefault(_run(key), deque(maxlen=_MOST_ASIDE)).append(delivery)
-
-    def _place(self, key: MessageKey, delivery: Delivery) -> tuple[int, int] | None:
-        """Where the start of a delivery is on record: a copy may have got its number."""
-        run = self._runs.get(_run(key), {})
-        places = [
-            place
-            for place, known in run.items()
-            if place[0] == key.retries and known.started_at == delivery.started_at
-        ]
-        own = (key.retries, delivery.number)
-        return own if own in places else places[0] if places else None
-
-    def _take_back(self, key: MessageKey, place: tuple[int, int]) -> None:
-        run, last = self._runs[_run(key)], (key.retries, self._counts[key])
-        del run[place]
-        self._counts[key] -= 1
-        if last in run:
-            run[place] = replace(run.pop(last), number=place[1])
-
-    def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
-        """Forget the message; another one under the same task id stays."""
-        with self._lock:
-            own, run = self._place(key, delivery), self._runs.get(_run(key), {})
-            others = any(
-                known.outcome is None
-                and place != own
-                and (
-                    own is None
-                    or place[0] > own[0]
-                    or (place[0] == own[0] and (first or place[1] > own[1]))
-                )
-                for place, known in run.items()
-            )
-            if others and own is not None:
-                self._take_back(key, own)
-        if not others:
-            self.forget(key)
-
-    def redrive_succeeded(self, redrive_id: str) -> None:
-        """Count it."""
-        self.successes[redrive_id] += 1
-
-    def died(self, key: MessageKey) -> None:
-        """Forget the task, and remember that this message of it is dead; bounded."""
-        self.forget(key)
-        with self._lock:
-            self._dead[key] = None
-            while len(self._dead) > _MOST_DEAD:
-                del self._dead[next(iter(self._dead))]
-
-    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Count deliveries that a message had before it was redriven."""
-        with self._lock:
-            self._counts[key] = deliveries
-            place = (key.retries, deliveries)
-            self._runs.setdefault(_run(key), {})[place] = replace(last, number=deliveries)
-
-    def is_dead(self, key: MessageKey) -> bool:
-        """Whether this message, or a retry of it, was dead-lettered."""
-        with self._lock:
-            return any(_run(dead) == _run(key) for dead in self._dead)
-
-    def knows(self, key: MessageKey) -> bool:
-        """Whether the task is watched, or has deliveries on record."""
-        return key in self.watched or _run(key) in self._runs
-
-    def forget(self, key: MessageKey) -> None:
-        """Forget the task over all its retries."""
-        with self._lock:
-            self._runs.pop(_run(key), None)
-            self.watched = {other for other in self.watched if _run(other) != _run(key)}
-            self._aside.pop(_run(key), None)
-            for other in [k for k in self._counts if _run(k) == _run(key)]:
-                del self._counts[other]
-
-    def history(self, key: MessageKey) -> tuple[Delivery, ...]:
-        """All deliveries of the task, oldest first."""
-        with self._lock:
-            known = [*self._runs.get(_run(key), {}).values(), *self._aside.get(_run(key), ())]
-            return tuple(sorted(known, key=lambda d: (d.started_at, d.retries, d.number)))
-
-    def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """One process: nobody else asks."""
-
-    def flush(self) -> None:
-        """Nothing is put off here."""
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
 
 class MemoryStore:
@@ -217,7 +55,7 @@ class MemoryStore:
 
     def now(self) -> datetime:
         """The clock of this process."""
-        return _now()
+        return datetime.now(timezone.utc)
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter, once."""
@@ -344,23 +182,8 @@ class MemoryStore:
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
         """The groups, largest first."""
-        members: dict[str, list[DeadLetter]] = {}
-        for stored in self.letters(dead_letter_queue, newest_first=False):
-            members.setdefault(stored.letter.fingerprint, []).append(stored.letter)
-        groups = [
-            Group(
-                fingerprint=fingerprint,
-                letters=len(letters),
-                task_name=letters[-1].task_name,
-                reason=letters[-1].reason.value,
-                exception_type=letters[-1].exception_type,
-                first_seen_at=letters[0].dead_lettered_at,
-                last_seen_at=letters[-1].dead_lettered_at,
-                example_id=letters[-1].id,
-            )
-            for fingerprint, letters in members.items()
-        ]
-        return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))[:most]
+        letters = self.letters(dead_letter_queue, newest_first=False)
+        return groups_of((stored.letter for stored in letters), most)
 
     def claim(
         self,
@@ -581,211 +404,8 @@ class MemoryStore:
         return state
 
 
-class MemoryOutbox:
-    """The `Outbox` in memory."""
-
-    def __init__(self) -> None:
-        self._notices: dict[str, dict[OutboxEntry, float]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
-        """Keep a entry."""
-        with self._lock:
-            self._notices.setdefault(dead_letter_queue, {})[entry] = 0.0
-
-    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
-        """Notices that nobody tried lately."""
-        with self._lock:
-            kept, now = self._notices.get(dead_letter_queue, {}), time.monotonic()
-            found = [entry for entry, at in kept.items() if at <= now][:most]
-            kept.update(dict.fromkeys(found, now + lease_seconds))
-            return found
-
-    def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
-        """Forget entries."""
-        with self._lock:
-            for entry in entries:
-                self._notices.get(dead_letter_queue, {}).pop(entry, None)
-
-    def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Those that have entries."""
-        return [name for name in dead_letter_queues if self._notices.get(name)]
-
-    def waiting(self, dead_letter_queue: str) -> int:
-        """How many are kept."""
-        return len(self._notices.get(dead_letter_queue, {}))
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class MemoryWorkerRegistry:
-    """The `WorkerRegistry` in memory: the processes of one app are one process here."""
-
-    def __init__(self) -> None:
-        self._infos: dict[str, WorkerInfo] = {}
-        self._changes: deque[Change] = deque(maxlen=_MOST_CHANGES)
-        self._overrides: dict[tuple[str, str], Override] = {}
-        self._revision = 0
-        self._lock = threading.Lock()
-
-    def now(self) -> datetime:
-        """The clock of this process."""
-        return _now()
-
-    def register(self, info: WorkerInfo) -> None:
-        """Put up a info."""
-        self._infos[info.hostname] = info
-
-    def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Send a heartbeat."""
-        return hostname in self._infos, self._revision
-
-    def deregister(self, hostname: str) -> None:
-        """Take a info down."""
-        self._infos.pop(hostname, None)
-
-    def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
-        """All infos."""
-        infos = [info for _, info in sorted(self._infos.items())]
-        return infos if with_tasks else [replace(info, tasks=()) for info in infos]
-
-    def record(self, change: Change) -> None:
-        """Keep a change."""
-        self._changes.append(change)
-
-    def changes(self, *, limit: int) -> list[Change]:
-        """The newest changes."""
-        return list(reversed(self._changes))[:limit]
-
-    def override(self, override: Override) -> None:
-        """Put up an override."""
-        with self._lock:
-            self._overrides[override.queue, override.key] = override
-            self._revision += 1
-
-    def lift(self, queue: str, key: str) -> bool:
-        """Take an override down."""
-        with self._lock:
-            self._revision += 1
-            return self._overrides.pop((queue, key), None) is not None
-
-    def overrides(self) -> list[Override]:
-        """The overrides in force."""
-        now = self.now()
-        for place in [place for place, o in self._overrides.items() if o.until <= now]:
-            self.lift(*place)
-        return [override for _, override in sorted(self._overrides.items())]
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class MemoryMetrics:
-    """The `MetricsStore` in memory: the processes of one app are one process here."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[Series] = Counter()
-        self._workers: dict[str, WorkerGauges] = {}
-
-    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
-        """Add counts."""
-        self._counts.update(counts)
-        if gauges is not None:
-            self._workers[gauges.worker] = gauges
-        return True
-
-    def read(self) -> Measured:
-        """All counts and gauges."""
-        workers = tuple(gauges for _, gauges in sorted(self._workers.items()))
-        return Measured(counts=dict(self._counts), workers=workers)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class MemoryJobStore:
-    """The `JobStore` in memory."""
-
-    def __init__(self) -> None:
-        self._states: dict[str, Mapping[str, Any]] = {}
-        self._cancelled: set[str] = set()
-        self._taken: set[tuple[str, int]] = set()
-        self._lock = threading.Lock()
-
-    def now(self) -> datetime:
-        """The clock of this process."""
-        return _now()
-
-    def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
-        """Keep a state."""
-        self._states[job_id] = dict(state)
-        for old in sorted(self._states)[:-_MOST_JOBS]:
-            del self._states[old]
-            self._cancelled.discard(old)
-        return job_id in self._cancelled
-
-    def read(self, job_id: str) -> Mapping[str, Any] | None:
-        """One state."""
-        return self._states.get(job_id)
-
-    def all(self) -> list[Mapping[str, Any]]:
-        """All states, newest first."""
-        return [state for _, state in sorted(self._states.items(), reverse=True)]
-
-    def cancel(self, job_id: str, *, wanted: bool = True) -> None:
-        """Want a job cancelled, or no more."""
-        if wanted:
-            self._cancelled.add(job_id)
-        else:
-            self._cancelled.discard(job_id)
-
-    def succeeded(self, job_id: str) -> int:  # noqa: ARG002 - workers in memory have no book
-        """Nothing here tells."""
-        return 0
-
-    def acquire_run(self, job_id: str, run: int) -> bool:
-        """Become the one that does this run."""
-        with self._lock:
-            free = (job_id, run) not in self._taken
-            self._taken.add((job_id, run))
-            return free
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class MemoryReports:
-    """The `Reports` in memory; without returns and without an allowance."""
-
-    def __init__(self) -> None:
-        self._ids: dict[tuple[str, str], list[str]] = {}
-        self._numbers: Counter[tuple[str, str]] = Counter()
-
-    def of(self, letter: DeadLetter) -> Report | None:
-        """Report a group's first letter, its tenth, its hundredth and so on."""
-        group = (letter.dead_letter_queue, letter.fingerprint)
-        ids = self._ids.setdefault(group, [])
-        if letter.id not in ids:
-            ids.insert(0, letter.id)
-            del ids[MOST_IDS:]
-            self._numbers[group] += 1
-        number = self._numbers[group]
-        if str(number).rstrip("0") != "1" or ids[0] != letter.id:
-            return None
-        why = Why.NEW if number == 1 else Why.GREW
-        return Report(why=why, number=number, letter_ids=tuple(ids))
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
 def _raw(letter: DeadLetter) -> dict[bytes, bytes]:
     return {name.encode(): value for name, value in letter.to_fields().items()}
-
-
-def _run(key: MessageKey) -> _Run:
-    return (key.dead_letter_queue, key.task_id, key.redrives, key.nesting)
 
 
 def _position(number: int) -> str:

@@ -1,0 +1,61 @@
+"""The states of jobs in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+_MOST_JOBS = 500
+
+
+class MemoryJobStore:
+    """The `JobStore` in memory."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, Mapping[str, Any]] = {}
+        self._cancelled: set[str] = set()
+        self._taken: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+
+    def now(self) -> datetime:
+        """The clock of this process."""
+        return datetime.now(timezone.utc)
+
+    def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
+        """Keep a state."""
+        self._states[job_id] = dict(state)
+        for old in sorted(self._states)[:-_MOST_JOBS]:
+            del self._states[old]
+            self._cancelled.discard(old)
+        return job_id in self._cancelled
+
+    def read(self, job_id: str) -> Mapping[str, Any] | None:
+        """One state."""
+        return self._states.get(job_id)
+
+    def all(self) -> list[Mapping[str, Any]]:
+        """All states, newest first."""
+        return [state for _, state in sorted(self._states.items(), reverse=True)]
+
+    def cancel(self, job_id: str, *, wanted: bool = True) -> None:
+        """Request or withdraw the cancellation of a job."""
+        if wanted:
+            self._cancelled.add(job_id)
+        else:
+            self._cancelled.discard(job_id)
+
+    def succeeded(self, job_id: str) -> int:  # noqa: ARG002 - workers in memory have no book
+        """Nothing here tells."""
+        return 0
+
+    def acquire_run(self, job_id: str, run: int) -> bool:
+        """Become the one that does this run."""
+        with self._lock:
+            free = (job_id, run) not in self._taken
+            self._taken.add((job_id, run))
+            return free
+
+    def close(self) -> None:
+        """Nothing to let go of."""

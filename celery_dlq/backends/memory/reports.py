@@ -1,0 +1,33 @@
+"""Which groups of letters were reported to an error tracker, in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from celery_dlq.backends.reports import MOST_IDS, Report, Why
+from celery_dlq.record import DeadLetter
+
+
+class MemoryReports:
+    """The `Reports` in memory; without returns and without an allowance."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str], list[str]] = {}
+        self._numbers: Counter[tuple[str, str]] = Counter()
+
+    def of(self, letter: DeadLetter) -> Report | None:
+        """Report a group's first letter, its tenth, its hundredth and so on."""
+        group = (letter.dead_letter_queue, letter.fingerprint)
+        ids = self._ids.setdefault(group, [])
+        if letter.id not in ids:
+            ids.insert(0, letter.id)
+            del ids[MOST_IDS:]
+            self._numbers[group] += 1
+        number = self._numbers[group]
+        if str(number).rstrip("0") != "1" or ids[0] != letter.id:
+            return None
+        why = Why.NEW if number == 1 else Why.GREW
+        return Report(why=why, number=number, letter_ids=tuple(ids))
+
+    def close(self) -> None:
+        """Nothing to let go of."""

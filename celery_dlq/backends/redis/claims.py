@@ -1,0 +1,116 @@
+"""Claims in Redis: which operation may redrive or discard a letter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery_dlq.backends.base import ClaimState
+from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import ClaimReply, Scripts, chunks
+
+_STATES = {
+    ClaimReply.CLAIMED: ClaimState.CLAIMED,
+    ClaimReply.RECLAIMED: ClaimState.RECLAIMED,
+    ClaimReply.PUBLISHED: ClaimState.PUBLISHED,
+    ClaimReply.HELD: ClaimState.HELD,
+    ClaimReply.GONE: ClaimState.GONE,
+}
+
+
+class RedisClaims:
+    """Claims of letters, wherever the letters are; see `DeadLetterStore.claim`.
+
+    Args:
+        client: A redis-py client that answers bytes.
+        url: For messages; its password is never shown.
+        keys: Key names.
+    """
+
+    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+        self._scripts = Scripts.on(client)
+
+    def claim(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        lease_seconds: float,
+        previous_run_prefix: str = "",
+        elsewhere: bool = False,
+    ) -> list[ClaimState]:
+        """Claim letters for one operation.
+
+        Args:
+            dead_letter_queue: Its name.
+            letter_ids: Letter ids, or positions of entries that are no letters.
+            owner: Who claims.
+            lease_seconds: For how long.
+            previous_run_prefix: Owners whose names begin so are known to have died.
+            elsewhere: The letters are kept elsewhere, and the caller has seen them there.
+        """
+        name, keys = dead_letter_queue, self._keys
+        places = [keys.claims(name)]
+        if not elsewhere:
+            places += [keys.ids(name), keys.letters(name)]
+        states: list[ClaimState] = []
+        with translated(self._url):
+            for some in chunks(letter_ids):
+                args: list[Any] = [owner, int(lease_seconds * 1000), previous_run_prefix, *some]
+                replies = self._scripts.claim(keys=places, args=args)
+                states += [_STATES[ClaimReply(reply)] for reply in replies]
+        return states
+
+    def mark_published(
+        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
+    ) -> None:
+        """Note that the messages are on the broker: now any operation may finish the removal."""
+        self._run(self._scripts.mark_published, dead_letter_queue, letter_ids, owner)
+
+    def release(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        doubtful: bool = False,
+    ) -> None:
+        """Give unused claims back."""
+        self._run(self._scripts.release, dead_letter_queue, letter_ids, owner, int(doubtful))
+
+    def owned(self, dead_letter_queue: str, letter_ids: Sequence[str], owner: str) -> list[str]:
+        """Those of some letters that an owner has claimed."""
+        ours: list[str] = []
+        with translated(self._url):
+            for some in chunks(letter_ids):
+                claims = self._client.hmget(self._keys.claims(dead_letter_queue), some)
+                ours += [
+                    letter_id
+                    for letter_id, claim in zip(some, claims, strict=True)
+                    if claim is not None and _owner(claim) == owner
+                ]
+        return ours
+
+    def forget(self, dead_letter_queue: str, letter_ids: Sequence[str]) -> None:
+        """Forget the claims of letters that are gone."""
+        with translated(self._url):
+            for some in chunks(letter_ids):
+                self._client.hdel(self._keys.claims(dead_letter_queue), *some)
+
+    def _run(
+        self, script: Any, dead_letter_queue: str, letter_ids: Sequence[str], *args: object
+    ) -> None:
+        with translated(self._url):
+            for some in chunks(letter_ids):
+                script(keys=[self._keys.claims(dead_letter_queue)], args=[*args, *some])
+
+
+def _owner(claim: bytes) -> str:
+    """The owner in ``state|owner|lease end``; an owner may have the separator in its name."""
+    _state, _, rest = claim.decode(errors="replace").partition("|")
+    return rest.rpartition("|")[0]

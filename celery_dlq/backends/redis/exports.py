@@ -1,0 +1,65 @@
+"""Exports in Redis: how far a queue is exported, and which process exports it to a place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery_dlq.backends.base import ExportLease, ordered
+from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import ExportLeaseReply, Scripts
+
+
+class RedisExports:
+    """What exports of dead-letter queues note, wherever the letters are.
+
+    Args:
+        client: A redis-py client that answers bytes.
+        url: For messages; its password is never shown.
+        keys: Key names.
+    """
+
+    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+        self._scripts = Scripts.on(client)
+
+    def note(self, dead_letter_queue: str, position: str) -> None:
+        """Note how far a queue is exported; see `DeadLetterStore.note_exported`."""
+        with translated(self._url):
+            self._scripts.note_exported(
+                keys=[self._keys.exported(dead_letter_queue)], args=[position]
+            )
+
+    def until(
+        self, dead_letter_queue: str, last_position: Callable[[str], str | None]
+    ) -> str | None:
+        """How far a queue is exported; see `DeadLetterStore.exported_until`."""
+        with translated(self._url):
+            noted = self._client.get(self._keys.exported(dead_letter_queue))
+        if noted is None:
+            return None
+        position, last = str(noted.decode()), last_position(dead_letter_queue)
+        return None if last is None or ordered(last) < ordered(position) else position
+
+    def export_lease(
+        self,
+        dead_letter_queue: str,
+        what: str,
+        place: str,
+        *,
+        owner: str,
+        lease_seconds: float,
+        state: str = "",
+    ) -> ExportLease:
+        """Take, keep, note or end a turn; see `ExportLeaseStore.turn`."""
+        args: list[Any] = [what, place, owner, int(lease_seconds * 1000), state]
+        with translated(self._url):
+            reply, told = self._scripts.export_lease(
+                keys=[self._keys.export_leases(dead_letter_queue)], args=args
+            )
+        return ExportLease(
+            reply == ExportLeaseReply.ACQUIRED, told.decode("utf-8", "backslashreplace")
+        )

@@ -1,0 +1,13 @@
+-- Purpose: take letters out of the bin that have been there for their time.
+-- KEYS: 1 bin (stream)  2 binned (hash)
+-- ARGV: 1 keep (milliseconds in the bin)
+--       2 most (letters that are taken out)
+-- Returns: how many were taken out
+-- Complexity: O(M), M taken out
+local overdue = string.format('%.0f', redis.call('TIME')[1] * 1000 - tonumber(ARGV[1]))
+local old = redis.call('XRANGE', KEYS[1], '-', overdue, 'COUNT', ARGV[2])
+for _, entry in ipairs(old) do
+  redis.call('HDEL', KEYS[2], entry[2][2])  -- the value of the first field, ~key
+  redis.call('XDEL', KEYS[1], entry[1])
+end
+return #old

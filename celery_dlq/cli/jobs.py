@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
-from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
+from celery_dlq.cli import operation_tables
+from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import json_option
+from celery_dlq.cli.terminal import counting, say
 
 
 @click.group(
@@ -18,13 +20,11 @@ def jobs(ctx: click.Context, *, as_json: bool) -> None:
     """Show jobs, newest first; or one: `status ID`, `cancel ID`, `resume ID`."""
     if ctx.invoked_subcommand is not None:
         return
-    from celery_dlq.cli import reports  # noqa: PLC0415 - imports rich
-
     found = dead_letters_of(ctx).jobs()
     if as_json:
         print_lines(job.to_json() for job in found)
     else:
-        reports.jobs(screen_of(ctx), found)
+        operation_tables.jobs(console_of(ctx), found)
 
 
 @jobs.command()
@@ -33,23 +33,21 @@ def jobs(ctx: click.Context, *, as_json: bool) -> None:
 @click.pass_context
 def status(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
     """Show one job, and how many of its letters died again."""
-    from celery_dlq.cli import reports  # noqa: PLC0415 - imports rich
-
     found = dead_letters_of(ctx).job(job_id)
     if as_json:
         print_lines([found.to_json()])
     else:
-        reports.job(screen_of(ctx), found)
+        operation_tables.job(console_of(ctx), found)
 
 
 @jobs.command()
 @click.argument("job_id", metavar="ID")
 @click.pass_context
 def cancel(ctx: click.Context, job_id: str) -> None:
-    """End a job after its present batch; no letter is left half done."""
+    """End a job after its current batch; no letter is left half done."""
     found = dead_letters_of(ctx).cancel(job_id)
-    state = "has ended" if found.state == "cancelled" else "ends after its present batch"
-    screen_of(ctx).say(f"Job {job_id} {state}.")
+    said = "is cancelled" if found.state == "cancelled" else "will end after its current batch"
+    say(console_of(ctx), f"Job {job_id} {said}.")
 
 
 @jobs.command()
@@ -57,15 +55,13 @@ def cancel(ctx: click.Context, job_id: str) -> None:
 @json_option
 @click.pass_context
 def resume(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
-    """Go on with a job that was interrupted, cancelled or stopped."""
-    dead_letters, screen = dead_letters_of(ctx), screen_of(ctx)
-    with screen.counting("letters", quiet=as_json) as progress:
+    """Continue a job that was interrupted, cancelled or stopped."""
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    with counting(console, "letters", quiet=as_json) as progress:
         report = dead_letters.resume(job_id, progress=progress)
     if as_json:
         print_lines([report.to_json()])
     else:
-        from celery_dlq.cli import reports  # noqa: PLC0415 - imports rich
-
-        reports.job(screen, dead_letters.job(job_id))
+        operation_tables.job(console, dead_letters.job(job_id))
     if report.state != "done":
         ctx.exit(1)

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from celery_dlq.letters import json_codec
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+from celery_dlq.policies.policy import duration_seconds
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
@@ -28,12 +27,13 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
         """Read the text; a usage error (exit code 2) if it is neither."""
         if isinstance(value, datetime):
             return value
-        age = re.fullmatch(r"(\d+)([smhdw])", value.strip(), re.ASCII)
+        text = value.strip()
+        # A number without a unit may be a year; it is never an age.
+        age = duration_seconds(text) if text[-1:].isalpha() else None
         try:
-            if age:
-                seconds = int(age[1]) * _UNITS[age[2]]
-                return datetime.now(timezone.utc) - timedelta(seconds=seconds)
-            parsed = json_codec.moment(value.strip())
+            if age is not None:
+                return datetime.now(timezone.utc) - timedelta(seconds=age)
+            parsed = json_codec.moment(text)
         except (ValueError, OverflowError):
             self.fail(
                 f"expected a time such as 2026-01-31T18:00 or an age such as 30m, 2h, 7d, "
@@ -45,7 +45,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
-    """A length of time: seconds, or such as 30s, 5m, 2h, 7d."""
+    """A duration: seconds, or a text such as 30s, 5m, 2h, 7d."""
 
     name = "duration"
 
@@ -55,13 +55,13 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gen
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
-        """Read the text; a usage error (exit code 2) if it is none."""
+        """Read the text; a usage error (exit code 2) if it is not one."""
         if isinstance(value, (int, float)):
             return float(value)
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", value.strip(), re.ASCII)
-        if found is None:
-            self.fail(f"expected seconds or such as 30s, 5m, 2h, got {value!r}", param, ctx)
-        return float(found[1]) * _UNITS[found[2] or "s"]
+        seconds = duration_seconds(value)
+        if seconds is None:
+            self.fail(f"expected seconds, or a text such as 30s, 5m, 2h, got {value!r}", param, ctx)
+        return seconds
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
@@ -75,12 +75,12 @@ class Rate(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
-        """Read the text; a usage error (exit code 2) if it is no number."""
+        """Read the text; a usage error (exit code 2) if it is not a rate."""
         if isinstance(value, (int, float)):
             return float(value)
         found = re.fullmatch(r"(-?\d+(?:\.\d+)?)(/s)?", value.strip(), re.ASCII)
         if found is None:
-            self.fail(f"expected letters a second such as 100 or 100/s, got {value!r}", param, ctx)
+            self.fail(f"expected letters a second, such as 100 or 100/s, got {value!r}", param, ctx)
         return float(found[1])
 
 
@@ -99,16 +99,20 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _FILTERS = (
-    click.option("--reason", help="Why it died, e.g. max_deliveries_exceeded."),
-    click.option("--task", "task_name", help="Registered name of the task."),
-    click.option("--fingerprint", help="Letters with one cause; the first digits will do."),
-    click.option("--exception", "exception_type", help="Exception type, e.g. ValueError."),
-    click.option("--worker", "worker_hostname", help="Node name, e.g. celery@web-1."),
+    click.option("--reason", help="Filter by reason, e.g. max_deliveries_exceeded."),
+    click.option("--task", "task_name", help="Filter by registered name of the task."),
+    click.option("--fingerprint", help="Filter by cause; the first digits are enough."),
     click.option(
-        "--since", type=Moment(), help="Died at or after this time, or age (30m, 2h, 7d)."
+        "--exception", "exception_type", help="Filter by exception type, e.g. ValueError."
     ),
-    click.option("--until", type=Moment(), help="Died before this time, or age."),
-    click.option("--grep", help="Text in the description, the exception's message or the body."),
+    click.option("--worker", "worker_hostname", help="Filter by worker, e.g. celery@web-1."),
+    click.option(
+        "--since",
+        type=Moment(),
+        help="Died at or after this time or age (30m, 2h, 7d).",
+    ),
+    click.option("--until", type=Moment(), help="Died before this time or age."),
+    click.option("--grep", help="Filter by text in the description, exception message or body."),
 )
 FILTER_NAMES = (
     "reason",

@@ -1,4 +1,4 @@
-"""``dlq policies`` and ``dlq trim``: what rules which queue, for now, and what it removes."""
+"""``dlq policies``: the policies in force, and overrides of them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
+from celery_dlq.cli import policy_tables
+from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import Duration, json_option
+from celery_dlq.cli.terminal import say
 
 
 @click.group(
-    invoke_without_command=True, short_help="Show every policy, and where each value comes from."
+    invoke_without_command=True,
+    short_help="Show the policy of every queue and task; or override one.",
 )
-@click.option("--queue", help="Only this queue.")
+@click.option("--queue", help="Show only this queue.")
 @json_option
 @click.pass_context
 def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
-    """Show every queue's and task's policy, and where each value comes from."""
+    """Show the policy of every queue and task, and where each value comes from."""
     if ctx.invoked_subcommand is not None:
         return
     _load_tasks(ctx.obj.app)
@@ -26,28 +29,29 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
     if as_json:
         print_lines(shown.to_json())
     else:
-        from celery_dlq.cli.render_policies import show_policies  # noqa: PLC0415 - see cli.context
-
-        show_policies(screen_of(ctx).console, shown)
+        policy_tables.policies(console_of(ctx), shown)
 
 
 @policies.command("set")
 @click.argument("queue")
 @click.argument("values", metavar="KEY=VALUE...", nargs=-1, required=True)
 @click.option(
-    "--for", "span", type=Duration(), required=True, help="How long, e.g. 30m, 2h, 7d; at most 30d."
+    "--for",
+    "span",
+    type=Duration(),
+    required=True,
+    help="Time until the override ends, e.g. 30m, 2h, 7d; at most 30d.",
 )
 @click.pass_context
 def set_(ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float) -> None:
-    """Override policy keys of QUEUE for a while, without a deploy.
+    """Override policy keys of QUEUE for a limited time, without a deploy.
 
-    Workers notice within seconds. At the end the configured values come back.
+    Workers notice within seconds. At the end the configured values apply again.
     """
-    pairs = dict(_pair(text) for text in values)
+    pairs = dict(map(_pair, values))
     length = timedelta(seconds=span)
     dead_letters_of(ctx).override_policy(queue, length, **pairs)
-    named = ", ".join(values)
-    screen_of(ctx).say(f"Policy of {queue} overridden for {length}: {named}.")
+    say(console_of(ctx), f"Policy of {queue} overridden for {length}: {', '.join(values)}.")
 
 
 @policies.command()
@@ -55,33 +59,9 @@ def set_(ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @click.pass_context
 def unset(ctx: click.Context, queue: str, keys: tuple[str, ...]) -> None:
-    """Take overrides of QUEUE back before their time; all of them, or only KEYs."""
+    """End overrides of QUEUE early: all of them, or only those of KEYs."""
     lifted = dead_letters_of(ctx).lift_policy(queue, *keys)
-    screen_of(ctx).say(f"Overrides of {queue} taken back: {', '.join(lifted)}.")
-
-
-@click.command(short_help="Remove letters that their policies do not keep any longer.")
-@click.argument("queues", metavar="[QUEUE]...", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Say what would be trimmed, and change nothing.")
-@json_option
-@click.pass_context
-def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
-    """Remove letters past dead_letter_ttl or over dead_letter_max_length now.
-
-    Workers do this by themselves, some hundred letters a second; this is for a queue
-    that no worker looks after. Letters that a redrive holds are left alone.
-    """
-    changes = dead_letters_of(ctx).trim(*queues, dry_run=dry_run)
-    if as_json:
-        print_lines(change.to_json() for change in changes)
-        return
-    screen = screen_of(ctx)
-    for change in changes:
-        cause: Any = change.detail["cause"]
-        verb = "Would trim" if dry_run else "Trimmed"
-        screen.say(f"{verb} {change.letters:,} from {change.target} because of {cause}.")
-    if not changes:
-        screen.say("Nothing to trim.")
+    say(console_of(ctx), f"Overrides of {queue} ended: {', '.join(lifted)}.")
 
 
 def _load_tasks(app: Any) -> None:
@@ -90,12 +70,12 @@ def _load_tasks(app: Any) -> None:
         app.loader.import_default_modules()
     except Exception as exc:
         raise click.ClickException(
-            f"expected the app's task modules to load, got {type(exc).__name__}: {exc}"
+            f"the app's task modules cannot be imported: {type(exc).__name__}: {exc}"
         ) from exc
 
 
 def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip() or not value.strip():
+    key, _, value = (part.strip() for part in text.partition("="))
+    if not key or not value:
         raise click.UsageError(f"expected KEY=VALUE such as max_deliveries=3, got {text!r}")
-    return key.strip(), value.strip()
+    return key, value

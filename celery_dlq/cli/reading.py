@@ -1,50 +1,62 @@
-"""``dlq queues``, ``list``, ``show``, ``groups``, ``tail``, ``audit``: reading changes nothing."""
+"""``dlq queues``, ``list``, ``show``, ``groups``, ``tail``, ``audit``: they change nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_dlq.backends.base import Group, QueueSummary
+from celery_dlq.cli import letter_tables, operation_tables
 from celery_dlq.cli.context import (
+    console_of,
     dead_letters_of,
     letter_filter,
     none_matched,
     print_lines,
-    screen_of,
 )
+from celery_dlq.cli.letter_tables import Unreadable
 from celery_dlq.cli.options import filter_options, json_option
+from celery_dlq.cli.terminal import counting, letters_text, say
+from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters import json_codec
+from celery_dlq.record import DeadLetter, iso
 
 if TYPE_CHECKING:
     from celery_dlq.operations.selection import RawEntry
+
+_MAX_VALUE_CHARS = 1000
 
 
 @click.command()
 @json_option
 @click.pass_context
 def queues(ctx: click.Context, *, as_json: bool) -> None:
-    """Show all dead-letter queues: letters, ages, reasons, growth."""
+    """Show all dead-letter queues: letters, growth, ages, reasons."""
     dead_letters = dead_letters_of(ctx)
     found = dead_letters.queues()
     if as_json:
-        from celery_dlq.cli.render import queue_json  # noqa: PLC0415 - see the module's docstring
-
-        print_lines(queue_json(queue) for queue in found)
-    else:
-        screen_of(ctx).queues(found)
-        if found and not dead_letters.store.capabilities.overviews:
-            screen_of(ctx).say("Queues on the broker: reasons and ages with `dlq groups QUEUE`.")
+        print_lines(map(_as_json, found))
+        return
+    console = console_of(ctx)
+    letter_tables.queues(console, found)
+    if found and not dead_letters.store.capabilities.overviews:
+        say(console, "The broker does not tell reasons and ages; `dlq groups QUEUE` shows them.")
 
 
 @click.command("list")
 @click.argument("queue")
 @filter_options
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
-@click.option("--page", type=click.IntRange(min=1), default=1, help="Which LIMIT of letters.")
-@click.option("--oldest-first", is_flag=True, help="Oldest letters first.")
-@click.option("--discarded", is_flag=True, help="What lies in the bin, last discarded first.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Letters on a page."
+)
+@click.option("--page", type=click.IntRange(min=1), default=1, help="Number of the page to show.")
+@click.option("--oldest-first", is_flag=True, help="Show the oldest letters first.")
+@click.option("--discarded", is_flag=True, help="Show discarded letters, the last discarded first.")
 @json_option
 @click.pass_context
 def list_(
@@ -57,15 +69,13 @@ def list_(
     oldest_first: bool,
     discarded: bool,
     as_json: bool,
-    **fields: Any,
+    **options: Any,
 ) -> None:
     """List the letters of QUEUE, newest first."""
-    from celery_dlq.cli.reports import entry_json, row_of  # noqa: PLC0415 - imports rich
-
-    where, screen = letter_filter(fields), screen_of(ctx)
-    with screen.counting("scanned", quiet=as_json or not where) as scanned:
-        dead_letters = dead_letters_of(ctx)
-        entries: Iterator[RawEntry]
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    where = letter_filter(options)
+    with counting(console, "scanned", quiet=as_json or not where) as scanned:
+        entries: Iterable[RawEntry]
         if discarded:
             binned = dead_letters.discarded(queue)
             entries = (found for found in binned if where.matches_fields(found.fields))
@@ -73,16 +83,21 @@ def list_(
             entries = dead_letters.entries(
                 queue, where, newest_first=not oldest_first, scanned=scanned
             )
-        wanted = islice(entries, (page - 1) * limit, page * limit)
+        letters = map(_readable, islice(entries, (page - 1) * limit, page * limit))
         if as_json:
-            shown = print_lines(map(entry_json, wanted))
+            shown = print_lines(map(_entry_json, letters))
         else:
-            rows = [row_of(found) for found in wanted]
-            shown = len(rows)
+            shown = letter_tables.letters(console, queue, letters)
     if where and not shown:
         raise none_matched(queue)
-    if not as_json:
-        screen.letters(queue, rows, limit)
+    if as_json:
+        return
+    if not shown and page > 1:
+        say(console, f"Page {page} of {queue} is empty.")
+    elif not shown:
+        say(console, f"{queue} has no discarded letters." if discarded else f"{queue} is empty.")
+    elif shown == limit:
+        say(console, f"{letters_text(limit)} shown; --page {page + 1} shows the next.")
 
 
 @click.command(short_help="Show everything about one letter.")
@@ -91,38 +106,44 @@ def list_(
 @json_option
 @click.pass_context
 def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool) -> None:
-    """Show everything about one letter; the first digits of its ID will do."""
-    from celery_dlq.cli.render import Unreadable  # noqa: PLC0415 - imports rich
-    from celery_dlq.cli.reports import corrupt, entry_json, readable  # noqa: PLC0415 - the same
-
+    """Show everything about one letter; the first digits of its ID are enough."""
     name, found = dead_letters_of(ctx).entry(letter_id, queue)
+    letter = _readable(found)
     if as_json:
-        print_lines([entry_json(found)])
-        return
-    letter = readable(found)
-    if isinstance(letter, Unreadable):
-        corrupt(screen_of(ctx), name, found)
+        print_lines([_entry_json(letter)])
+    elif isinstance(letter, Unreadable):
+        letter_tables.unreadable(console_of(ctx), name, letter)
     else:
-        screen_of(ctx).letter(letter)
+        letter_tables.letter(console_of(ctx), letter)
 
 
 @click.command()
 @click.argument("queue")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Show at most this many groups.",
+)
 @json_option
 @click.pass_context
 def groups(ctx: click.Context, queue: str, *, limit: int, as_json: bool) -> None:
     """Show the letters of QUEUE by cause, largest group first."""
     found = dead_letters_of(ctx).groups(queue, limit=limit)
     if as_json:
-        from celery_dlq.cli.render import group_json  # noqa: PLC0415 - see the module's docstring
-
-        print_lines(group_json(group) for group in found)
+        print_lines(map(_as_json, found))
+        return
+    console = console_of(ctx)
+    if found:
+        letter_tables.groups(console, queue, found)
     else:
-        screen_of(ctx).groups(queue, found, limit)
+        say(console, f"{queue} is empty.")
+    if len(found) == limit:
+        say(console, f"The {limit} largest groups; --limit shows more.")
 
 
-@click.command(short_help="Show the newest letters of QUEUE; with --follow, new ones.")
+@click.command(short_help="Show the newest letters of QUEUE; with --follow, also new ones.")
 @click.argument("queue")
 @filter_options
 @click.option(
@@ -130,9 +151,9 @@ def groups(ctx: click.Context, queue: str, *, limit: int, as_json: bool) -> None
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="Newest letters to begin with.",
+    help="Show this many of the newest letters.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for new letters until Ctrl-C.")
 @json_option
 @click.pass_context
 def tail(
@@ -143,15 +164,15 @@ def tail(
     lines: int,
     follow: bool,
     as_json: bool,
-    **fields: Any,
+    **options: Any,
 ) -> None:
-    """Show the newest letters of QUEUE, a line each; with --follow also those to come."""
-    dead_letters, where, screen = dead_letters_of(ctx), letter_filter(fields), screen_of(ctx)
+    """Show the newest letters of QUEUE, one a line; with --follow, also new ones."""
+    dead_letters, where, console = dead_letters_of(ctx), letter_filter(options), console_of(ctx)
     coming = dead_letters.tail(queue, where) if follow else iter(())  # from this moment on
     found = dead_letters.letters(queue, where, newest_first=True, limit=lines)
     newest = [letter.id for letter in found]
     shown = set(newest)
-    # Read again, one by one: all of them together may be large.
+    # Each is read again, because all of them together may be large.
     read = (dead_letters.store.get(queue, letter_id) for letter_id in reversed(newest))
     coming = (letter for letter in coming if letter.id not in shown)
     try:
@@ -161,21 +182,48 @@ def tail(
             if as_json:
                 print_lines([letter.to_json()])
             else:
-                screen.line(letter)
+                letter_tables.letter_line(console, letter)
     except KeyboardInterrupt:
         return
 
 
 @click.command()
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Show at most this many changes.",
+)
 @json_option
 @click.pass_context
 def audit(ctx: click.Context, *, limit: int, as_json: bool) -> None:
     """Show who changed letters or policies, newest first."""
-    from celery_dlq.cli import reports  # noqa: PLC0415 - imports rich
-
     changes = dead_letters_of(ctx).changes(limit)
     if as_json:
         print_lines(change.to_json() for change in changes)
     else:
-        reports.audit(screen_of(ctx), changes)
+        operation_tables.audit(console_of(ctx), changes)
+
+
+def _readable(found: RawEntry) -> DeadLetter | Unreadable:
+    try:
+        return found.letter()
+    except CorruptLetter as exc:
+        values = {
+            name.decode("utf-8", "backslashreplace"): json_codec.safe_repr(value, _MAX_VALUE_CHARS)
+            for name, value in found.fields.items()
+        }
+        return Unreadable(position=found.position, error=str(exc), fields=values)
+
+
+def _entry_json(entry: DeadLetter | Unreadable) -> dict[str, Any]:
+    if isinstance(entry, DeadLetter):
+        return entry.to_json()
+    return {"corrupt": True, "id": None, **_as_json(entry)}
+
+
+def _as_json(record: QueueSummary | Group | Unreadable) -> dict[str, Any]:
+    values = asdict(record)
+    times = {name: iso(value) for name, value in values.items() if isinstance(value, datetime)}
+    return {**values, **times}

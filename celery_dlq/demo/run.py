@@ -16,17 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.cli.render import Screen
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.rule import Rule
+
+from celery_dlq.cli import letter_tables, operation_tables, triage_tables
+from celery_dlq.cli.terminal import say
 from celery_dlq.demo.processes import redis_server, worker
 from celery_dlq.errors import DemoError, DLQError, MissingExtra
-
-try:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.rule import Rule
-except ImportError as exc:
-    feature = "the demo"
-    raise MissingExtra(feature, "rich", "demo") from exc
 
 if TYPE_CHECKING:
     import subprocess
@@ -85,7 +82,7 @@ class _Demo:
     """The demo's steps; state that they share."""
 
     def __init__(self, folder: Path) -> None:
-        self.screen = Screen(console=Console(highlight=False))
+        self.console = Console(highlight=False)
         self.folder = folder / f"{datetime.now(timezone.utc):%Y-%m-%dT%H-%M-%S}"
         self.started = time.monotonic()
         self.number = 0
@@ -116,9 +113,10 @@ class _Demo:
         self.worker = stack.enter_context(
             worker("celery_dlq.demo.shop", shop.QUEUES, self.folder / "worker.log")
         )
-        self.screen.say(
+        say(
+            self.console,
             f"Redis at {url}, worker pid {self.worker.pid} (prefork, acks_late, "
-            f"reject_on_worker_lost)"
+            f"reject_on_worker_lost)",
         )
         published = self._publish(shop)
         self._watch(shop, published)
@@ -126,8 +124,8 @@ class _Demo:
         self._triage(shop.dlq)
         self._fix_and_redrive(shop, published)
         took = time.monotonic() - self.started
-        self.screen.console.print(Rule(style="green"))
-        self.screen.say(f"Done in {took:.0f} s. Kept in {self.folder}", style="bold green")
+        self.console.print(Rule(style="green"))
+        say(self.console, f"Done in {took:.0f} s. Kept in {self.folder}", "bold green")
 
     def _publish(self, shop: Any) -> Published:
         self._step("publish healthy and poison tasks")
@@ -138,9 +136,10 @@ class _Demo:
             task = getattr(shop, name)
             published.ids[name] = [task.delay(*args(n)).id for n in range(count)]
         published.ids["invoice"] = [shop.invoice.delay(n).id for n in range(INVOICES)]
-        self.screen.say(
+        say(
+            self.console,
             f"{len(published.healthy)} healthy, {published.poison} poison: "
-            + ", ".join(f"{len(published.ids[name])} {name}" for name, _c, _a in POISON)
+            + ", ".join(f"{len(published.ids[name])} {name}" for name, _c, _a in POISON),
         )
         return published
 
@@ -152,7 +151,7 @@ class _Demo:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=self.screen.console) as progress:
+        with Progress(*columns, console=self.console) as progress:
             healthy = progress.add_task("succeeded", total=len(published.healthy))
             dead = progress.add_task("dead-lettered", total=published.poison)
             for _ in self._polling("all tasks to end"):
@@ -167,23 +166,25 @@ class _Demo:
 
     def _inspect(self, dlq: DeadLetters) -> None:
         self._step("look at the dead-letter queues")
-        self.screen.queues(dlq.queues())
+        letter_tables.queues(self.console, dlq.queues())
         for queue in dlq.queues():
             # One letter of each kind: the newest of every group.
             examples = [dlq.get(group.example_id, queue.name) for group in dlq.groups(queue.name)]
-            self.screen.letters(f"{queue.name}: the newest letter of each group", examples, 0)
-            self.screen.groups(queue.name, dlq.groups(queue.name))
+            letter_tables.letters(
+                self.console, f"{queue.name}: the newest letter of each group", examples
+            )
+            letter_tables.groups(self.console, queue.name, dlq.groups(queue.name))
 
     def _triage(self, dlq: DeadLetters) -> None:
         self._step("export to Parquet")
         files = self.folder / "letters"
-        self.screen.exported(dlq.export(files))
+        operation_tables.exported(self.console, dlq.export(files))
         self._step("triage with PySpark")
         from celery_dlq.spark.report import triage  # noqa: PLC0415 - PySpark takes its time
 
-        with self.screen.console.status("Spark is starting"):
+        with self.console.status("Spark is starting"):
             result = triage(files, self.folder / "triage.png")
-        self.screen.triage(result)
+        triage_tables.triage(self.console, result)
 
     def _fix_and_redrive(self, shop: Any, published: Published) -> None:
         self._step("fix the bug in charge and redrive its group")
@@ -193,22 +194,25 @@ class _Demo:
         if group is None or group.letters != len(ids):
             raise DemoError(f"expected one group of {len(ids)} letters of {name}, got {group}")
         shop.FIXED.touch()
-        self.screen.redriven(queue, shop.dlq.redrive(queue, fingerprint=group.fingerprint))
+        operation_tables.redriven(
+            self.console, queue, shop.dlq.redrive(queue, fingerprint=group.fingerprint)
+        )
         for _ in self._polling(f"the {len(ids)} redriven tasks to succeed"):
             if _succeeded(shop.app, ids) == len(ids):
                 break
         left = [letter for letter in shop.dlq.letters(queue) if letter.task_id in set(ids)]
         if left:
             raise DemoError(f"expected the redriven letters to be gone, got {len(left)} of them")
-        self.screen.say(
-            f"All {len(ids)} {name} tasks succeeded under their old ids; their letters are gone:"
+        say(
+            self.console,
+            f"All {len(ids)} {name} tasks succeeded under their old ids; their letters are gone:",
         )
-        self.screen.queues(shop.dlq.queues())
+        letter_tables.queues(self.console, shop.dlq.queues())
 
     def _step(self, title: str) -> None:
         self.number += 1
         self.step_title = title
-        self.screen.console.print(Rule(f"{self.number}. {title}", align="left", style="cyan"))
+        self.console.print(Rule(f"{self.number}. {title}", align="left", style="cyan"))
 
     def _polling(self, what: str) -> Iterator[None]:
         """Yield until the caller is content; the worker must live and time must not run out."""

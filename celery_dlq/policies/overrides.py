@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from celery_dlq.backends.base import Override
 from celery_dlq.errors import SettingsError
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import Policy, suggestion
+from celery_dlq.policies.policy import Policy, duration_seconds, suggestion
 from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq")
@@ -29,7 +28,6 @@ KEYS = (
 
 MAX_OVERRIDE = timedelta(days=30)
 
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _ELSEWHERE = {
     "default_delay": "it acts where messages are published, and publishers do not ask Redis",
     "ignore_message_delay": "it acts where messages are published, and publishers do not ask Redis",
@@ -84,9 +82,8 @@ def _value(key: str, value: Any) -> Any:
     """Parse text of the command line; other values stay as they are."""
     if not isinstance(value, str):
         return value
-    age = re.fullmatch(r"(\d+)([smhdw])", value.strip())
-    if age and key == "dead_letter_ttl":
-        return int(age[1]) * _UNIT_SECONDS[age[2]]
+    if key == "dead_letter_ttl" and (duration := duration_seconds(value)) is not None:
+        return duration
     if key in {"reasons", "ignore"}:
         return [part.strip() for part in value.split(",") if part.strip()]
     try:

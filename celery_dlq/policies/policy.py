@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -163,6 +164,12 @@ def positive_seconds(where: str, value: object) -> float:
     return duration
 
 
+def duration_seconds(text: str) -> float | None:
+    """Seconds of a text such as ``90``, ``30s``, ``5m``, ``2h``, ``7d``, ``1w``; else ``None``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text.strip(), re.ASCII)
+    return None if found is None else float(found[1]) * _UNIT_SECONDS[found[2] or "s"]
+
+
 def flag(where: str, value: object) -> bool:
     """Check ``True`` or ``False``.
 
@@ -257,6 +264,7 @@ def _expected(where: str, what: str, got: object) -> str:
 
 _SHOWN_CHARS = 200
 MAX_DURATION_SECONDS = 1000 * 366 * 86400.0
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),

@@ -158,9 +158,9 @@ def test_a_worker_trims_what_is_past_its_time(
     worker.stop()
     limit = {"dlq_queues": {"orders": {"dead_letter_max_length": 1}}}
     dry = dlq("trim", "--dry-run", conf=limit)
-    assert "Would trim 2 from orders-DLQ because of dead_letter_max_length." in dry.stdout
+    assert "Would trim 2 letters from orders-DLQ because of dead_letter_max_length." in dry.stdout
     done = dlq("trim", conf=limit)
-    assert "Trimmed 2 from orders-DLQ because of dead_letter_max_length." in done.stdout
+    assert "Trimmed 2 letters from orders-DLQ because of dead_letter_max_length." in done.stdout
     assert poison.dlq.store.length("orders-DLQ") == 1
     assert "Nothing to trim." in dlq("trim", "orders-DLQ", conf=limit).stdout
 

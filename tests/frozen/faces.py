@@ -104,8 +104,11 @@ def _helps(command: click.Command, path: str) -> Iterator[str]:
         command, info_name=path, terminal_width=COLUMNS, max_content_width=COLUMNS
     )
     yield f"{'=' * COLUMNS}\n{command.get_help(context)}\n"
-    for name in sorted(getattr(command, "commands", {})):
-        yield from _helps(command.commands[name], f"{path} {name}")  # type: ignore[attr-defined]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _helps(child, f"{path} {name}")
 
 
 def _module(name: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Build the sdist and the wheel, look into them, and use each extra alone: ``tox -e package``.
 
-``python tests/packaging/check.py core cli`` tries only these. It needs redis-server on PATH.
+``python tests/packaging/check.py core parquet`` tries only these. It needs redis-server on PATH.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ ENTRY_POINTS = (
 # What an extra has to bring; everything else may be missing, and nothing but these.
 BRINGS = {
     "core": set(),
-    "cli": {"rich"},
     "parquet": {"pyarrow"},
     "sentry": {"sentry_sdk"},
     "prometheus": {"prometheus_client"},
     "spark": {"pyarrow", "pyspark", "matplotlib"},
-    "demo": {"pyarrow", "pyspark", "matplotlib", "rich"},
+    "demo": {"pyarrow", "pyspark", "matplotlib"},
 }
-OPTIONAL = {"rich", "pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}
+OPTIONAL = {"pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}
 
 IMPORT_ALL = """
 import importlib, pkgutil, celery_dlq
@@ -62,7 +61,8 @@ MORE_THAN_NEEDED = """
 from importlib.metadata import distributions, requires
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
-needed, todo = set(), [Requirement(text) for text in ("celery", "kombu[redis]", "redis[hiredis]")]
+ours = ("celery", "kombu[redis]", "redis[hiredis]", "rich")
+needed, todo = set(), [Requirement(text) for text in ours]
 while todo:
     requirement = todo.pop()
     needed.add(canonicalize_name(requirement.name))
@@ -143,12 +143,12 @@ def check_extra(extra: str, wheel: Path, folder: Path, url: str) -> None:
 
 
 def use_core(python: Path, folder: Path, url: str) -> None:
-    """Nothing more than it needs; a worker, a death, plain tables, a redrive; one clear line."""
+    """Nothing more than it needs; a worker, a death, tables, a redrive; one clear line."""
     more = run(str(python), "-c", MORE_THAN_NEEDED, cwd=folder).split()
-    expect(not more, f"celery, kombu, redis and what they need, got {more} too")
+    expect(not more, f"celery, kombu, redis, rich and what they need, got {more} too")
     said = run_readme("minimal", folder, bin_folder=python.parent, SHOP_REDIS=url)
     expect("7 tasks: 3 succeeded, 4 died" in said, f"four deaths, got {said}")
-    expect("3 of 3" in said and "--------" in said, f"plain tables, got {said}")
+    expect("3 of 3" in said and "────" in said, f"tables, got {said}")
     failed = subprocess.run(
         [python.parent / "celery", "-A", "shop", "dlq", "export", "letters"],
         cwd=folder / "minimal",
@@ -160,12 +160,6 @@ def use_core(python: Path, folder: Path, url: str) -> None:
     clear = "pip install 'celery_dlq[parquet]'" in failed.stderr
     expect(failed.returncode == 1 and clear, f"one clear line, got {failed.stderr}")
     expect("Traceback" not in failed.stderr, f"no traceback, got {failed.stderr}")
-
-
-def use_cli(python: Path, folder: Path, url: str) -> None:
-    """Tables are drawn with rich."""
-    said = dlq(python, folder, url, "queues")
-    expect("orders-DLQ" in said and "───" in said, f"a table of rich, got {said}")
 
 
 def use_parquet(python: Path, folder: Path, url: str) -> None:
@@ -216,7 +210,6 @@ def use_demo(python: Path, folder: Path, _url: str) -> None:
 
 USE: dict[str, Callable[[Path, Path, str], None]] = {
     "core": use_core,
-    "cli": use_cli,
     "parquet": use_parquet,
     "sentry": use_sentry,
     "prometheus": use_prometheus,

@@ -49,6 +49,29 @@ def test_the_package_alone_imports_none_of_its_modules() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_every_celery_command_imports_only_the_names_of_ours() -> None:
+    """Celery imports the group for each of its own commands, also for a worker's start."""
+    code = (
+        "import sys, click; before = set(sys.modules); import celery_dlq.cli.commands\n"
+        "print(sorted(n for n in set(sys.modules) - before if n.startswith('celery_dlq.')))\n"
+        "print([n for n in ('celery', 'kombu', 'redis', 'rich') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    ours, others = done.stdout.splitlines()
+    assert ours == str(
+        [
+            "celery_dlq.cli",
+            "celery_dlq.cli.commands",
+            "celery_dlq.errors",
+            "celery_dlq.letters",
+            "celery_dlq.letters.printable",
+        ]
+    )
+    assert others == "[]"
+
+
 def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
     """What an app does not use costs it nothing: the reporter looks, it never imports."""
     code = (
@@ -67,10 +90,11 @@ def test_workers_and_commands_need_only_the_core() -> None:
     """What extras bring is missing in a worker's image; nothing may ask for it at import."""
     code = (
         "import sys\n"
-        "for name in ('rich', 'pyarrow', 'pyspark', 'sentry_sdk', 'prometheus_client'):\n"
+        "for name in ('pyarrow', 'pyspark', 'sentry_sdk', 'prometheus_client'):\n"
         "    sys.modules[name] = None\n"
         "import celery_dlq.plugin, celery_dlq.assembly, celery_dlq.worker.bootsteps\n"
-        "import celery_dlq.operations, celery_dlq.cli.commands, celery_dlq.cli.render\n"
-        "import celery_dlq.cli.reports, celery_dlq.cli.render_policies\n"
+        "import celery_dlq.operations\n"
+        "from celery_dlq.cli.commands import dlq\n"
+        "assert all(dlq.get_command(None, name) for name in dlq.list_commands(None))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,6 +11,7 @@ import pytest
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import (
     Policy,
+    duration_seconds,
     qualified_name,
     seconds,
     suggestion,
@@ -191,3 +192,25 @@ def test_a_policy_keeps_all_reasons_unless_it_names_some() -> None:
     assert all(Policy().keeps(reason) for reason in Reason)
     some = Policy(reasons=frozenset({Reason.FAILED}))
     assert [reason for reason in Reason if some.keeps(reason)] == [Reason.FAILED]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("1.5h", 5400),
+        ("30s", 30),
+        (" 5m ", 300),
+        ("2h", 7200),
+        ("7d", 604800),
+        ("1w", 604800),
+        ("", None),
+        ("h", None),
+        ("-2h", None),
+        ("2 h", None),
+        ("2026-01-31", None),
+    ],
+)
+def test_durations_are_read_from_texts(text: str, seconds: float | None) -> None:
+    """The command line and overrides take the same texts."""
+    assert duration_seconds(text) == seconds

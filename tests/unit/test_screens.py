@@ -1,129 +1,135 @@
-"""Screens with and without rich: the same facts at 80 columns, and no text steers a terminal."""
+"""Screens: the facts at 80 columns, and no text of a letter steers the terminal."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from io import StringIO
 
 import pytest
 from builders import DLQ, NOW, a_letter
+from rich.console import Console
 
-from celery_dlq.cli.render import Screen, age
-from celery_dlq.record import Reason
-
-_DRAW = """
-import sys
-if sys.argv[1] == "plain":
-    sys.modules["rich"] = None
-from builders import NOW, a_letter
-from celery_dlq.cli.render import Screen, Unreadable
 from celery_dlq.backends.base import Group, QueueSummary
-from celery_dlq.record import Delivery, Outcome
+from celery_dlq.cli import letter_tables
+from celery_dlq.cli.letter_tables import Unreadable
+from celery_dlq.cli.terminal import age, counting, say, table
+from celery_dlq.record import Delivery, Outcome, Reason
 
-screen = Screen()
-ids = {"id": "0f9f2b1e-7d61", "task_id": "7d61-4f7e"}
-long = a_letter(**ids, task_name="shop.orders.charge", description="no such order " * 30)
-evil = a_letter(**ids, task_name="\\x1b[2Jshop.mail", exception_type="a.\\x1b]0;mine\\x07Bad",
-                description="\\u202egnp.exe \\x9b31m",
-                traceback="\\x1b[31mfake\\x1b[0m\\r\\n  line",
-                history=(Delivery(number=1, started_at=NOW, worker_hostname="w", worker_pid=1,
-                                  outcome=Outcome.FAILED, exception_message="\\x1b[A"),))
-screen.queues([])
-screen.queues([QueueSummary(name="orders-DLQ", letters=1234, oldest_at=NOW, newest_at=NOW,
-                            last_hour=7, reasons={"failed": 234, "worker_lost": 1000})])
-screen.queues([QueueSummary(name="a\\nforged", letters=3, reasons={"b\\rforged": 3})])
-screen.letters("c\\nforged", [a_letter(id="d\\nforged", task_id="t", task_name="e\\nforged")], 1)
-screen.groups("f", [Group(
-    fingerprint="g\\nforged", letters=5, task_name="h\\nforged", reason="i\\nforged",
-    exception_type="j\\nforged", first_seen_at=NOW, last_seen_at=NOW, example_id="e")])
-screen.line(a_letter(**ids, task_name="k\\nforged", description="l\\rforged"))
-screen.say("m\\nforged")
-screen.letters("orders\\x1b[31m-DLQ", [long, evil, Unreadable(position="17-1", error="no id")], 3)
-screen.groups("orders-DLQ", [Group(
-    fingerprint="c6a56e9b25a57fc5", letters=5, task_name="shop.\\x1b[Jcharge", reason="failed",
-    exception_type="x.\\x1bSoldOut", first_seen_at=NOW, last_seen_at=NOW, example_id="e")])
-screen.letter(evil)
-screen.line(evil)
-with screen.counting("done") as progress:
-    progress(1)
-loaded = sorted({name.partition(".")[0] for name in sys.modules if sys.modules[name]})
-print("rich loaded:", "rich" in loaded)
-"""
-FORGERIES = 12
+FORGERIES = 13
 
 
-def drawn(how: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", _DRAW, how],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-        env={
-            "COLUMNS": "80",
-            "PYTHONPATH": str(Path(__file__).parents[1]),
-            "PYTHONIOENCODING": "utf-8",
-        },
+def a_screen() -> Console:
+    """80 columns, no terminal."""
+    return Console(file=StringIO(), width=80, highlight=False)
+
+
+def text_on(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def drawn() -> str:
+    """Every screen of letters, with texts that would forge a line or steer the terminal."""
+    console = a_screen()
+    ids = {"id": "0f9f2b1e-7d61", "task_id": "7d61-4f7e"}
+    long = a_letter(**ids, task_name="shop.orders.charge", description="no such order " * 30)
+    evil = a_letter(
+        **ids,
+        task_name="\x1b[2Jshop.mail",
+        exception_type="a.\x1b]0;mine\x07Bad",
+        description="\u202egnp \x9bm [red]",
+        traceback="\x1b[31mfake\x1b[0m\r\n  line",
+        history=(
+            Delivery(
+                number=1,
+                started_at=NOW,
+                worker_hostname="w",
+                worker_pid=1,
+                outcome=Outcome.FAILED,
+                exception_message="\x1b[A",
+            ),
+        ),
     )
-    assert done.returncode == 0, done.stderr
-    assert f"rich loaded: {how == 'rich'}" in done.stdout
-    return done.stdout
+    corrupt = Unreadable(position="17-1", error="no id", fields={"mood\x1b": "\x1b"})
+    letter_tables.queues(console, [])
+    letter_tables.queues(
+        console,
+        [
+            QueueSummary(
+                name="orders-DLQ",
+                letters=1234,
+                oldest_at=NOW,
+                newest_at=NOW,
+                last_hour=7,
+                reasons={"failed": 234, "worker_lost": 1000},
+            ),
+            QueueSummary(name="a\nforged", letters=3, reasons={"b\rforged": 3}),
+        ],
+    )
+    letter_tables.letters(
+        console, "c\nforged", [a_letter(id="d\nforged", task_id="t", task_name="e\nforged")]
+    )
+    group = Group(
+        fingerprint="g\nforged",
+        letters=5,
+        task_name="h\nforged",
+        reason="i\nforged",
+        exception_type="j\nforged",
+        first_seen_at=NOW,
+        last_seen_at=NOW,
+        example_id="e",
+    )
+    letter_tables.groups(console, "f\nforged", [group])
+    letter_tables.letter_line(
+        console, a_letter(**ids, task_name="k\nforged", description="l\rforged")
+    )
+    say(console, "m\nforged")
+    letter_tables.letters(console, "orders\x1b[31m-DLQ", [long, evil, corrupt])
+    letter_tables.letter(console, evil)
+    letter_tables.letter_line(console, evil)
+    letter_tables.unreadable(console, "orders-DLQ", corrupt)
+    with counting(console, "done") as progress:
+        progress(1)
+        progress.expect(2)
+    return text_on(console)
 
 
-@pytest.mark.parametrize("how", ["plain", "rich"])
-def test_no_text_of_a_letter_steers_the_terminal(how: str) -> None:
+def test_no_text_of_a_letter_steers_the_terminal() -> None:
     """Escape sequences in an exception's message could rewrite what the operator sees."""
-    text = drawn(how)
+    text = drawn()
     steering = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
     assert not steering, json.dumps(steering)
     assert "\u202e" not in text
     assert "\\x1b[2Jshop.mail" in text
+    assert "[red]" in text
 
 
-@pytest.mark.parametrize("how", ["plain", "rich"])
-def test_no_name_forges_a_line(how: str) -> None:
+def test_no_name_forges_a_line() -> None:
     """A queue whose name has a line end would be two queues to who looks at them."""
-    text = drawn(how)
-    assert text.count("forged") == FORGERIES
-    assert len(re.findall(r"\\[nr]forged", text)) == FORGERIES
+    text = drawn()
+    assert text.count("forged") == len(re.findall(r"\\[nr]forged", text)) == FORGERIES
 
 
-def test_tables_without_rich_say_the_same() -> None:
-    """A worker's container has the core only; its operator must not miss a word."""
-    words = {how: set(drawn(how).replace("─", "").split()) for how in ("plain", "rich")}
-    assert words["rich"] - words["plain"] - {"True"} == set()
-
-
-@pytest.mark.parametrize("how", ["plain", "rich"])
-def test_tables_fit_80_columns(how: str) -> None:
+def test_tables_fit_80_columns() -> None:
     """That is what a terminal has; a line that the terminal wraps is unreadable in a table."""
-    assert [line for line in drawn(how).splitlines() if len(line.rstrip()) > 80] == []
+    assert [line for line in drawn().splitlines() if len(line.rstrip()) > 80] == []
 
 
-def test_cells_are_folded_at_spaces_and_numbers_stand_right() -> None:
+def test_cells_are_folded_at_spaces_and_names_with_a_mark_are_kept_whole() -> None:
     """A column that never wraps keeps its words whole, the others give way."""
-    from celery_dlq.cli.plain import Table
+    console = Console(file=StringIO(), width=31)
+    rows = table("", "!id", ("letters", "right"), "said")
+    rows.add_row("0123456789", "1,234", "one two three\nfour " + "x" * 12)
+    console.print(rows)
 
-    table = Table(title="Letters")
-    table.add_column("id", no_wrap=True)
-    table.add_column("letters", justify="right")
-    table.add_column("said")
-    table.add_row("0123456789", "1,234", "one two three\nfour " + "x" * 12)
-
-    assert table.lines(31) == [
-        "Letters",
-        "id          letters  said",
-        "----------  -------  ----------",
-        "0123456789    1,234  one two",
-        "                     three",
-        "                     four",
-        "                     xxxxxxxxxx",
-        "                     xx",
+    assert [line.rstrip() for line in text_on(console).splitlines()][3:-1] == [
+        " 0123456789    1,234  one two",
+        "                      three",
+        "                      four",
+        "                      xxxxxxxx",
+        "                      xxxx",
     ]
 
 
@@ -147,15 +153,17 @@ def test_ages_say_when_a_date_is_in_the_future(seconds: int, said: str) -> None:
     assert age(None) == "-"
 
 
-def test_deliveries_of_a_message_are_no_retries_of_its_task(capsys: Any) -> None:
+def test_deliveries_of_a_message_are_no_retries_of_its_task() -> None:
     """Each retry is a message of its own, so its letter has both numbers."""
     letter = a_letter(
         reason=Reason.MAX_RETRIES_EXCEEDED, deliveries=1, max_deliveries=3, retries=2, max_retries=2
     )
-    Screen().letters(DLQ, [letter, a_letter()], 9)
-    table = capsys.readouterr().out
-    assert table.count("1 of 3 deliveries") == 1
-    assert table.count("retry 2 of 2") == table.count("retry") == 1
-    Screen().letter(letter)
-    shown = " ".join(capsys.readouterr().out.split())
+    console = a_screen()
+    assert letter_tables.letters(console, DLQ, [letter, a_letter()]) == 2
+    rows = text_on(console)
+    assert rows.count("1 of 3 deliveries") == 1
+    assert rows.count("retry 2 of 2") == rows.count("retry") == 1
+    console = a_screen()
+    letter_tables.letter(console, letter)
+    shown = " ".join(text_on(console).split())
     assert "deliveries 1 of 3, of this message retries 2 of 2, of this task" in shown

@@ -6,8 +6,9 @@ import signal
 
 import click
 
-from celery_dlq.cli.context import dead_letters_of, print_lines, screen_of
+from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import json_option
+from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.errors import DLQError
 
 
@@ -16,10 +17,10 @@ from celery_dlq.errors import DLQError
 @click.option(
     "--to",
     "target",
-    help="Dead-letter queue of all letters; default: that of each message's own queue.",
+    help="Store all letters in this dead-letter queue instead of each message's own.",
 )
-@click.option("--follow", is_flag=True, help="Go on until Ctrl-C or SIGTERM.")
-@click.option("--limit", type=click.IntRange(min=1), help="Most messages.")
+@click.option("--follow", is_flag=True, help="Wait for more messages until Ctrl-C or SIGTERM.")
+@click.option("--limit", type=click.IntRange(min=1), help="Import at most this many messages.")
 @json_option
 @click.pass_context
 def import_(
@@ -34,28 +35,26 @@ def import_(
 ) -> None:
     """Make letters of the messages in QUEUE, which the broker itself dead-lettered.
 
-    QUEUE is where a dead-letter exchange of RabbitMQ, an SQS redrive policy or anybody
-    else puts dead messages; on Redis it is a list. Each letter is stored before its
+    QUEUE is where a dead-letter exchange of RabbitMQ, an SQS redrive policy or another
+    program puts dead messages; on Redis it is a list. Each letter is stored before its
     message is removed.
     """
     if follow and limit:
-        raise click.UsageError("expected --follow or --limit, got both of them")
+        raise click.UsageError("--follow and --limit exclude each other")
     dead_letters = dead_letters_of(ctx)
     if dead_letters.settings.store == "memory":
-        raise DLQError(
-            "expected dlq_store to outlive this command, got memory: the letters would be lost"
-        )
-    screen = screen_of(ctx)
+        raise DLQError("dlq_store is memory: the letters would be lost when this command ends")
+    console = console_of(ctx)
     if follow:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: with a report
-    with screen.counting("adopted", quiet=as_json) as progress:
+    with counting(console, "adopted", quiet=as_json) as progress:
         report = dead_letters.adopt(queue, target, follow=follow, limit=limit, progress=progress)
     if as_json:
         print_lines([report.to_json()])
         return
     for name, letters in sorted(report.by_queue.items()):
-        screen.say(f"Adopted from {queue} into {name}: {letters:,}")
+        say(console, f"Adopted from {queue} into {name}: {letters_text(letters)}.")
     if report.known:
-        screen.say(f"{report.known:,} in {queue} had their letter already; removed from it.")
+        say(console, f"Removed from {queue}, because their letters existed: {report.known:,}.")
     if not report.adopted and not report.known:
-        screen.say(f"{queue} is empty: nothing to adopt.")
+        say(console, f"{queue} is empty: nothing to adopt.")

@@ -1,0 +1,189 @@
+"""``dlq redrive``: dry, as it is, or with edited arguments."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from celery_dlq.cli import operation_tables
+from celery_dlq.cli.context import (
+    chosen,
+    console_of,
+    dead_letters_of,
+    known_count,
+    none_matched,
+    print_lines,
+    ready_for_many,
+)
+from celery_dlq.cli.options import Duration, Rate, filter_options, json_option
+from celery_dlq.cli.terminal import counting
+from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.printable import json_text
+from celery_dlq.operations.edit import Edit, assignment
+from celery_dlq.plugin import DeadLetters
+
+_EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count")
+_OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
+
+
+@click.command(short_help="Publish the messages of letters again, then remove the letters.")
+@click.argument("queue")
+@click.argument("letter_ids", metavar="[ID]...", nargs=-1)
+@filter_options
+@click.option("--all", "everything", is_flag=True, help="Redrive all letters of the queue.")
+@click.option("--rate", type=Rate(), help="Redrive at most this many letters a second, e.g. 100/s.")
+@click.option("--limit", type=int, help="Redrive at most this many letters.")
+@click.option("--to-queue", help="Publish to this queue instead of each message's own.")
+@click.option(
+    "--delay",
+    type=Duration(),
+    default=0,
+    help="Delay the execution of the messages, e.g. 30s, 5m.",
+)
+@click.option("--new-id", is_flag=True, help="Give each task a new ID.")
+@click.option(
+    "--keep-count", is_flag=True, help="Keep the count of deliveries instead of starting at 0."
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be redriven and what is missing; change nothing.",
+)
+@click.option(
+    "--canary",
+    type=int,
+    metavar="N",
+    help="First redrive N letters, spread over the groups, and wait for their outcome.",
+)
+@click.option(
+    "--max-failures",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Redrive the rest if at most this many of the canary die again or do not end.",
+)
+@click.option(
+    "--canary-wait",
+    type=Duration(),
+    default="60s",
+    show_default=True,
+    help="Wait at most this long for the outcome of the canary.",
+)
+@click.option(
+    "--edit", "in_editor", is_flag=True, help="First edit the arguments of one letter in $EDITOR."
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="First set an argument of one letter, e.g. kwargs.tenant=42.",
+)
+@json_option
+@click.pass_context
+def redrive(
+    ctx: click.Context,
+    /,
+    queue: str,
+    letter_ids: tuple[str, ...],
+    *,
+    everything: bool,
+    dry_run: bool,
+    in_editor: bool,
+    assignments: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Publish the original messages of letters again, then remove the letters.
+
+    Choose letters by ID, by filter, or with --all. Body, ID, callbacks, chain and
+    group of a message stay as they were; its counts start at 0.
+    """
+    dead_letters = dead_letters_of(ctx)
+    where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
+    how = {name: options[name] for name in _OPTIONS}
+    if dry_run:
+        _dry_run(ctx, queue, where, how, as_json=as_json)
+    elif in_editor or assignments:
+        _edit(ctx, queue, where, how, assignments, in_editor=in_editor, as_json=as_json)
+    else:
+        _redrive(ctx, queue, where, how, as_json=as_json)
+
+
+def _redrive(
+    ctx: click.Context, queue: str, where: LetterFilter, how: dict[str, Any], *, as_json: bool
+) -> None:
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    total = known_count(dead_letters, queue, where, how["limit"])
+    ready_for_many()
+    with counting(console, "redriven", quiet=as_json, total=total) as progress:
+        report = dead_letters.redrive(queue, where, progress=progress, **how)
+    if where and not report.touched and report.state == "done":
+        raise none_matched(queue)
+    if as_json:
+        print_lines([report.to_json()])
+    else:
+        operation_tables.redriven(console, queue, report)
+    if report.failures or report.state != "done":
+        ctx.exit(1)
+
+
+def _dry_run(
+    ctx: click.Context, queue: str, where: LetterFilter, how: dict[str, Any], *, as_json: bool
+) -> None:
+    console = console_of(ctx)
+    with counting(console, "scanned", quiet=as_json) as scanned:
+        plan = dead_letters_of(ctx).dry_run(
+            queue, where, limit=how["limit"], to_queue=how["to_queue"], scanned=scanned
+        )
+    if where and not plan.letters + plan.corrupt:
+        raise none_matched(queue)
+    if as_json:
+        print_lines([plan.to_json()])
+    else:
+        operation_tables.dry_run(console, queue, plan)
+    if not plan.ready:
+        ctx.exit(1)
+
+
+def _edit(
+    ctx: click.Context,
+    queue: str,
+    where: LetterFilter,
+    how: dict[str, Any],
+    assignments: tuple[str, ...],
+    *,
+    in_editor: bool,
+    as_json: bool,
+) -> None:
+    if where.ids is None or len(where.ids) != 1:
+        raise click.UsageError("--edit and --set need the ID of exactly one letter")
+    dead_letters, (letter_id,) = dead_letters_of(ctx), where.ids
+    new = _edited(dead_letters, letter_id, queue) if in_editor else {}
+    change = Edit(assign=dict(map(assignment, assignments)), **new)
+    report = dead_letters.edit(
+        letter_id, change, queue, **{name: how[name] for name in _EDIT_OPTIONS}
+    )
+    if as_json:
+        print_lines([report.to_json()])
+    else:
+        operation_tables.redriven(console_of(ctx), queue, report)
+    if report.failures or not report.published + report.finished:
+        ctx.exit(1)
+
+
+def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, Any]:
+    """The arguments as a person leaves them in an editor."""
+    args, kwargs = dead_letters.arguments(letter_id, queue)
+    before = json_text({"args": args, "kwargs": kwargs}, indent=2)
+    after = click.edit(before, extension=".json")
+    if after is None or after.strip() == before:
+        raise click.ClickException("the arguments were not changed; nothing was redriven")
+    try:
+        new = json.loads(after)
+        return {"args": [*new["args"]], "kwargs": {**new["kwargs"]}}
+    except (ValueError, TypeError, KeyError):
+        message = 'expected JSON such as {"args": [], "kwargs": {}}, got something else'
+        raise click.ClickException(f"{message}; nothing was redriven") from None

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.backends.base import Clock, DeadLetterStore, Keeper, WorkerInfo
+from celery_dlq.backends.base import Clock, DeadLetterStore, WorkerInfo
 from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import StoreUnavailable
@@ -23,7 +23,7 @@ from celery_dlq.publishing.default_delay import DefaultDelays
 from celery_dlq.record import EPOCH
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.heartbeat import Heartbeat
-from celery_dlq.worker.letter_writer import LetterWriter
+from celery_dlq.worker.letter_writer import Announcer, LetterWriter
 from celery_dlq.worker.policy_cache import PolicyCache
 from celery_dlq.worker.sampling import Sampler
 from celery_dlq.worker.spool import Spool
@@ -44,7 +44,7 @@ def make_guard(
     *,
     measuring: Measuring,
     memory: WorkerParts | None,
-    keeper: Callable[[DeadLetterStore], Keeper],
+    announcer: Callable[[], Announcer | None],
     hostname: str,
     pid: int,
     flags_redelivery: bool,
@@ -59,7 +59,8 @@ def make_guard(
         events: Told of what happens.
         measuring: This process's part in the metrics.
         memory: The parts to use if letters are kept in memory.
-        keeper: What stands before the store and takes its letters; asked once the store answers.
+        announcer: Gives what keeps the outbox of dead-letter exchanges; asked once the store
+            answers.
         hostname: Node name of the worker.
         pid: Its main process.
         flags_redelivery: Whether the broker marks redelivered messages.
@@ -77,10 +78,11 @@ def make_guard(
     place = shown_place(settings, broker_url)  # without the password: that may change
     observers = WorkerObservers(settings, broker_url, events, measuring)
     letter_writer = LetterWriter(
-        keeper(parts.store),
+        parts.store,
         Spool(settings.spool_dir, f"{place} {settings.key_prefix}"),
+        announcer=announcer(),
         events=events,
-        marked=observers.marked,
+        mark=observers.marked,
         counts=measuring.counts,
     )
     sampler = None
@@ -111,12 +113,12 @@ def make_guard(
     info = replace(
         card_of(app, settings), hostname=hostname, pid=pid, version=version, started_at=clock()
     )
-    guard.chores += [
+    guard.periodic_tasks.add(
         Heartbeat(parts.registry, info, policy_cache.obey),
         *_trimming(parts.store, retention, policy_cache),
         observers,
         *([sampler] if sampler is not None else []),
-    ]
+    )
     return guard
 
 

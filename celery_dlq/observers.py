@@ -13,7 +13,7 @@ from celery_dlq.metrics import Measuring, WorkerGauges
 from celery_dlq.parts import make_reports
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.failure import failure_of_exc_info
-from celery_dlq.worker.guard import HANDLING
+from celery_dlq.worker.lifecycle import HANDLING
 
 if TYPE_CHECKING:
     from celery_dlq.worker.guard import Guard
@@ -46,7 +46,6 @@ class WorkerObservers:
         """Begin; before the pool starts, so that its processes take part."""
         self._gauges = partial(_gauges, letter_writer, hostname)
         if self._settings.sentry != sentry.OFF and sentry.client() is not None:
-            guard.share_overrides()
             keeps = partial(_keeps, guard)
             instead = self._settings.sentry == sentry.GROUPS
             sentry.SentryDeduplicator(keeps, HANDLING.get, instead=instead).install()

@@ -13,14 +13,7 @@ from celery.local import Proxy
 from celery_dlq import __version__, signals
 from celery_dlq.adopting import Adoptions
 from celery_dlq.announcing import DeadLetterExchanges
-from celery_dlq.backends.base import (
-    Clock,
-    DeadLetterStore,
-    JobStore,
-    Keeper,
-    Override,
-    WorkerRegistry,
-)
+from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, Override, WorkerRegistry
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.config import Settings
 from celery_dlq.errors import NotFound, SettingsError
@@ -44,6 +37,7 @@ from celery_dlq.publishing import default_delay
 
 if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter, AdoptReport
+    from celery_dlq.dlx.publisher import ExchangePublisher
     from celery_dlq.export.exporter import ExportReport
 
 logger = get_logger("celery_dlq")
@@ -475,16 +469,16 @@ class DeadLetters(Operator):
             self.events,
             measuring=self._measuring,
             memory=memory,
-            keeper=self._keeper,
+            announcer=self._announcer,
             hostname=hostname,
             pid=pid,
             flags_redelivery=flags_redelivery,
             version=__version__,
         )
 
-    def _keeper(self, store: DeadLetterStore) -> Keeper:
+    def _announcer(self) -> ExchangePublisher | None:
         self._exchanges.check()
-        return self._exchanges.before(store)
+        return self._exchanges.publisher()
 
     def _own_store(self) -> DeadLetterStore:
         """A store for one thread alone; memory is shared, or it would be another one."""

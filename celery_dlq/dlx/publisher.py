@@ -211,6 +211,17 @@ class ExchangePublisher:
         """A store, with a entry of each letter kept before the letter is stored."""
         return WithOutboxEntry(keeper, self._outbox, self._targets, self.added)
 
+    def add(self, letter: DeadLetter) -> bool:
+        """Keep the entry of a letter that is about to be stored; whether it has one.
+
+        Raises:
+            StoreUnavailable: The outbox does not answer.
+        """
+        entry = self._targets.entry(letter)
+        if entry is not None:
+            self._outbox.add(letter.dead_letter_queue, entry)
+        return entry is not None
+
     def added(self, dead_letter_queue: str) -> None:
         """There is something new; may be called from any thread."""
         self._new.add(dead_letter_queue)

@@ -1,4 +1,4 @@
-"""The decisions: what happens to a message at its start and at its end.
+"""The decisions: what happens to a message at its start, when it comes again, and at its end.
 
 Pure functions of facts: no I/O, no clock. The worker gathers the facts and
 carries the verdict out.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from celery_dlq.backends.base import Count, CountStatus
 from celery_dlq.policies.policy import Policy
 from celery_dlq.record import Outcome, Reason
 
@@ -57,6 +58,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class PutOff:
+    """Too early to decide: ask again in a moment."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """No death: leave the message to Celery."""
 
@@ -101,6 +107,29 @@ def decide_start(policy: Policy, start: Start) -> Run | Die:
     else:
         return Run()
     return Die(reason, text, kept=policy.keeps(reason))
+
+
+def decide_redelivery(policy: Policy, retries: int, count: Count) -> Run | PutOff | Leave | Die:
+    """Whether a message that was, or may have been, delivered before may be executed.
+
+    Args:
+        policy: What guards it; its ``max_retries`` was looked at before, by `decide_start`.
+        retries: Its ``retries`` header.
+        count: What counting this delivery found. Limit and count are compared where they are
+            kept, in one step with the count.
+
+    Returns:
+        `PutOff` while its last delivery may still run, or while another message that may have
+        killed its worker runs here. `Leave` for a late copy of a message whose letter is stored.
+        A copy of one that runs elsewhere runs too, and is not charged.
+    """
+    if count.status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
+        return PutOff()
+    if count.status is CountStatus.DEAD:
+        return Leave()
+    if count.status is CountStatus.LIMIT_REACHED:
+        return decide_start(policy, Start(retries=retries, deliveries=count.number))
+    return Run()
 
 
 def decide_end(policy: Policy | None, end: End) -> Leave | Die:

@@ -27,20 +27,19 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery import current_task, signals, states
 from celery.app.task import Task
-from celery.exceptions import MaxRetriesExceededError
 from celery.result import EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 from kombu.message import Message
 from kombu.serialization import dumps
 
-from celery_dlq.errors import MaxDeliveriesExceeded
 from celery_dlq.plugin import DeadLetters
-from celery_dlq.policies.decisions import Die
-from celery_dlq.record import Reason
+from celery_dlq.policies.decisions import Die, Run
 from celery_dlq.testing.overriding import itself, override
 from celery_dlq.worker.failure import failure_of
-from celery_dlq.worker.guard import Begin, Guard
+from celery_dlq.worker.guard import Guard, Refusal
+from celery_dlq.worker.lifecycle import DeliveryState, GuardedRequest, InFlight
+from celery_dlq.worker.request import refusal_error
 
 _FOR_ROUTING = ("queue", "exchange", "routing_key")
 
@@ -59,17 +58,29 @@ class EagerRequest:
         self.request_dict: dict[str, Any] = dict(message.headers)
         self.id = str(self.request_dict["id"])
         self.delivery_info: dict[str, Any] = message.delivery_info
+        self.expires = None
         self.worker_pid = os.getpid()
+        self.time_start: float | None = None
         self.acknowledged = False
-        self.dlq_in_flight: Any = None
-        self.refusal: Exception | None = None
+        self.dlq_state = DeliveryState.NEW
+        self.dlq_in_flight: InFlight | None = None
 
-    def dlq_settle(self, verdict: Die, dead_letter_queue: str) -> None:
-        """Note that the message is not executed, as its result will say."""
-        spent = verdict.reason is Reason.MAX_RETRIES_EXCEEDED
-        kind = MaxRetriesExceededError if spent else MaxDeliveriesExceeded
-        where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
-        self.refusal = kind(f"{self.task.name}[{self.id}] {where}: {verdict.description}")
+    def dlq_move(self, state: DeliveryState) -> None:
+        """Go on to another state; nobody acts on it here."""
+        self.dlq_state = state
+
+    def dlq_wait_is_over(self, state: DeliveryState) -> None:
+        """There is no message to acknowledge."""
+        self.dlq_state = state
+
+    def error(self, refusal: Refusal) -> Exception:
+        """The result of a message that is not executed."""
+        assert isinstance(refusal.verdict, Die)  # noqa: S101 - no late copy comes here
+        name = f"{self.task.name}[{self.id}]"
+        return refusal_error(name, refusal.verdict, refusal.dead_letter_queue)
+
+
+_: type[GuardedRequest] = EagerRequest  # checked by mypy
 
 
 class EagerGuards:
@@ -120,8 +131,10 @@ class EagerGuards:
         task = task.app.tasks.get(task.name, task)
         self.used = True
         request = EagerRequest(task, self._message(task, given))
-        if self._guard(task.app).begin(request) is not Begin.RUN:
-            return _refused(request, throw=given.get("throw"))
+        start = self._guard(task.app).begin(request)
+        if isinstance(start, Refusal):
+            return _refused(request, start, throw=given.get("throw"))
+        assert isinstance(start, Run)  # noqa: S101 - nothing else runs here that it could wait for
         self._running[task_id] = request
         try:
             return apply(*bound.args, **bound.kwargs)
@@ -141,7 +154,7 @@ class EagerGuards:
             elif isinstance(exc, Exception):  # else the process is about to end
                 info = ExceptionInfo((type(exc), exc, exc.__traceback__))
                 failure = failure_of(info, tuple(task.throws or ()))
-                self._guard(task.app).end(request, failure, _nothing, requeued=False)
+                self._guard(task.app).end(request, failure, requeued=False)
         except Exception as problem:  # noqa: BLE001 - raised by the next assertion
             self.problems.append(problem)
 
@@ -205,14 +218,9 @@ class EagerGuards:
         return dict(self._places[task_id])
 
 
-def _refused(request: EagerRequest, *, throw: bool | None) -> EagerResult:
+def _refused(request: EagerRequest, refusal: Refusal, *, throw: bool | None) -> EagerResult:
     """The result of a message that was not executed."""
-    task, exc = request.task, request.refusal
-    assert exc is not None  # noqa: S101 - the guard settles what it does not let run
+    task, exc = request.task, request.error(refusal)
     if task.app.conf.task_eager_propagates if throw is None else throw:
         raise exc
     return EagerResult(request.id, exc, states.FAILURE, name=task.name)
-
-
-def _nothing() -> None:
-    """There is no message to acknowledge."""

@@ -16,6 +16,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.worker.dispatched import starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
 
 logger = get_logger("celery_dlq.worker")
@@ -49,9 +50,9 @@ class GuardStep(bootsteps.StartStopStep):
         except DLQError as exc:
             _refuse(exc)
         worker.dead_letter_guard = self.guard
-        worker.dead_letter_waiting_room = WaitingRoom()
+        worker.dead_letter_retry_later = RetryLater()
         here = starts_here(worker.pool_cls)
-        worker.dead_letter_tasks = TaskGuard(self.guard, worker.dead_letter_waiting_room, here)
+        worker.dead_letter_tasks = TaskGuard(self.guard, worker.dead_letter_retry_later, here)
         worker.dead_letter_tasks(worker.app)
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
 
@@ -75,13 +76,13 @@ class TickStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._entry: Any = None
         worker = consumer.controller
-        watch(consumer, worker.dead_letter_guard, worker.dead_letter_waiting_room.empty)
+        watch(consumer, worker.dead_letter_guard, worker.dead_letter_retry_later.empty)
         worker.dead_letter_tasks.watch(consumer)
 
     def start(self, consumer: Any) -> None:
         """Tick with the consumer's timer; also after a lost connection."""
         guard = consumer.controller.dead_letter_guard
-        room = consumer.controller.dead_letter_waiting_room
+        room = consumer.controller.dead_letter_retry_later
         room.opened(consumer)
 
         def tick() -> None:
@@ -113,7 +114,7 @@ class TickStep(bootsteps.StartStopStep):
         _quietly(guard.close)
 
 
-class WaitingRoom:
+class RetryLater:
     """Requests that are given to the pool again at the next tick.
 
     A redelivered message may still run on a worker that is alive, or its worker may
@@ -123,7 +124,9 @@ class WaitingRoom:
 
     def __init__(self) -> None:
         self._consumer: Any = None
-        self._requests: deque[Any] = deque()  # pools of threads add while the timer takes
+        self._requests: deque[GuardedRequest] = (
+            deque()
+        )  # pools of threads add while the timer takes
 
     def opened(self, consumer: Any) -> None:
         """A connection is there."""
@@ -134,7 +137,7 @@ class WaitingRoom:
         """The connection is gone: its messages are delivered anew."""
         self._requests.clear()
 
-    def add(self, request: Any) -> None:
+    def add(self, request: GuardedRequest) -> None:
         """Let a request wait for the next tick."""
         self._requests.append(request)
 
@@ -157,7 +160,7 @@ class TaskGuard:
         here: Tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
     """
 
-    def __init__(self, guard: Guard, room: WaitingRoom, here: bool) -> None:  # noqa: FBT001 - one of three
+    def __init__(self, guard: Guard, room: RetryLater, here: bool) -> None:  # noqa: FBT001 - one of three
         self._guard = guard
         self._room = room
         self._here = here

@@ -14,6 +14,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from celery_dlq.worker.lifecycle import GuardedRequest
+
 _RUN = 0  # billiard.pool.RUN
 
 # Pools that run a job in this process, and say so right before, in the place where it runs.
@@ -46,9 +48,9 @@ class Dispatched:
     """The requests that were counted and given to a prefork pool, until a process accepts them."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, tuple[Any, Any]] = {}
+        self._jobs: dict[int, tuple[GuardedRequest, Any]] = {}
 
-    def add(self, request: Any, job: Any) -> None:
+    def add(self, request: GuardedRequest, job: Any) -> None:
         """A pool was given a request.
 
         Args:
@@ -57,15 +59,15 @@ class Dispatched:
         """
         self._jobs[id(request)] = (request, job)
 
-    def accepted(self, request: Any) -> None:
+    def accepted(self, request: GuardedRequest) -> None:
         """A process accepted it, or it came to an end otherwise."""
         self._jobs.pop(id(request), None)
 
-    def requests(self) -> list[Any]:
+    def requests(self) -> list[GuardedRequest]:
         """All that wait to be accepted."""
         return [request for request, _job in list(self._jobs.values())]
 
-    def before_flush(self, pool: Any) -> list[Any]:
+    def before_flush(self, pool: Any) -> list[GuardedRequest]:
         """Celery is about to drop the jobs that no process has accepted.
 
         A job that was written to a live process starts all the same: the pool keeps it, as
@@ -77,7 +79,7 @@ class Dispatched:
         inner: Any = getattr(pool, "_pool", None)
         if not hasattr(inner, "outbound_buffer"):
             return []  # nothing is dropped but by the pool of the event loop
-        never = []
+        never: list[GuardedRequest] = []
         for request, job in list(self._jobs.values()):
             process = getattr(job, "_write_to", None)
             if process is not None and not process._is_alive():  # noqa: SLF001 - as the pool asks
@@ -89,9 +91,10 @@ class Dispatched:
                 never.append(request)
         return never
 
-    def lost(self, pool: Any) -> list[Any]:
+    def lost(self, pool: Any) -> list[GuardedRequest]:
         """The requests whose process died before it took the job, which the pool had kept."""
-        inner, never = getattr(pool, "_pool", None), []
+        inner: Any = getattr(pool, "_pool", None)
+        never: list[GuardedRequest] = []
         for request, job in list(self._jobs.values()):
             process: Any = getattr(job, "_write_to", None)
             kept = process is not None and job._accepted  # noqa: SLF001
@@ -103,7 +106,7 @@ class Dispatched:
                 never.append(request)
         return never
 
-    def all_lost(self) -> list[Any]:
+    def all_lost(self) -> list[GuardedRequest]:
         """The pool is gone, and with it all that it never started."""
         never = self.requests()
         self._jobs.clear()

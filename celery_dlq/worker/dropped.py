@@ -11,6 +11,7 @@ Source: https://github.com/celery/celery/blob/main/celery/worker/consumer/consum
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,8 @@ from kombu.exceptions import ContentDisallowed
 from celery_dlq import logs
 from celery_dlq.record import Reason
 from celery_dlq.worker.failure import dropped_failure
-from celery_dlq.worker.guard import HANDLING, Ending, Guard
+from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.lifecycle import HANDLING, DeliveryState
 
 logger = logs.get_logger("celery_dlq.worker")
 
@@ -139,27 +141,27 @@ class _Drop:
         go_on: Callable[[], None],
     ) -> None:
         """Celery drops a message; without a letter it goes on as ever."""
-        ending = self._ending(message, body, reason, exc, go_on)
-        if ending is Ending.LEFT:
+        state = self._decide(message, body, reason, exc, go_on)
+        if state is DeliveryState.DONE:
             go_on()
-        elif ending is Ending.STORED:
-            self._settle(message, go_on)
+        elif state is DeliveryState.STORED:
+            self.settle(message, go_on)
 
     def instead(self, message: Any, exc: Exception, go_on: Callable[[], None]) -> bool:
         """Celery would end the worker; whether the message is a letter instead, or will be."""
-        ending = self._ending(message, None, _reason_of_unreadable(message), exc, go_on)
-        if ending is Ending.STORED:
-            self._settle(message, go_on)
-        return ending is not Ending.LEFT
+        state = self._decide(message, None, _reason_of_unreadable(message), exc, go_on)
+        if state is DeliveryState.STORED:
+            self.settle(message, go_on)
+        return state is not DeliveryState.DONE
 
-    def _ending(
+    def _decide(
         self,
         message: Any,
         body: Any,
         reason: Reason,
         exc: Exception | None,
         go_on: Callable[[], None],
-    ) -> Ending:
+    ) -> DeliveryState:
         """Store the letter; an error of our own leaves the message to Celery."""
         try:
             headers, failure = (
@@ -170,14 +172,14 @@ class _Drop:
                 text = f"no worker here knows the task {headers.get('task')!r}"
                 failure = dropped_failure(None, text)
             return self._guard.dropped(
-                message, headers, reason, failure, partial(self._settle, message, go_on)
+                message, headers, reason, failure, _Waiting(self, message, go_on)
             )
         except Exception:
             self._guard.failed("drop")
             logger.critical("A dropped message is left to Celery, without a letter", exc_info=True)
-            return Ending.LEFT
+            return DeliveryState.DONE
 
-    def _settle(self, message: Any, go_on: Callable[[], None]) -> None:
+    def settle(self, message: Any, go_on: Callable[[], None]) -> None:
         """Let Celery drop a message whose letter is stored."""
         self._acknowledge_instead(message)
         handling = HANDLING.set(True)
@@ -199,6 +201,19 @@ class _Drop:
                 message.ack_log_error(get_logger("celery.worker"), errors)
 
         message.reject_log_error = acknowledge
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A dropped message whose letter waits for the store."""
+
+    drop: _Drop
+    message: Any
+    go_on: Callable[[], None]
+
+    def dlq_wait_is_over(self, _state: DeliveryState) -> None:
+        """The letter is stored, or cannot be: Celery drops the message."""
+        self.drop.settle(self.message, self.go_on)
 
 
 def _headers(message: Any, body: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from celery_dlq.backends.base import Keeper, MessageKey, Stored
 from celery_dlq.errors import StoreUnavailable
@@ -18,6 +19,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import DEAD_LETTERS, DIED_AGAIN, INTERNAL_ERRORS, STORE_ERRORS, Counts
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.letter import plain
+from celery_dlq.worker.lifecycle import DeliveryState, WaitsForStore
 from celery_dlq.worker.spool import Spool
 
 logger = get_logger("celery_dlq.worker")
@@ -25,21 +27,35 @@ logger = get_logger("celery_dlq.worker")
 _MOST_HELD = 10_000
 
 
+class Announcer(Protocol):
+    """Keeps an entry in the outbox of each letter that a dead-letter exchange is to get."""
+
+    def add(self, letter: DeadLetter) -> bool:
+        """Keep the entry of a letter that is about to be stored; whether it is to have one.
+
+        Raises:
+            StoreUnavailable: The outbox does not answer.
+        """
+
+    def added(self, dead_letter_queue: str) -> None:
+        """A letter with an entry is stored: it may be published."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingLetter:
-    """A letter that must be stored, and what is to be done then.
+    """A letter that must be stored.
 
     Attributes:
         letter: The letter.
         key: Its message.
         acknowledged: The broker has the message no more.
-        done: Settles and acknowledges the message.
+        waits: Whose message it is; told if the letter has to wait, once it is stored.
     """
 
     letter: DeadLetter
     key: MessageKey
     acknowledged: bool
-    done: Callable[[], None]
+    waits: WaitsForStore
 
 
 class LetterWriter:
@@ -48,9 +64,10 @@ class LetterWriter:
     Args:
         store: Where letters go.
         spool: Where letters of acknowledged messages wait.
+        announcer: Keeps the outbox of dead-letter exchanges; ``None`` if no policy names one.
         events: Carries the news of each letter that is stored.
-        marked: Gives the letter as it is to be stored, e.g. with the id of the event that
-            will tell of it.
+        mark: Gives the letter as it is to be stored: with the id of the Sentry event that will
+            tell of it, if one will.
         counts: Where letters and errors are counted.
     """
 
@@ -59,23 +76,25 @@ class LetterWriter:
         store: Keeper,
         spool: Spool,
         *,
+        announcer: Announcer | None = None,
         events: Events | None = None,
-        marked: Callable[[DeadLetter], DeadLetter] | None = None,
+        mark: Callable[[DeadLetter], DeadLetter] | None = None,
         counts: Counts | None = None,
     ) -> None:
         self._store = store
         self._spool = spool
+        self._announcer = announcer
         self._events = events or Events()
-        self._marked = marked
+        self._mark = mark
         self._counts = Counts() if counts is None else counts
         self._waiting: deque[PendingLetter] = deque()
 
-    def write(self, pending: PendingLetter) -> bool:
+    def write(self, pending: PendingLetter) -> DeliveryState:
         """Store a letter.
 
         Returns:
-            Whether the message may be let go: the letter is in the store or, if the broker
-            has the message no more, in the spool.
+            ``STORED``: the letter is in the store or, if the broker has the message no more, in
+            the spool. ``WAITING_FOR_STORE``: it is in memory; its message must not be let go.
 
         Raises:
             Exception: An error of our own; no letter of this message can be stored.
@@ -84,15 +103,16 @@ class LetterWriter:
             self._save_or_plain(pending.letter, pending.key)
         except StoreUnavailable as exc:
             if pending.acknowledged and self._spooled(pending, exc):
-                return True
+                return DeliveryState.STORED
             self._wait(pending, exc)
-            return False
-        return True
+            return DeliveryState.WAITING_FOR_STORE
+        return DeliveryState.STORED
 
     def tick(self) -> None:
         """Try again what waits; one refusal of the store ends the attempt."""
         for _ in range(len(self._waiting)):
             pending = self._waiting[0]
+            state = DeliveryState.STORED
             try:
                 self._save_or_plain(pending.letter, pending.key)
             except StoreUnavailable:
@@ -104,8 +124,9 @@ class LetterWriter:
                     pending.letter.task_id,
                     exc_info=True,
                 )
+                state = DeliveryState.DONE
             self._waiting.popleft()
-            _finish(pending)
+            _finish(pending, state)
         self._spool.flush(self._save_or_plain)
 
     def __len__(self) -> int:
@@ -131,12 +152,22 @@ class LetterWriter:
             self._save(plain(letter), key)
 
     def _save(self, letter: DeadLetter, key: MessageKey) -> None:
-        letter = _marked(letter, self._marked)
+        """The outbox entry, the letter, the news of it; who called settles the message then.
+
+        In this order: whatever is killed in between, no letter is stored that a dead-letter
+        exchange does not get, and no message is acknowledged whose letter is not stored.
+        """
+        letter = _marked(letter, self._mark)
+        announced = False
         try:
+            if self._announcer is not None:
+                announced = self._announcer.add(letter)
             stored = self._store.dead_letter(letter, key)
         except StoreUnavailable:
             self._counts.count(STORE_ERRORS, "dead_letter")
             raise
+        if announced and self._announcer is not None:
+            self._announcer.added(letter.dead_letter_queue)
         if stored is Stored.NEW:
             logger.warning(
                 "Task %s[%s] dead-lettered to %s: %s (%s)",
@@ -204,8 +235,8 @@ def _marked(letter: DeadLetter, mark: Callable[[DeadLetter], DeadLetter] | None)
         return letter
 
 
-def _finish(pending: PendingLetter) -> None:
+def _finish(pending: PendingLetter, state: DeliveryState) -> None:
     try:
-        pending.done()
+        pending.waits.dlq_wait_is_over(state)
     except Exception:
         logger.exception("Task %s was dead-lettered, but not settled", pending.letter.task_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from celery_dlq.logs import get_logger
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.worker.leaflet import Leaflet
 
 logger = get_logger("celery_dlq.worker")
 
@@ -52,35 +50,15 @@ class PolicyCache:
         self._told = False
         self._queue_names = QueueNames(queues)
         self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
-        self._leaflet: Leaflet | None = None
-
-    def share(self) -> None:
-        """From now on let pool processes that are forked know of overrides; see `catch_up`."""
-        self._leaflet = Leaflet()
 
     def obey(self, overrides: Mapping[str, tuple[Policy, str]]) -> None:
         """Put overrides over the configured policies; those of before are forgotten."""
-        self._apply(overrides)
-        if self._leaflet is not None:
-            told = {queue: [policy.to_json(), by] for queue, (policy, by) in overrides.items()}
-            self._leaflet.write(json.dumps(told).encode())
+        self.policies = PolicyTable(self.policies.queues, self.policies.tasks, overrides)
+        self._policies.clear()
         for queue, (policy, source) in overrides.items():
             logger.warning(
                 "Policy of queue %s, overridden by %s: %s", queue, source, policy.to_json()
             )
-
-    def catch_up(self) -> None:
-        """In a pool process: obey what the main process does; costs nothing if that is the same."""
-        news = None if self._leaflet is None else self._leaflet.news()
-        if news is not None:
-            told = json.loads(news).items()
-            self._apply(
-                {queue: (Policy.parse(policy, "an override"), by) for queue, (policy, by) in told}
-            )
-
-    def _apply(self, overrides: Mapping[str, tuple[Policy, str]]) -> None:
-        self.policies = PolicyTable(self.policies.queues, self.policies.tasks, overrides)
-        self._policies.clear()
 
     def may_guard(self, task: Any) -> bool:
         """Whether any message of this task could be guarded; ``None``: of every task."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
@@ -26,7 +26,7 @@ from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.decisions import Die, End
+from celery_dlq.policies.decisions import Die, End, PutOff, Run
 from celery_dlq.record import Outcome, Reason
 from celery_dlq.worker.dispatched import drop_failed, is_closed
 from celery_dlq.worker.failure import (
@@ -35,43 +35,84 @@ from celery_dlq.worker.failure import (
     failure_of,
     time_limit_failure,
 )
-from celery_dlq.worker.guard import HANDLING, Begin, Ending, Guard, InFlight
+from celery_dlq.worker.guard import Guard, Refusal
+from celery_dlq.worker.lifecycle import (
+    DECIDED,
+    HANDLING,
+    HELD,
+    NEXT,
+    OVER,
+    DeliveryState,
+    GuardedRequest,
+    InFlight,
+)
+
+if TYPE_CHECKING:
+
+    class _Base:
+        """Celery's Request, as far as the mix-in leans on it: Celery ships no types."""
+
+        id: Any
+        name: str
+        task: Any
+        message: Any
+        request_dict: dict[str, Any]
+        delivery_info: dict[str, Any]
+        args: Any
+        kwargs: Any
+        expires: Any
+        acknowledged: bool
+        worker_pid: int | None
+        time_start: float | None
+        time_limits: Any
+        store_errors: Any
+        execute_using_pool: Any
+        on_success: Any
+        _context: Any
+
+        def on_accepted(self, pid: Any, time_accepted: Any) -> Any: ...
+        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any: ...
+        def on_timeout(self, soft: Any, timeout: Any) -> Any: ...
+        def acknowledge(self) -> None: ...
+        def reject(self, requeue: Any = ...) -> None: ...
+        def revoked(self) -> Any: ...
+        def send_event(self, name: str, **fields: Any) -> None: ...
+        def _announce_revoked(
+            self, reason: Any, terminated: Any, signum: Any, expired: Any
+        ) -> None: ...
+        def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any: ...
+        def _retry_worker_lost(self, *args: Any) -> Any: ...
+        def _success_was_stored(self) -> Any: ...
+
+else:
+    _Base = object
 
 logger = get_logger("celery_dlq.worker")
 
+_S = DeliveryState
 
-class DeadLetterRequest:
+
+class DeadLetterRequest(_Base):
     """Mixed in front of a task's own ``Request`` class.
 
     Attributes:
         dlq_guard: The worker's guard.
         dlq_later: Gives a request to the pool again in a moment.
         dlq_counted: Whether starts are counted: some policy could guard the task.
-        dlq_in_flight: The guarded message, from its start on.
         dlq_starts_here: The pool says right before the task, where it runs, that it starts.
+        dlq_state: Where the delivery is; changed by `dlq_move` only.
+        dlq_in_flight: The guarded message, from its start on.
     """
 
     dlq_guard: Guard
-    dlq_later: Callable[[Any], None]
+    dlq_later: Callable[[GuardedRequest], None]
     dlq_counted = False
-    dlq_in_flight: InFlight | None = None
     dlq_starts_here = False
+    dlq_state = DeliveryState.NEW
+    dlq_in_flight: InFlight | None = None
 
-    _dlq_failure: Failure | None = None  # set while Celery handles an end
-    _dlq_ended = False  # this delivery's end was dealt with
-    _dlq_waits = False  # its letter is not stored yet: do not acknowledge
-    _dlq_given_up = False  # a shutdown gave it up: only success may acknowledge it
-
-    # What Celery's Request provides.
-    id: Any
-    name: str
-    task: Any
-    message: Any
-    request_dict: Any
-    acknowledged: bool
-    worker_pid: int | None
-    time_start: float | None
-    time_limits: Any
+    _dlq_failure: Failure | None = None  # what Celery tells of the end, while ENDING
+    _dlq_let_go: Callable[[], Any] | None = None  # what is done once the store has answered
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -79,34 +120,55 @@ class DeadLetterRequest:
             return
         own = cls.__dict__
         if "execute_using_pool" in own:
-            cls.execute_using_pool = _counted(own["execute_using_pool"])  # type: ignore[attr-defined]
+            cls.execute_using_pool = _counted(own["execute_using_pool"])
         if "on_success" in own:
-            cls.on_success = _forgetting(own["on_success"])  # type: ignore[attr-defined]
+            cls.on_success = _forgetting(own["on_success"])
+
+    def dlq_move(self, state: DeliveryState) -> None:
+        """Go on to another state; an illegal transition is logged and counted, and changes nothing.
+
+        See `celery_dlq.worker.lifecycle`.
+        """
+        before = self.dlq_state
+        if state in NEXT[before]:
+            self.dlq_state = state
+            if before is _S.DISPATCHED:
+                self.dlq_guard.accepted(self)
+            return
+        self.dlq_guard.failed("transition")
+        logger.error(
+            "Task %s stays %s and does not become %s: an error of celery_dlq, please report it",
+            self.id,
+            before.value,
+            state.value,
+            stack_info=True,
+        )
 
     def on_accepted(self, pid: Any, time_accepted: Any) -> Any:
         """A pool process begins with it; in a pool of this process the task is next."""
-        if self.dlq_starts_here and self.dlq_counted and self.time_start is None:
+        if self.dlq_starts_here and self.dlq_counted and self.dlq_state is _S.NEW:
             self._dlq_begin_here()
-        self.dlq_guard.accepted(self)
-        return super().on_accepted(pid, time_accepted)  # type: ignore[misc]
+        elif self.dlq_state is not _S.RUNNING:
+            self.dlq_move(_S.RUNNING)
+        return super().on_accepted(pid, time_accepted)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """The pool reported an exception, a lost child or a hard time limit."""
         failure = _guarded(failure_of, exc_info, tuple(self.task.throws or ()))
-        return self._dlq_while_ending(failure, super().on_failure, exc_info, *args, **kwargs)  # type: ignore[misc]
+        return self._dlq_while_ending(failure, super().on_failure, exc_info, *args, **kwargs)
 
     def on_timeout(self, soft: bool, timeout: Any) -> Any:  # noqa: FBT001 - Celery's signature
         """A soft or hard time limit was exceeded; only the hard one ends the delivery."""
         failure = None if soft else time_limit_failure(timeout)
-        return self._dlq_while_ending(failure, super().on_timeout, soft, timeout)  # type: ignore[misc]
+        return self._dlq_while_ending(failure, super().on_timeout, soft, timeout)
 
     def acknowledge(self) -> None:
         """Acknowledge, but never before the letter of a death is stored."""
-        if self._dlq_failure is None and not self._dlq_waits:
-            return super().acknowledge()  # type: ignore[misc,no-any-return]
-        if self._dlq_end() is not Ending.WAITS:
-            super().acknowledge()  # type: ignore[misc]
-        return None
+        if self.dlq_state is _S.ENDING:
+            if self._dlq_end() is not _S.WAITING_FOR_STORE:
+                super().acknowledge()
+        elif self.dlq_state not in HELD:
+            super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Reject; a death is acknowledged instead, once its letter is stored.
@@ -114,18 +176,22 @@ class DeadLetterRequest:
         A rejection would copy the message to a dead-letter exchange of the broker's
         own, and on SQS it would not even remove it.
         """
-        if self._dlq_failure is None and not self._dlq_waits:
-            # Celery drops it before its start: an eta that no clock can show, say.
-            unseen = self.time_start is None and not hasattr(self.message, "dlq_is_dispatched")
-            if unseen and not requeue and self.dlq_refuse(InvalidTaskError("cannot be scheduled")):
-                return None
-            return super().reject(requeue)  # type: ignore[misc,no-any-return]
-        ending = self._dlq_end(requeued=requeue)
-        if ending is Ending.STORED:
-            super().acknowledge()  # type: ignore[misc]
-        elif ending is Ending.LEFT:
-            super().reject(requeue)  # type: ignore[misc]
-        return None
+        if self.dlq_state is _S.ENDING:
+            ended = self._dlq_end(requeued=requeue)
+            if ended is _S.STORED:
+                super().acknowledge()
+            elif ended is not _S.WAITING_FOR_STORE:
+                super().reject(requeue)
+        elif self.dlq_state not in HELD:
+            seen = self.time_start is not None or hasattr(self.message, "dlq_is_dispatched")
+            # Else Celery drops it before its start: an eta that no clock can show, say.
+            if seen or requeue or not self.dlq_refuse(InvalidTaskError("cannot be scheduled")):
+                super().reject(requeue)
+
+    def dlq_wait_is_over(self, state: DeliveryState) -> None:
+        """The letter is stored, or cannot be: do what had to wait for that."""
+        self.dlq_move(state)
+        self._dlq_let_go_now()
 
     def dlq_settle(self, verdict: Die, dead_letter_queue: str) -> None:
         """End the task of a message that was dead-lettered without being executed.
@@ -133,22 +199,14 @@ class DeadLetterRequest:
         The result becomes a failure, so that nobody waits for it for ever; errbacks
         run and a chord or chain fails as Celery fails it.
         """
-        spent = verdict.reason is Reason.MAX_RETRIES_EXCEEDED
-        kind = MaxRetriesExceededError if spent else MaxDeliveriesExceeded
-        where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
-        exc = kind(f"{self.name}[{self.id}] {where}: {verdict.description}")
+        exc = refusal_error(f"{self.name}[{self.id}]", verdict, dead_letter_queue)
         task_ready(self)
         try:
             self._dlq_fail(exc)
         except Exception:
             logger.exception("Task %s was dead-lettered, but its result is not stored", self.id)
         finally:
-            super().acknowledge()  # type: ignore[misc]
-
-    @property
-    def dlq_is_over(self) -> bool:
-        """Whether this delivery's end was dealt with."""
-        return self._dlq_ended
+            super().acknowledge()
 
     def dlq_settle_copy(self, dead_letter_queue: str) -> None:
         """Acknowledge a late copy of a message whose letter is stored.
@@ -159,7 +217,7 @@ class DeadLetterRequest:
         verdict = Die(Reason.MAX_DELIVERIES_EXCEEDED, "dead-lettered before")
         if self._dlq_has_a_result():
             task_ready(self)
-            super().acknowledge()  # type: ignore[misc]
+            super().acknowledge()
         else:
             self.dlq_settle(verdict, dead_letter_queue)
 
@@ -176,7 +234,7 @@ class DeadLetterRequest:
             raise TaskRevokedError(self.id)
         if is_closed(pool):
             return execute()  # it is dropped there, and not counted
-        if not self.dlq_starts_here and self.dlq_begin() is not Begin.RUN:
+        if not self.dlq_starts_here and not self.dlq_begin():
             raise TaskRevokedError(self.id)
         try:
             job = execute()
@@ -199,28 +257,48 @@ class DeadLetterRequest:
             if not self.dlq_starts_here:  # the pool would fail at one that is no number
                 [float(limit) for limit in limits if limit]
             _hard, _soft = limits
-            return bool(super().revoked())  # type: ignore[misc]
+            return bool(super().revoked())
         except Exception as exc:
             if not self.dlq_refuse(exc):
                 raise
             return True
 
-    def dlq_begin(self) -> Begin:
-        """Count the start, and whether it may happen."""
+    def dlq_begin(self) -> bool:
+        """Count the start; whether it may happen."""
+        start: Run | PutOff | Refusal
         try:
-            begin = self.dlq_guard.begin(self)
+            start = self.dlq_guard.begin(self)
         except Exception:
             self.dlq_guard.failed("start")
             logger.exception("Task %s is not guarded this time, it runs", self.id)
-            return Begin.RUN
-        if begin is Begin.LATER:
+            start = Run()
+        if isinstance(start, Run):
+            self.dlq_move(_S.RUNNING if self.dlq_starts_here else _S.DISPATCHED)
+            return True
+        if isinstance(start, PutOff):
             self.dlq_later(self)
-        return begin
+        else:
+            self._dlq_end_at_start(start)
+        return False
 
     def _dlq_begin_here(self) -> None:
         """Count the start; not to start is to leave the pool's thread by an exception."""
-        if self.dlq_begin() is not Begin.RUN:
+        if not self.dlq_begin():
             raise _left_without_a_word()(self.id)
+
+    def _dlq_end_at_start(self, refusal: Refusal) -> None:
+        settle = partial(self.dlq_settle_copy, refusal.dead_letter_queue)
+        if isinstance(refusal.verdict, Die):
+            settle = partial(self.dlq_settle, refusal.verdict, refusal.dead_letter_queue)
+        if refusal.state is _S.WAITING_FOR_STORE:
+            self._dlq_wait(settle)
+            return
+        self.dlq_move(refusal.state)
+        try:
+            settle()
+        except Exception:
+            # The broker or the result backend, say. The message comes back, and is not run now.
+            logger.exception("Task %s is not executed again, but could not be ended", self.id)
 
     def dlq_refuse(self, exc: Exception) -> bool:
         """Dead-letter a message that Celery cannot even look at; it would end the worker.
@@ -230,18 +308,19 @@ class DeadLetterRequest:
         """
         failure = dropped_failure(exc, "not a Celery task message")
 
-        def done() -> None:
-            task_ready(self)
-            super(DeadLetterRequest, self).acknowledge()  # type: ignore[misc]
-
-        ending = self._dlq_wait_for(
-            lambda: self.dlq_guard.dropped(
-                self.message, self.request_dict, Reason.INVALID_MESSAGE, failure, done
+        def decide() -> DeliveryState:
+            return self.dlq_guard.dropped(
+                self.message, self.request_dict, Reason.INVALID_MESSAGE, failure, self
             )
-        )
-        if ending is Ending.STORED:
-            done()
-        return ending is not Ending.LEFT
+
+        state = self._dlq_carry_out(decide, self._dlq_discard)
+        if state is _S.STORED:
+            self._dlq_discard()
+        return state is not _S.DONE
+
+    def _dlq_discard(self) -> None:
+        task_ready(self)
+        super().acknowledge()
 
     def dlq_not_started(self, pool: Any, exc: Exception) -> bool:
         """The pool could not take it: a delivery that ended badly, and may be tried again.
@@ -258,27 +337,28 @@ class DeadLetterRequest:
         end = End(outcome=Outcome.FAILED, exception_names=(type(exc).__name__,), text=text)
         failure = replace(dropped_failure(exc, text), end=end)
         again = in_flight.resolved.policy.max_deliveries is not None
-        ending = self._dlq_wait_for(
-            lambda: self.dlq_guard.end(self, failure, self._dlq_stored_late, requeued=again)
-        )
-        self._dlq_ended = True
-        if ending is Ending.WAITS:
-            return True
-        task_ready(self)
-        if ending is Ending.STORED:
-            _guarded(self._dlq_fail, exc)
-            super().acknowledge()  # type: ignore[misc]
-        else:
-            super().reject(requeue=again)  # type: ignore[misc]
+        decide = partial(self.dlq_guard.end, self, failure, requeued=again)
+        settle = partial(self._dlq_fail_and_acknowledge, exc)
+        self.dlq_move(_S.ENDING)
+        state = self._dlq_carry_out(decide, settle)
+        if state is _S.STORED:
+            settle()
+        elif state is _S.DONE:
+            task_ready(self)
+            super().reject(requeue=again)
         return True
 
+    def _dlq_fail_and_acknowledge(self, exc: Exception) -> None:
+        task_ready(self)
+        _guarded(self._dlq_fail, exc)
+        super().acknowledge()
+
     def _dlq_fail(self, exc: Exception) -> None:
-        request: Any = self
         self.task.backend.mark_as_failure(
             self.id,
             exc,
-            request=request._context,  # noqa: SLF001 - as Celery itself does
-            store_result=request.store_errors,
+            request=self._context,
+            store_result=self.store_errors,
         )
         try:
             raise exc
@@ -288,114 +368,125 @@ class DeadLetterRequest:
             sender=self.task,
             task_id=self.id,
             exception=exc,
-            args=request.args,
-            kwargs=request.kwargs,
+            args=self.args,
+            kwargs=self.kwargs,
             traceback=None,
             einfo=info,
         )
-        request.send_event("task-failed", exception=repr(exc), traceback=info.traceback)
+        self.send_event("task-failed", exception=repr(exc), traceback=info.traceback)
 
     def _dlq_while_ending(
         self, failure: Failure | None, handle: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Let Celery handle an end; its acknowledgement in there is the moment of death."""
-        if self._dlq_given_up and failure is not None and not self.acknowledged:
-            # It goes back to its queue; a time limit or a lost process that comes with the
-            # shutdown must neither acknowledge nor reject it.
-            self._dlq_waits = True
-        if failure is None or self._dlq_ended:
+        if failure is None or self.dlq_state in OVER:
             return handle(*args, **kwargs)
+        self.dlq_move(_S.ENDING)
         self._dlq_failure = failure
         handling = HANDLING.set(self.dlq_in_flight is not None)
         try:
             result = handle(*args, **kwargs)
+            if self.acknowledged and self.dlq_state is _S.ENDING:
+                self._dlq_end()  # acknowledged early: only the letter is left to do
         except BaseException:
-            if not self._dlq_ended:  # a MemoryError, say: it ends the worker
+            if self.dlq_state not in OVER:  # a MemoryError, say: it ends the worker
                 _guarded(self.dlq_guard.crashed, self, failure)
             raise
         else:
-            if self.acknowledged and not self._dlq_ended:
-                self._dlq_end()  # acknowledged early: only the letter is left to do
             return result
         finally:
             HANDLING.reset(handling)
             self._dlq_failure = None
+            if self.dlq_state is _S.ENDING:  # it was none
+                self.dlq_move(_S.RUNNING)
 
-    def _dlq_end(self, *, requeued: bool = False) -> Ending:
+    def _dlq_end(self, *, requeued: bool = False) -> DeliveryState:
         """Deal with the end, once; what may be done with the message now."""
-        if self._dlq_waits:
-            return Ending.WAITS
         failure, self._dlq_failure = self._dlq_failure, None
-        if failure is None or self._dlq_ended:
-            return Ending.LEFT
-        self._dlq_ended = True
+        if failure is None:
+            return _S.WAITING_FOR_STORE  # another thread is storing the letter right now
         if requeued and failure.end and failure.end.outcome is Outcome.WORKER_LOST and _stopping():
             # Celery before 5.5 ends the pool first and sees its children as lost.
             _guarded(self.dlq_guard.interrupted, self)
-            return Ending.LEFT
-        return self._dlq_wait_for(
-            lambda: self.dlq_guard.end(self, failure, self._dlq_stored_late, requeued=requeued)
-        )
+            self.dlq_move(_S.RELEASED)
+            return _S.RELEASED
+        decide = partial(self.dlq_guard.end, self, failure, requeued=requeued)
+        return self._dlq_carry_out(decide, super().acknowledge)
 
-    def _dlq_wait_for(self, act: Callable[[], Ending]) -> Ending:
+    def _dlq_carry_out(
+        self, decide: Callable[[], DeliveryState], settle: Callable[[], Any]
+    ) -> DeliveryState:
+        """Go on to the state that the guard decides; ``settle`` once its letter has waited."""
         try:
-            ending = act()
+            state = decide()
         except Exception:
             # An error of our own would come again: the message must not wait for us for ever.
             self.dlq_guard.failed("end")
             logger.critical("The end of task %s is left to Celery", self.id, exc_info=True)
-            ending = Ending.LEFT
-        self._dlq_waits = ending is Ending.WAITS
-        return ending
+            state = _S.DONE
+        if state is _S.WAITING_FOR_STORE:
+            self._dlq_wait(settle)
+        else:
+            self.dlq_move(state)
+        return state
 
-    def _dlq_stored_late(self) -> None:
-        self._dlq_waits = False
-        super().acknowledge()  # type: ignore[misc]
+    def _dlq_wait(self, settle: Callable[[], Any]) -> None:
+        self._dlq_let_go = settle
+        # In a pool of threads the store may have answered meanwhile.
+        if self.dlq_state in (_S.STORED, _S.DONE):
+            self._dlq_let_go_now()
+        else:
+            self.dlq_move(_S.WAITING_FOR_STORE)
+
+    def _dlq_let_go_now(self) -> None:
+        let_go = self.__dict__.pop("_dlq_let_go", None)  # once, whichever thread comes first
+        if let_go is not None:
+            let_go()
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
         """Celery revokes a task and acknowledges its message; an expired one is a death."""
-        announce = super()._announce_revoked  # type: ignore[misc]
-        if not expired:
+        announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
+        if self.dlq_state is _S.WAITING_FOR_STORE:
+            return  # dead already
+        if expired:
+            decide = partial(self.dlq_guard.expired, self)
+            if self._dlq_carry_out(decide, announce) is _S.WAITING_FOR_STORE:
+                return
+        elif self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)
-            return announce(reason, terminated, signum, expired)  # type: ignore[no-any-return]
-        if self._dlq_waits:
-            return None
-
-        def done() -> None:
-            self._dlq_waits = False
-            announce(reason, terminated, signum, expired)
-
-        if self._dlq_wait_for(lambda: self.dlq_guard.expired(self, done)) is not Ending.WAITS:
-            announce(reason, terminated, signum, expired)
-        return None
+            self.dlq_move(_S.DONE)
+        announce()
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any:
         """A cold or soft shutdown, or a lost connection, gives a running task up."""
-        if self.dlq_in_flight is not None:
+        if self.dlq_in_flight is not None and self.dlq_state not in OVER:
             _guarded(self.dlq_guard.interrupted, self)
-            self._dlq_ended = self._dlq_given_up = True
-        return super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]
+            self.dlq_move(_S.RELEASED)
+        return super()._announce_cancelled(*args, **kwargs)
 
     # Celery 5.7 acknowledges in these two although the task did not die.
 
     def _retry_worker_lost(self, *args: Any) -> Any:
-        failure, self._dlq_failure = self._dlq_failure, None
-        retried = super()._retry_worker_lost(*args)  # type: ignore[misc]
-        if not retried:
-            self._dlq_failure = failure
+        if self.dlq_state is not _S.ENDING:
+            return super()._retry_worker_lost(*args)
+        self.dlq_move(_S.RUNNING)  # no death, if the retry can be published
+        retried = super()._retry_worker_lost(*args)
+        self.dlq_move(_S.DONE if retried else _S.ENDING)
         return retried
 
     def _success_was_stored(self) -> Any:
-        meta = super()._success_was_stored()  # type: ignore[misc]
-        if meta:
-            self._dlq_failure = None
-            self._dlq_ended = True
+        meta = super()._success_was_stored()
+        if meta and self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)
+            self.dlq_move(_S.DONE)
         return meta
 
 
+_: type[GuardedRequest] = DeadLetterRequest  # checked by mypy
+
+
 def guarded_request_class(
-    task: Any, guard: Guard, later: Callable[[Any], None], *, starts_here: bool = False
+    task: Any, guard: Guard, later: Callable[[GuardedRequest], None], *, starts_here: bool = False
 ) -> type:
     """The Request class for a task: its own, with the mix-in in front.
 
@@ -415,6 +506,20 @@ def guarded_request_class(
         "dlq_starts_here": starts_here,
     }
     return type(base.__name__, (DeadLetterRequest, base), names)
+
+
+def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
+    """The result of a message that is not executed because of a limit.
+
+    Args:
+        task: The task's name and id.
+        verdict: Why it is not executed.
+        dead_letter_queue: Where its letter is, if its policy keeps one.
+    """
+    spent = verdict.reason is Reason.MAX_RETRIES_EXCEEDED
+    kind = MaxRetriesExceededError if spent else MaxDeliveriesExceeded
+    where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
+    return kind(f"{task} {where}: {verdict.description}")
 
 
 def _stopping() -> bool:
@@ -462,8 +567,12 @@ def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(on_success)
     def wrapper(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        failed = failed__retval__runtime[0]
+        ours = not failed and self.dlq_in_flight is not None and self.dlq_state not in DECIDED
+        if ours:
+            self.dlq_move(_S.DONE)  # first: a success is acknowledged also after a shutdown
         result = on_success(self, failed__retval__runtime, **kwargs)
-        if not failed__retval__runtime[0] and self.dlq_in_flight is not None:
+        if ours:
             self.dlq_guard.returned(self)
         return result
 

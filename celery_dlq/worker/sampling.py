@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_dlq.backends.base import SUCCEEDED, Clock, Samples
 from celery_dlq.headers import SAMPLE_HEADER
@@ -20,7 +20,7 @@ from celery_dlq.record import DeadLetter, Reason, letter_id
 from celery_dlq.worker.capture import captured
 
 if TYPE_CHECKING:
-    from celery_dlq.worker.guard import InFlight
+    from celery_dlq.worker.lifecycle import GuardedRequest, InFlight
 
 logger = get_logger("celery_dlq.worker")
 
@@ -86,7 +86,7 @@ class Sampler:
         self._release = release
         self._chance = chance
 
-    def __call__(self, request: Any, in_flight: InFlight) -> None:
+    def __call__(self, request: GuardedRequest, in_flight: InFlight) -> None:
         """A task returned; note its message if it is chosen. Never raises."""
         if self._chance() >= self._share:
             return
@@ -103,7 +103,7 @@ class Sampler:
         """Send the last of it; never raises."""
         self._samples.flush()
 
-    def _fields(self, request: Any, in_flight: InFlight) -> dict[str, bytes]:
+    def _fields(self, request: GuardedRequest, in_flight: InFlight) -> dict[str, bytes]:
         key, resolved = in_flight.key, in_flight.resolved
         message = captured(request.message, request.request_dict)
         noted = DeadLetter(

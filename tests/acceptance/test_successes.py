@@ -23,7 +23,7 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import ExportError, SettingsError
 from celery_dlq.plugin import utc_now
 from celery_dlq.policies.policy import Policy
-from celery_dlq.worker.guard import InFlight
+from celery_dlq.worker.lifecycle import InFlight
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.sampling import LONGEST_ARGUMENTS, Sampler
 

@@ -25,7 +25,8 @@ from celery_dlq import DeadLetters
 from celery_dlq.backends.redis.connect import PipelinedConnection
 from celery_dlq.backends.redis.counter import SCRIPTS
 from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.worker.guard import Begin, Guard
+from celery_dlq.policies.decisions import Run
+from celery_dlq.worker.guard import Guard
 
 TASKS = 96
 DYING = 20
@@ -274,7 +275,7 @@ def test_a_guarded_task_holds_little_memory_while_it_runs_and_none_afterwards(
             messages = [a_message(guard) for _ in range(TASKS)]
             before = sys.getallocatedblocks()
             for message in messages:
-                assert guard.begin(message) is Begin.RUN
+                assert guard.begin(message) == Run()
             guard._counter.flush()
             held = sys.getallocatedblocks() - before
             for message in messages:
@@ -309,5 +310,5 @@ def finish(guard: Guard, count: int) -> None:
     """Healthy tasks, from their start to their end."""
     for _ in range(count):
         message = a_message(guard)
-        assert guard.begin(message) is Begin.RUN
+        assert guard.begin(message) == Run()
         guard.succeeded(message)

@@ -31,7 +31,7 @@ from celery_dlq.spark import picture, report
 from celery_dlq.spark.findings import Findings, findings
 from celery_dlq.spark.page import page, write_page
 from celery_dlq.spark.picture import EARLIEST, LATEST
-from celery_dlq.worker.guard import InFlight
+from celery_dlq.worker.lifecycle import InFlight
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.sampling import Sampler
 

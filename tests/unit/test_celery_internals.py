@@ -21,6 +21,7 @@ from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
+from kombu.message import Message
 
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
 
@@ -191,3 +192,29 @@ def test_the_state_of_a_cold_shutdown_is_where_we_look() -> None:
     """``None`` or ``False`` while the worker runs, an exit code once it stops."""
     assert not state.should_terminate
     assert hasattr(state, "active_requests")
+
+
+def test_a_pool_gives_a_job_that_nobody_accepted_to_another_process() -> None:
+    """`read_before_put_back` has it look first whether the lost one had begun."""
+    down = inspect.getsource(AsynPool.on_job_process_down)
+    assert "self.on_partial_read(job, job._write_to)" in down
+    put_back = inspect.getsource(AsynPool.on_partial_read)
+    assert put_back.index("if not job._accepted:") < put_back.index("self._put_back(job)")
+
+
+def test_the_consumer_drops_a_message_by_rejecting_it() -> None:
+    """That is replaced on a message whose letter is stored: it is acknowledged."""
+    for drop in (Consumer.on_unknown_message, Consumer.on_unknown_task, Consumer.on_invalid_task):
+        assert "message.reject_log_error(logger, self.connection_errors)" in inspect.getsource(drop)
+    assert callable(Message.reject_log_error)
+    assert callable(Message.ack_log_error)
+
+
+def test_a_request_has_room_for_the_state_of_its_delivery() -> None:
+    """It has slots, and a dictionary too."""
+    assert Request.__dictoffset__
+
+
+def test_the_consumer_hands_a_request_to_its_pool_by_this_name() -> None:
+    """So does what was put off."""
+    assert "on_task_request" in inspect.getsource(Consumer.__init__)

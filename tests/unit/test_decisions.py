@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from celery_dlq.backends.base import Count, CountStatus
 from celery_dlq.policies.decisions import (
     Die,
     End,
     Leave,
+    PutOff,
     Run,
     Start,
     decide_drop,
     decide_end,
+    decide_redelivery,
     decide_start,
 )
 from celery_dlq.policies.policy import Policy
@@ -82,6 +85,41 @@ def test_a_limit_holds_also_where_its_letters_are_not_kept(policy: Policy, start
     assert getattr(decide_start(policy, start), "kept", None) is True
     without = replace(policy, reasons=frozenset({Reason.FAILED}))
     assert getattr(decide_start(without, start), "kept", None) is False
+
+
+THREE = Policy(max_deliveries=3)
+AGAIN = "not executed again: max_deliveries is 3"
+
+
+@pytest.mark.parametrize(
+    ("policy", "standing", "number", "verdict"),
+    [
+        (THREE, CountStatus.COUNTED, 1, Run()),
+        (THREE, CountStatus.COUNTED, 3, Run()),
+        (THREE, CountStatus.LIMIT_REACHED, 3, Die(Reason.MAX_DELIVERIES_EXCEEDED, AGAIN)),
+        (THREE, CountStatus.LIMIT_REACHED, 7, Die(Reason.MAX_DELIVERIES_EXCEEDED, AGAIN)),
+        (
+            replace(THREE, reasons=frozenset({Reason.FAILED})),
+            CountStatus.LIMIT_REACHED,
+            3,
+            Die(Reason.MAX_DELIVERIES_EXCEEDED, AGAIN, kept=False),
+        ),
+        (THREE, CountStatus.RUNNING, 3, Run()),
+        (THREE, CountStatus.UNCERTAIN, 3, PutOff()),
+        (THREE, CountStatus.SUSPECT, 3, PutOff()),
+        (THREE, CountStatus.DEAD, 3, Leave()),
+        (Policy(), CountStatus.COUNTED, 99, Run()),
+        (Policy(), CountStatus.UNCERTAIN, 1, PutOff()),
+        (Policy(), CountStatus.SUSPECT, 1, PutOff()),
+        (Policy(), CountStatus.RUNNING, 1, Run()),
+        (Policy(), CountStatus.DEAD, 1, Leave()),
+    ],
+)
+def test_what_a_count_found_and_the_policy_decide_on_a_redelivery(
+    policy: Policy, standing: CountStatus, number: int, verdict: Run | PutOff | Leave | Die
+) -> None:
+    """A copy of what runs elsewhere runs; one of what is dead does not; the rest waits or ends."""
+    assert decide_redelivery(policy, 0, Count(standing, number)) == verdict
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from celery_dlq import DeadLetters
 from celery_dlq.backends.memory import MemoryMetrics
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.metrics import INTERNAL_ERRORS
-from celery_dlq.policies.decisions import End
+from celery_dlq.policies.decisions import End, Run
 from celery_dlq.record import Outcome
 from celery_dlq.worker import guard as guard_module
 from celery_dlq.worker.failure import Failure
-from celery_dlq.worker.guard import Begin, Ending, Guard
+from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.lifecycle import DeliveryState
 
 FAILED = Failure(End(outcome=Outcome.FAILED, text="no price"), "LookupError", "no price", "File …")
 
@@ -36,8 +37,9 @@ def guard(dlq: DeadLetters) -> Guard:
     return made
 
 
-def a_begun(guard: Guard, settle: Callable[..., None] | None = None, **info: Any) -> Any:
+def a_begun(guard: Guard, **info: Any) -> Any:
     """A request that was begun, or refused."""
+    waited: list[DeliveryState] = []
     request = SimpleNamespace(
         id="t-1",
         task=SimpleNamespace(name="shop.charge", max_retries=3, app=None),
@@ -47,8 +49,9 @@ def a_begun(guard: Guard, settle: Callable[..., None] | None = None, **info: Any
         dlq_in_flight=None,
         worker_pid=1,
         acknowledged=False,
-        settled=[],
-        dlq_settle=settle or (lambda *_: request.settled.append("settled")),
+        dlq_state=DeliveryState.NEW,
+        waited=waited,
+        dlq_wait_is_over=waited.append,
     )
     request.begun = guard.begin(request)
     return request
@@ -80,7 +83,7 @@ def test_a_letter_that_cannot_be_stored_is_stored_as_plainly_as_it_can_be_made(
     """The message and the reason are worth more than what is told of the death."""
     monkeypatch.setattr(dlq.store, "dead_letter", failing(1, dlq.store.dead_letter))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.STORED
+    assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
     (letter,) = dlq.letters("orders-DLQ")
     assert (letter.task_id, letter.body, letter.traceback) == ("t-1", a_message().body, None)
     assert letter.headers
@@ -94,7 +97,7 @@ def test_a_death_that_cannot_be_described_is_a_letter_all_the_same(
     """Without its history and traceback."""
     monkeypatch.setattr(guard_module, "letter_of", failing(1, guard_module.letter_of))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.STORED
+    assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
     (letter,) = dlq.letters("orders-DLQ")
     assert (letter.task_id, letter.history, letter.exception_type) == ("t-1", (), None)
 
@@ -108,7 +111,7 @@ def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(
     """It does not stay unacknowledged for the life of its worker."""
     monkeypatch.setattr(dlq.store, "dead_letter", failing(99, dlq.store.dead_letter))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, lambda: None, requeued=False) is Ending.LEFT
+    assert guard.end(request, FAILED, requeued=False) is DeliveryState.DONE
     assert "is left to Celery, without a letter" in caplog.text
     assert errors(dlq, "letter") == 2
 
@@ -120,13 +123,13 @@ def test_a_message_past_its_limit_is_run_by_celery_if_no_letter_can_be_made(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Neither lost nor kept back for ever; it is said."""
-    assert a_begun(guard).begun is Begin.RUN
-    assert a_begun(guard, redelivered=True).begun is Begin.SKIP
+    assert a_begun(guard).begun == Run()
+    assert a_begun(guard, redelivered=True).begun.state is DeliveryState.STORED
     assert len(list(dlq.letters("orders-DLQ"))) == 1
     monkeypatch.setattr(dlq.store, "dead_letter", failing(99, dlq.store.dead_letter))
     guard._counter.forget(a_begun(guard).dlq_in_flight.key)  # type: ignore[attr-defined]
-    assert a_begun(guard).begun is Begin.RUN
-    assert a_begun(guard, redelivered=True).begun is Begin.RUN
+    assert a_begun(guard).begun == Run()
+    assert a_begun(guard, redelivered=True).begun == Run()
     assert "is executed once more" in caplog.text
 
 
@@ -144,30 +147,17 @@ def test_a_letter_that_waits_and_then_cannot_be_stored_holds_up_no_other(
         return store(letter, key)
 
     monkeypatch.setattr(dlq.store, "dead_letter", dead_letter)
-    done: list[str] = []
+    requests = []
     for task_id in ("t-1", "t-2"):
         request = a_begun(guard)
         request.dlq_in_flight.key = type(request.dlq_in_flight.key)(
             dead_letter_queue="orders-DLQ", task_id=task_id
         )
         request.request_dict["id"] = task_id
-        ending = guard.end(request, FAILED, lambda t=task_id: done.append(t), requeued=False)  # type: ignore[misc]
-        assert ending is Ending.WAITS
+        ended = guard.end(request, FAILED, requeued=False)
+        assert ended is DeliveryState.WAITING_FOR_STORE
+        requests.append(request)
     down[0] = False
     guard.tick()
-    assert done == ["t-1", "t-2"]
+    assert [r.waited for r in requests] == [[DeliveryState.DONE], [DeliveryState.STORED]]
     assert [letter.task_id for letter in dlq.letters("orders-DLQ")] == ["t-2"]
-
-
-def test_a_message_that_is_dead_is_not_run_because_it_could_not_be_settled(
-    dlq: DeadLetters, guard: Guard, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The broker is gone when it is to be acknowledged: it comes back, and finds its letter."""
-
-    def settle(*_: object) -> None:
-        raise ConnectionError("the broker is gone")
-
-    assert a_begun(guard).begun is Begin.RUN
-    assert a_begun(guard, settle=settle, redelivered=True).begun is Begin.SKIP
-    assert len(list(dlq.letters("orders-DLQ"))) == 1
-    assert "could not be ended" in caplog.text

@@ -1,0 +1,308 @@
+"""What becomes of Celery's acknowledgements: real requests, a pool that does nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import Terminated, WorkerLostError
+from builders import a_message, a_request, an_app
+from celery.exceptions import Ignore, TaskRevokedError
+from celery.worker.request import create_request_cls
+
+from celery_dlq import DeadLetters
+from celery_dlq.backends.memory import MemoryMetrics
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS
+from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.lifecycle import DeliveryState
+from celery_dlq.worker.request import guarded_request_class
+
+
+class Pool:
+    """Takes tasks, and never runs one."""
+
+    def apply_async(self, *_: Any, **__: Any) -> None:
+        """Not even this one."""
+
+
+class Worker:
+    """A worker's main process, as far as one request goes."""
+
+    def __init__(self, tmp_path: Any, pool: Any = None, **policy: int) -> None:
+        orders = policy or {"max_deliveries": 1}
+        conf: dict[str, Any] = {"dlq_store": "memory", "dlq_queues": {"orders": orders}}
+        self.app = app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")
+        self.dlq = DeadLetters(app)
+        self.guard: Guard = self.dlq._make_guard(hostname="w", pid=1, flags_redelivery=True)
+        self.id = str(uuid4())  # Celery remembers what is revoked
+        self.said: list[str] = []
+        self.later: list[Any] = []
+
+        @app.task(name="shop.charge", acks_late=True, shared=False)
+        def charge() -> None:
+            """Do nothing."""
+
+        self.task = charge
+        kind = guarded_request_class(charge, self.guard, self.later.append)
+        self._kind = create_request_cls(kind, charge, pool or Pool(), "w", None, app=app)
+        self._store, self.down = self.dlq.store.dead_letter, False
+        self.dlq.store.dead_letter = self._dead_letter  # type: ignore[method-assign]
+
+    def _dead_letter(self, *args: Any) -> Any:
+        if self.down:
+            raise StoreUnavailable("away")
+        self.said.append("letter")
+        return self._store(*args)
+
+    def receive(self, *, redelivered: bool = False, **headers: Any) -> Any:
+        """A request for a message."""
+        info = {"exchange": "", "routing_key": "orders", "redelivered": redelivered}
+        message = a_message(delivery_info=info, headers=a_request(id=self.id, **headers))
+        return self._kind(
+            message,
+            app=self.app,
+            task=self.task,
+            on_ack=lambda *_: self.said.append("ack"),
+            on_reject=lambda _log, _errors, requeue: self.said.append(f"reject {requeue}"),
+        )
+
+    def start(self, **headers: Any) -> Any:
+        """A request that a process has accepted."""
+        request = self.receive(**headers)
+        request.execute_using_pool(Pool())
+        assert request.dlq_state is DeliveryState.DISPATCHED
+        request.on_accepted(4711, 0.0)
+        assert request.dlq_state is DeliveryState.RUNNING
+        return request
+
+    def counted(self, metric: Any) -> dict[tuple[str, ...], int]:
+        """A metric's values, by its labels."""
+        store = MemoryMetrics()
+        self.dlq._measuring.counts.flush(store)
+        counts = store.read().counts
+        return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}
+
+
+@pytest.fixture
+def worker(tmp_path: Any) -> Worker:
+    """A worker whose queue allows one delivery."""
+    return Worker(tmp_path)
+
+
+def an_error(exc: BaseException) -> ExceptionInfo:
+    """As the pool reports it."""
+    try:
+        raise exc
+    except type(exc):
+        return ExceptionInfo()
+
+
+def test_a_letter_is_stored_before_its_message_is_acknowledged(worker: Worker) -> None:
+    """In this order, and once."""
+    request = worker.start()
+    request.on_failure(an_error(ValueError("x")), return_ok=True)
+    assert worker.said == ["letter", "ack"]
+    assert request.dlq_state is DeliveryState.STORED
+
+
+def test_a_message_is_not_acknowledged_while_its_letter_is_being_stored(worker: Worker) -> None:
+    """A time limit and a result may be handled at once, in two threads."""
+    request, store = worker.start(), worker.dlq.store.dead_letter
+
+    def dead_letter(*args: Any) -> Any:
+        request.acknowledge()
+        return store(*args)
+
+    worker.dlq.store.dead_letter = dead_letter  # type: ignore[method-assign]
+    request.on_failure(an_error(ValueError("x")), return_ok=True)
+    assert worker.said == ["letter", "ack"]
+    assert request.dlq_state is DeliveryState.STORED
+
+
+def test_a_dead_message_is_held_back_until_the_store_answers(worker: Worker) -> None:
+    """Neither acknowledged nor rejected, whatever Celery does; then acknowledged once."""
+    worker.down = True
+    request = worker.start()
+    request.on_failure(an_error(ValueError("x")), return_ok=True)
+    request.acknowledge()
+    request.reject(requeue=True)
+    request._announce_revoked("terminated", True, "15", False)
+    assert worker.said == []
+    assert request.dlq_state is DeliveryState.WAITING_FOR_STORE
+    worker.down = False
+    worker.guard.tick()
+    assert worker.said == ["letter", "ack"]
+    assert request.dlq_state is DeliveryState.STORED
+
+
+def test_a_message_past_its_limit_waits_for_the_store_too(worker: Worker) -> None:
+    """It is not executed meanwhile, and its task fails once the letter is stored."""
+    worker.start()
+    worker.down = True
+    request = worker.receive(redelivered=True)
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(Pool())
+    assert (worker.said, request.dlq_state) == ([], DeliveryState.WAITING_FOR_STORE)
+    worker.down = False
+    worker.guard.tick()
+    assert (worker.said, request.dlq_state) == (["letter", "ack"], DeliveryState.STORED)
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_an_expired_message_is_a_letter_before_celery_drops_it(worker: Worker, down: bool) -> None:
+    """Celery announces the revocation once the letter is stored."""
+    worker.down = down
+    request = worker.receive(expires="2001-01-01T00:00:00+00:00")
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(Pool())
+    assert worker.said == ([] if down else ["letter", "ack"])
+    worker.down = False
+    worker.guard.tick()
+    assert worker.said == ["letter", "ack"]
+
+
+def test_what_a_shutdown_gave_up_is_neither_acknowledged_nor_rejected(worker: Worker) -> None:
+    """A lost process or a time limit that comes with the shutdown changes nothing."""
+    request = worker.start()
+    request._announce_cancelled(emit_retry=False)
+    assert request.dlq_state is DeliveryState.RELEASED
+    request.on_failure(an_error(WorkerLostError("gone")))
+    request.on_timeout(False, 10)
+    assert worker.said == []
+    assert request.dlq_state is DeliveryState.RELEASED
+
+
+def test_what_a_shutdown_gave_up_may_still_succeed(worker: Worker) -> None:
+    """Then it is acknowledged, and not run again for nothing."""
+    request = worker.start()
+    request._announce_cancelled(emit_retry=False)
+    request.on_success((False, None, 0.1))
+    assert (worker.said, request.dlq_state) == (["ack"], DeliveryState.DONE)
+
+
+def test_a_revoked_task_is_over_once(worker: Worker) -> None:
+    """What its process says of its end afterwards is no death, and counts nothing."""
+    request = worker.start()
+    request._announce_revoked("terminated", True, "15", False)
+    request.on_failure(an_error(Terminated("15")))
+    request.on_failure(an_error(ValueError("x")), return_ok=True)
+    request.on_success((False, None, 0.1))
+    assert (worker.said, request.dlq_state) == (["ack"], DeliveryState.DONE)
+    assert worker.counted(DELIVERIES) == {("orders", "succeeded"): 1}
+
+
+def test_an_ignored_message_is_done(worker: Worker) -> None:
+    """Celery acknowledges it, as ever."""
+    request = worker.start()
+    request.on_failure(an_error(Ignore()), return_ok=True)
+    assert (worker.said, request.dlq_state) == (["ack"], DeliveryState.DONE)
+
+
+def test_an_end_that_is_none_leaves_the_task_running(worker: Worker) -> None:
+    """Celery neither acknowledged nor rejected; the next end is looked at again."""
+    request = worker.start()
+    request._already_cancelled = True
+    request.on_failure(an_error(SystemExit()))
+    assert (worker.said, request.dlq_state) == ([], DeliveryState.RUNNING)
+
+
+def test_a_pool_that_drops_a_job_has_not_started_it(worker: Worker) -> None:
+    """Its delivery is not counted any more."""
+    request = worker.receive()
+    request.execute_using_pool(Pool())
+    worker.guard.dispatched(request, None, dropped=True)
+    assert request.dlq_state is DeliveryState.NEW
+    assert not request.dlq_in_flight.charged
+
+
+class BrokenPool(Pool):
+    """Takes nothing."""
+
+    def apply_async(self, *_: Any, **__: Any) -> None:
+        """Fail as a pool does that cannot pickle a task."""
+        raise ValueError("no such codec")
+
+
+@pytest.mark.parametrize(
+    ("policy", "said", "state"),
+    [
+        ({"max_deliveries": 1}, ["reject True"], DeliveryState.DONE),
+        ({"max_retries": 1}, ["letter", "ack"], DeliveryState.STORED),
+    ],
+)
+def test_a_task_that_no_pool_takes_comes_back_while_its_starts_are_counted(
+    tmp_path: Any, policy: dict[str, int], said: list[str], state: DeliveryState
+) -> None:
+    """Without a limit it would come back for ever: it is a letter at once."""
+    worker = Worker(tmp_path, BrokenPool(), **policy)
+    request = worker.receive()
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(BrokenPool())
+    assert (worker.said, request.dlq_state) == (said, state)
+    assert worker.counted(INTERNAL_ERRORS) == {}
+
+
+def test_a_dead_message_is_not_run_because_it_could_not_be_settled(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker is gone when it is to be acknowledged: it comes back, and finds its letter."""
+    worker.start()
+    request = worker.receive(redelivered=True)
+
+    def on_ack(*_: object) -> None:
+        raise ConnectionError("the broker is gone")
+
+    request._on_ack = on_ack
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(Pool())
+    assert len(list(worker.dlq.letters("orders-DLQ"))) == 1
+    assert "could not be ended" in caplog.text
+
+
+@pytest.mark.parametrize("act", ["begin", "end"])
+def test_an_error_of_our_own_leaves_the_message_to_celery(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """It is counted; the task runs, and is acknowledged."""
+    monkeypatch.setattr(worker.guard, act, broken)
+    request = worker.start()
+    request.on_failure(an_error(ValueError("x")), return_ok=True)
+    assert worker.said[-1] == "ack"
+    operation = {"begin": "start"}.get(act, act)
+    assert worker.counted(INTERNAL_ERRORS) == {(operation,): 1}
+
+
+def broken(*_: Any, **__: Any) -> None:
+    """Fail as only our own code does."""
+    raise TypeError("odd")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda request: request.on_success((False, None, 0.1)),
+        lambda request: request.on_failure(an_error(ValueError("x")), return_ok=True),
+        lambda request: request.on_failure(an_error(WorkerLostError("x"))),
+        lambda request: request.on_timeout(False, 1),
+        lambda request: request._announce_cancelled(emit_retry=False),
+        lambda request: request._announce_revoked("terminated", True, "15", False),
+    ],
+)
+@pytest.mark.parametrize("state", list(DeliveryState))
+def test_no_event_in_any_state_fails_or_lets_go_of_a_message_that_waits(
+    worker: Worker, state: DeliveryState, act: Callable[[Any], None]
+) -> None:
+    """Also events that Celery never sends then; and none is an illegal transition, but one."""
+    request = worker.start()
+    request.dlq_state = state
+    logging.getLogger("celery.worker.request").disabled = True
+    act(request)
+    logging.getLogger("celery.worker.request").disabled = False
+    if state is DeliveryState.WAITING_FOR_STORE:
+        assert worker.said == []
+    assert len(worker.counted(INTERNAL_ERRORS)) <= 1

@@ -1,0 +1,64 @@
+"""The states of a delivery: which transitions are legal, and what an illegal one does."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_dlq.worker.lifecycle import DECIDED, HELD, NEXT, OVER, DeliveryState
+from celery_dlq.worker.request import DeadLetterRequest
+
+LEGAL = """
+    new               -> dispatched running ending waiting_for_store stored done
+    dispatched        -> new running ending waiting_for_store stored done
+    running           -> ending released done
+    ending            -> running released waiting_for_store stored done
+    released          -> done
+    waiting_for_store -> stored done
+    stored            ->
+    done              ->
+"""
+PAIRS = {
+    (DeliveryState(state), DeliveryState(to))
+    for line in LEGAL.strip().splitlines()
+    for state, _, targets in [line.strip().partition("->")]
+    for state in [state.strip()]
+    for to in targets.split()
+}
+
+
+@pytest.mark.parametrize(("state", "to"), [*product(DeliveryState, DeliveryState)])
+def test_every_pair_of_states_is_legal_or_refused(state: DeliveryState, to: DeliveryState) -> None:
+    """A refused one is logged and counted, and the state stays as it is."""
+    errors: list[str] = []
+    request: Any = DeadLetterRequest()
+    request.id = "t-1"
+    request.dlq_guard = SimpleNamespace(failed=errors.append, accepted=lambda _request: None)
+    request.dlq_state = state
+    request.dlq_move(to)
+    legal = (state, to) in PAIRS
+    assert (request.dlq_state, errors) == ((to, []) if legal else (state, ["transition"]))
+
+
+def test_only_dead_and_released_messages_are_held_back() -> None:
+    """And nothing that Celery may acknowledge by itself becomes one of them again."""
+    assert {state for state in DeliveryState if state in HELD} == {
+        DeliveryState.WAITING_FOR_STORE,
+        DeliveryState.RELEASED,
+    }
+    assert all(NEXT[state] <= DECIDED for state in OVER)
+    assert NEXT[DeliveryState.WAITING_FOR_STORE].isdisjoint(HELD)
+
+
+def test_a_request_that_leaves_the_pools_queue_is_not_the_pools_to_drop() -> None:
+    """Whatever it goes on to."""
+    for to in NEXT[DeliveryState.DISPATCHED]:
+        told: list[Any] = []
+        request: Any = DeadLetterRequest()
+        request.dlq_guard = SimpleNamespace(accepted=told.append)
+        request.dlq_state = DeliveryState.DISPATCHED
+        request.dlq_move(to)
+        assert told == [request]

@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import pytest
-from celery_door import CeleryDoor
 from hypothesis import HealthCheck, settings
 from rabbit import RabbitServer, rabbitmq_executable
 from servers import RedisServer, redis_executable, require
+from tiers import in_default_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,12 +39,13 @@ LONGEST = ("test_chaos.py", "test_standalone.py", "test_notebook.py", "test_stre
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest; all that share a Spark session run in one process (tox.ini)."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if "spark" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("spark"))
+    """Mark the full tier; long tests first; all that share a Spark session in one process."""
+    for item in items:
+        if not in_default_tier(item.nodeid):
+            item.add_marker(pytest.mark.full)
+        if "spark" in getattr(item, "fixturenames", ()) and config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+    items.sort(key=lambda item: (item.path.name not in LONGEST, "acceptance" not in item.nodeid))
 
 
 @pytest.fixture(scope="session")
@@ -64,13 +65,6 @@ def rabbit_server() -> Iterator[RabbitServer]:
     require(rabbitmq_executable(), "rabbitmq-server (a system package)")
     with RabbitServer() as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryDoor]:
-    """Give a ``celery`` whose commands are not a second late: a process has loaded it before."""
-    with CeleryDoor(tmp_path_factory.mktemp("door")) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -49,3 +49,7 @@ def _call_tests(names: dict[str, Any], tested: set[str]) -> None:
                 thing(watched)
             finally:
                 watched.close()
+
+
+if __name__ == "__main__":
+    serve()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import celery
+import command_line
 import pytest
 import redis
-from celery_door import CeleryDoor
 from servers import RedisServer
 from waiting import poll
 from workers import HERE, QUEUES, Place, Worker
@@ -39,21 +40,25 @@ def poison(poison_module: ModuleType, redis_url: str) -> ModuleType:
 
 
 @pytest.fixture
-def start_worker(
-    redis_url: str, tmp_path: Path, door: CeleryDoor
-) -> Iterator[Callable[..., Worker]]:
-    """Start workers; all are ended after the test, at once: what they still do, nobody looks at."""
+def dlq(poison: ModuleType, redis_url: str) -> command_line.Dlq:
+    """Run ``celery -A poison_app dlq …``."""
+    return partial(command_line.run, redis_url=redis_url)
+
+
+@pytest.fixture
+def start_worker(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Start workers; all are ended after the test."""
     started: list[Worker] = []
 
     def start(conf: dict[str, Any] | None = None, *, wait: bool = True, **more: Any) -> Worker:
         log = tmp_path / f"worker-{len(started)}.log"
-        worker = Worker(redis_url, log, conf, door=door, **more)
+        worker = Worker(redis_url, log, conf, **more)
         started.append(worker)
         return worker.start(wait=wait)
 
     yield start
     for worker in started:
-        worker.kill()
+        worker.end()
 
 
 @pytest.fixture

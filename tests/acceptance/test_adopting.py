@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
+from command_line import Dlq
 from kombu import Connection, Queue
 from rabbit import RabbitServer
 from waiting import poll
@@ -87,68 +89,47 @@ def test_a_worker_adopts_beside_its_tasks(
     assert worker.process.wait(30) == 0
 
 
-def test_a_worker_refuses_to_adopt_what_it_consumes(redis_url: str, rabbit: str) -> None:
+def test_a_worker_refuses_to_adopt_what_it_consumes(
+    start_worker: Callable[..., Worker], rabbit: str
+) -> None:
     """Its tasks are alive."""
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "poison_app", "worker", "-Q", DEAD],
-        env=environment(redis_url, {"dlq_adopt": {DEAD: None}}, POISON_BROKER=rabbit),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    worker = start_worker(
+        {"dlq_adopt": {DEAD: None}},
+        arguments=("-Q", DEAD),
+        env={"POISON_BROKER": rabbit},
+        wait=False,
     )
-    assert done.returncode == 1, done.stderr
+    assert worker.process.wait(60) == 1, worker.output
     assert f"Error: expected dlq_adopt to name a queue of messages that are dead, got '{DEAD}'" in (
-        done.stderr
+        worker.output
     )
-    assert "Traceback" not in done.stderr
-
-
-def run(
-    redis_url: str, rabbit: str, *arguments: str, conf: dict[str, Any] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run ``celery -A poison_app dlq import …``."""
-    return subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "import", *arguments],
-        env=environment(redis_url, conf, POISON_BROKER=rabbit),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    assert "Traceback" not in worker.output
 
 
 def test_the_command_adopts_and_says_what_it_did(
-    poison: ModuleType, redis_url: str, rabbit: str, letters: Letters
+    poison: ModuleType, dlq: Dlq, rabbit: str, letters: Letters
 ) -> None:
     """Once, as a table or as JSON; mistakes are one line."""
     expire(rabbit, "fails", "drops")
     with Connection(rabbit) as connection:
         dead = connection.default_channel
         poll(lambda: dead.queue_declare(DEAD, passive=True).message_count == 2)
-    done = run(redis_url, rabbit, DEAD, "--to", "orders-DLQ", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "queue": DEAD,
-        "adopted": 2,
-        "known": 0,
-        "by_queue": {"orders-DLQ": 2},
-    }
+    adopt = partial(dlq, "import", POISON_BROKER=rabbit)
+    assert adopt(DEAD, "--to", "orders-DLQ", "--json").lines == [
+        {"queue": DEAD, "adopted": 2, "known": 0, "by_queue": {"orders-DLQ": 2}}
+    ]
     assert [letter.task_id for letter in letters(count=2)] == ["id-fails", "id-drops"]
     assert poison.dlq.registry.changes(limit=1)[0].letters == 2
-    assert "nothing to adopt" in run(redis_url, rabbit, DEAD).stdout
+    assert "nothing to adopt" in adopt(DEAD).stdout
     for arguments, code, text in (
         (("orders",), 1, "guarded by dlq_queues['orders']"),
         ((DEAD, "--limit", "1", "--follow"), 2, "exclude each other"),
     ):
-        failed = run(redis_url, rabbit, *arguments)
-        assert (failed.returncode, text in failed.stderr) == (code, True), failed.stderr
-        assert "Traceback" not in failed.stderr
+        failed = adopt(*arguments)
+        assert (failed.exit_code, text in failed.stderr) == (code, True), failed.stderr
         assert "guest:guest" not in failed.stderr
-    forgetful = run(redis_url, rabbit, DEAD, conf={"dlq_store": "memory"})
-    assert (forgetful.returncode, "dlq_store is memory" in forgetful.stderr) == (1, True)
+    forgetful = adopt(DEAD, conf={"dlq_store": "memory"})
+    assert (forgetful.exit_code, "dlq_store is memory" in forgetful.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

@@ -136,21 +136,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_a_worker_refuses_what_the_broker_has_otherwise(
-    redis_url: str, place: Place, alerts: Any
+    start_worker: Start, place: Place, alerts: Any
 ) -> None:
     """One line each, no traceback, no password."""
     for policy, text in REFUSED:
-        done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "poison_app", "worker", "-c", "1"],
-            env=environment(redis_url, {"dlq_queues": {"orders": policy}}, **place.env),
-            cwd=HERE,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 1, done.stderr
-        assert text in done.stderr, done.stderr
-        assert "Traceback" not in done.stderr
-        assert "guest:guest" not in done.stderr
-        assert len([x for x in done.stderr.splitlines() if x.startswith("Error: expected")]) == 1
+        worker = start_worker({"dlq_queues": {"orders": policy}}, env=place.env, wait=False)
+        assert worker.process.wait(60) == 1, worker.output
+        assert text in worker.output
+        assert "Traceback" not in worker.output
+        assert "guest:guest" not in worker.output
+        assert len([x for x in worker.output.splitlines() if x.startswith("Error: expected")]) == 1

@@ -15,6 +15,7 @@ import redis
 from builders import a_letter, a_request, key_of
 from celery import Celery
 from click.testing import CliRunner
+from command_line import Dlq
 from kombu.connection import Connection
 from rabbit import RabbitServer
 from waiting import poll
@@ -80,6 +81,7 @@ def told(done: Any) -> list[dict[str, Any]]:
 def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
     home: Place,
     cli: Cli,
+    dlq: Dlq,
     operator: DeadLetters,
     redis_url: str,
     start_worker: Start,
@@ -90,17 +92,7 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
     publish(broker_of(home, redis_url), "killed", "fails", "to_dlq")
     poll(lambda: operator.store.length(QUEUE) == 3, timeout_seconds=60)
 
-    whole = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "list", QUEUE, "--json"],
-        env=environment(redis_url, CONF, **home.env),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert whole.returncode == 0, whole.stderr
-    found = [json.loads(line) for line in whole.stdout.splitlines()]
+    found = dlq("list", QUEUE, "--json", conf=CONF, **home.env).lines
     assert found[::-1] == told(cli("list", QUEUE, "--oldest-first", "--json"))
     by_task = {letter["task_id"]: letter for letter in found}
     assert {task: letter["reason"] for task, letter in by_task.items()} == {

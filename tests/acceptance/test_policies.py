@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
-from celery_door import CeleryDoor
+from command_line import Dlq
 from waiting import poll
-from workers import HERE, Worker, environment
+from workers import Worker
 
 from celery_dlq import DeadLetter
 
@@ -21,26 +18,7 @@ Ran = Callable[[str], int]
 Letters = Callable[..., list[DeadLetter]]
 
 
-@pytest.fixture
-def dlq(redis_url: str, door: CeleryDoor) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run ``celery -A poison_app dlq …``."""
-
-    def run(*arguments: str, conf: dict[str, Any] | None = None) -> Any:
-        return subprocess.run(
-            [door.bin / "celery", "-A", "poison_app", "dlq", *arguments],
-            env=environment(redis_url, conf, COLUMNS="80"),
-            cwd=HERE,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
-
-    return run
-
-
-def test_every_value_is_shown_with_its_source(dlq: Callable[..., Any]) -> None:
+def test_every_value_is_shown_with_its_source(dlq: Dlq) -> None:
     """At 80 columns, and as lines for programs."""
     conf = {
         "dlq_queues": {
@@ -49,8 +27,8 @@ def test_every_value_is_shown_with_its_source(dlq: Callable[..., Any]) -> None:
             "ordesr": {},
         }
     }
-    shown = dlq("policies", conf=conf)
-    assert shown.returncode == 0, shown.stderr
+    shown = dlq("policies", conf=conf, columns=80)
+    assert shown.exit_code == 0, shown.stderr
     assert "queue orders → orders-DLQ" in shown.stdout
     assert "max_deliveries   3    dlq_queues['orders']" in shown.stdout
     assert "dead_letter_ttl  1 h  dlq_queues['*']" in shown.stdout
@@ -59,19 +37,19 @@ def test_every_value_is_shown_with_its_source(dlq: Callable[..., Any]) -> None:
     assert "did you mean 'orders'?" in " ".join(shown.stdout.split())
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())
 
-    lines = [json.loads(line) for line in dlq("policies", "--json", conf=conf).stdout.splitlines()]
+    lines = dlq("policies", "--json", conf=conf).lines
     (orders,) = [v for v in lines if v.get("queue") == "orders" and v["task"] is None]
     assert orders["policy"]["dead_letter_ttl"] == {"value": 3600.0, "source": "dlq_queues['*']"}
     assert orders["policy"]["max_retries"] == {"value": None, "source": "default"}
 
 
 def test_an_override_reaches_running_workers_and_ends(
-    dlq: Callable[..., Any], poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran
 ) -> None:
     """No deploy, no restart; a queue that nothing guarded before is guarded for a while."""
     conf: dict[str, Any] = {"dlq_queues": {"orders": {"max_deliveries": 3}}}
     worker = start_worker(conf)
-    assert dlq("policies", "set", "orders", "max_deliveries=1", "--for", "25s").returncode == 0
+    assert dlq("policies", "set", "orders", "max_deliveries=1", "--for", "25s").exit_code == 0
     poll(lambda: "overridden by" in worker.output, timeout_seconds=30)
 
     poison.requeues.delay("under the override")
@@ -93,7 +71,7 @@ def test_an_override_reaches_running_workers_and_ends(
 
 
 def test_an_override_guards_what_nothing_guarded(
-    dlq: Callable[..., Any], poison: ModuleType, start_worker: Start, letters: Letters
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters
 ) -> None:
     """The worker was started without any policy."""
     conf: dict[str, Any] = {"dlq_queues": {}}
@@ -101,23 +79,23 @@ def test_an_override_guards_what_nothing_guarded(
     done = dlq(
         "policies", "set", "orders", "max_deliveries=2", "reasons=", "--for", "5m", conf=conf
     )
-    assert done.returncode == 2
+    assert done.exit_code == 2
     done = dlq("policies", "set", "orders", "max_deliveries=2", "--for", "5m", conf=conf)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     poll(lambda: "overridden by" in worker.output, timeout_seconds=30)
 
     poison.requeues.delay("loop")
 
     (letter,) = letters()
     assert letter.deliveries == 2
-    assert dlq("policies", "unset", "orders", conf=conf).returncode == 0
+    assert dlq("policies", "unset", "orders", conf=conf).exit_code == 0
     again = dlq("policies", "unset", "orders", conf=conf)
-    assert (again.returncode, again.stdout) == (1, "")
+    assert (again.exit_code, again.stdout) == (1, "")
     assert "expected an override of any key for queue 'orders', found none" in again.stderr
 
 
 def test_workers_with_different_policies_warn_each_other(
-    dlq: Callable[..., Any], poison: ModuleType, start_worker: Start
+    dlq: Dlq, poison: ModuleType, start_worker: Start
 ) -> None:
     """Both logs say it, and `dlq policies` shows it."""
     first = start_worker(
@@ -137,7 +115,7 @@ def test_workers_with_different_policies_warn_each_other(
 
 
 def test_a_worker_trims_what_is_past_its_time(
-    dlq: Callable[..., Any], poison: ModuleType, start_worker: Start, letters: Letters
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters
 ) -> None:
     """Announced in its log, kept in the audit; the command line trims where no worker runs."""
     conf: dict[str, Any] = {"dlq_queues": {"orders": {"dead_letter_ttl": 1}}}
@@ -183,32 +161,24 @@ def test_a_worker_trims_what_is_past_its_time(
     ],
 )
 def test_bad_input_changes_nothing(
-    dlq: Callable[..., Any], poison: ModuleType, arguments: tuple[str, ...], code: int, said: str
+    dlq: Dlq, poison: ModuleType, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     """One clear line, no traceback."""
     done = dlq(*arguments)
-    assert done.returncode == code
+    assert done.exit_code == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert poison.dlq.registry.changes(limit=9) == []
 
 
-def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(redis_url: str) -> None:
+def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(start_worker: Start) -> None:
     """At the start of a worker, with the reason and the way out."""
     conf = {
         "dlq_queues": {"orders": {"default_delay": 30}},
         "broker_transport_options": {"visibility_timeout": 20},
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "poison_app", "worker"],
-        env=environment(redis_url, conf),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    assert "visibility timeout (20 s), got 30 s" in done.stderr
-    assert "Raise visibility_timeout in broker_transport_options" in done.stderr
-    assert "Traceback" not in done.stderr
+    worker = start_worker(conf, wait=False)
+    assert worker.process.wait(60) == 1
+    assert "visibility timeout (20 s), got 30 s" in worker.output
+    assert "Raise visibility_timeout in broker_transport_options" in worker.output
+    assert "Traceback" not in worker.output

@@ -1,4 +1,4 @@
-"""Sentry, as a worker's errors reach it: a real worker, a real SDK, a real HTTP ingest."""
+"""Sentry, as a worker's errors reach it: a real worker, a real SDK, a real HTTP server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from ingest import Ingest
+from fake_sentry import FakeSentry
 from servers import RedisServer
 from waiting import poll
 from workers import HERE, Worker
@@ -40,14 +40,14 @@ def observed(observed_module: ModuleType, redis_url: str) -> ModuleType:
 
 
 @pytest.fixture
-def ingest() -> Iterator[Ingest]:
-    with Ingest() as made:
+def sentry() -> Iterator[FakeSentry]:
+    with FakeSentry() as made:
         yield made
 
 
 @pytest.fixture
 def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
-    """Start a worker whose Sentry is the ingest."""
+    """Start a worker whose Sentry is the fake one."""
     started: list[Worker] = []
 
     def run(dsn: str | None, conf: dict[str, Any] | None = None, **options: Any) -> Worker:
@@ -81,16 +81,16 @@ def frames(event: dict[str, Any]) -> list[tuple[str, int, str, bool]]:
 
 
 def test_a_failure_is_one_event_that_tells_all_beside_sentrys_own_integration(
-    observed: ModuleType, start: Start, ingest: Ingest
+    observed: ModuleType, start: Start, sentry: FakeSentry
 ) -> None:
     """The exception and frames that the pool process saw, our tags, our fingerprint, no values."""
-    worker = start(ingest.dsn, release="app-1", conf={"dlq_release": "shop-7"})
+    worker = start(sentry.dsn, release="app-1", conf={"dlq_release": "shop-7"})
     observed.fails.delay("s3cret")
     (letter,) = letters(observed, 1)
-    poll(lambda: ingest.events, timeout_seconds=30)
+    poll(lambda: sentry.events, timeout_seconds=30)
     worker.stop()  # and what the pool processes had to say is flushed
 
-    (event,) = ingest.events
+    (event,) = sentry.events
     assert event["event_id"] == letter.sentry_event_id
     assert event["fingerprint"] == [letter.fingerprint]
     assert event["release"] == "shop-7"
@@ -114,52 +114,52 @@ def test_a_failure_is_one_event_that_tells_all_beside_sentrys_own_integration(
 
 
 def test_a_flood_is_a_handful_of_events_and_a_group_that_comes_back_is_one_more(
-    observed: ModuleType, start: Start, ingest: Ingest, redis_url: str
+    observed: ModuleType, start: Start, sentry: FakeSentry, redis_url: str
 ) -> None:
     """The first letter of a group, its tenth, its hundredth, and one that was redriven in vain.
 
     Sentry may have values here: ``send_default_pii`` is its own setting for that.
     """
-    start(ingest.dsn, send_default_pii=True)
+    start(sentry.dsn, send_default_pii=True)
     for number in range(100):
         observed.fails.delay(str(number))
     found = letters(observed, 100)
-    poll(lambda: len(ingest.events) >= 3, timeout_seconds=30)
+    poll(lambda: len(sentry.events) >= 3, timeout_seconds=30)
 
-    numbers = [e["contexts"]["dead_letter"]["letters_in_group"] for e in ingest.events]
+    numbers = [e["contexts"]["dead_letter"]["letters_in_group"] for e in sentry.events]
     assert sorted(numbers) == [1, 10, 100]
-    assert len(ingest.of(found[0].fingerprint)) == 3
+    assert len(sentry.of(found[0].fingerprint)) == 3
     marked = {letter.sentry_event_id for letter in found if letter.sentry_event_id}
-    assert marked == {event["event_id"] for event in ingest.events}
-    tenth = ingest.events[numbers.index(10)]["contexts"]["dead_letter"]
+    assert marked == {event["event_id"] for event in sentry.events}
+    tenth = sentry.events[numbers.index(10)]["contexts"]["dead_letter"]
     assert len(tenth["letter_ids"]) == 10
     assert set(tenth["letter_ids"]) <= {letter.id for letter in found}
-    args = {json.loads(event["extra"]["args"])[0] for event in ingest.events}
+    args = {json.loads(event["extra"]["args"])[0] for event in sentry.events}
     assert args <= {str(number) for number in range(100)}
 
     with redis.Redis.from_url(redis_url) as client:  # the last report was long ago
         client.hset(f"dlq:{{orders-DLQ}}:report:{found[0].fingerprint}", "at", 1)
     observed.dlq.redrive("orders-DLQ")
-    poll(lambda: len(ingest.events) >= 6, timeout_seconds=30)
+    poll(lambda: len(sentry.events) >= 6, timeout_seconds=30)
 
-    groups = [event["tags"]["group"] for event in ingest.events]
+    groups = [event["tags"]["group"] for event in sentry.events]
     assert groups.count("came_back") == 1
-    assert {event["tags"]["redrives"] for event in ingest.events[3:]} == {"1"}
+    assert {event["tags"]["redrives"] for event in sentry.events[3:]} == {"1"}
 
 
 def test_what_never_becomes_a_letter_stays_sentrys_own(
-    observed: ModuleType, start: Start, ingest: Ingest
+    observed: ModuleType, start: Start, sentry: FakeSentry
 ) -> None:
     """Unguarded tasks are reported by the CeleryIntegration, retries that go on by nobody."""
-    start(ingest.dsn)
+    start(sentry.dsn)
     assert observed.works_at_last.delay("a").get(timeout=30) == "a"
     observed.fails_unguarded.delay("b")
     observed.rejects.delay("c")
     (letter,) = letters(observed, 1)
-    poll(lambda: len(ingest.events) >= 2, timeout_seconds=30)
+    poll(lambda: len(sentry.events) >= 2, timeout_seconds=30)
 
-    ours = ingest.of(letter.fingerprint)
-    (theirs,) = [event for event in ingest.events if event not in ours]
+    ours = sentry.of(letter.fingerprint)
+    (theirs,) = [event for event in sentry.events if event not in ours]
     assert len(ours) == 1
     assert ours[0]["exception"]["values"][-1]["value"] == "no such order"
     mechanism = theirs["exception"]["values"][-1]["mechanism"]
@@ -167,37 +167,37 @@ def test_what_never_becomes_a_letter_stays_sentrys_own(
 
 
 def test_lost_processes_and_unknown_tasks_are_told_of_once(
-    observed: ModuleType, start: Start, ingest: Ingest
+    observed: ModuleType, start: Start, sentry: FakeSentry
 ) -> None:
     """Celery logs a line for each, and Sentry's logging integration makes events of lines."""
-    start(ingest.dsn)
+    start(sentry.dsn)
     observed.killed.delay("a")
     for number in range(20):
         observed.app.send_task("observed_app.gone", [number])
     found = letters(observed, 21)
     prints = {letter.fingerprint for letter in found}
-    poll(lambda: sum(len(ingest.of(name)) for name in prints) >= 3, timeout_seconds=30)
+    poll(lambda: sum(len(sentry.of(name)) for name in prints) >= 3, timeout_seconds=30)
 
     assert len(prints) == 2
-    (lost,) = [x for x in ingest.events if x.get("tags", {}).get("task") == "observed_app.killed"]
+    (lost,) = [x for x in sentry.events if x.get("tags", {}).get("task") == "observed_app.killed"]
     assert lost["tags"]["reason"] == "max_deliveries_exceeded"
-    lines = [event["logger"] for event in ingest.events if event["logger"] != "celery_dlq"]
+    lines = [event["logger"] for event in sentry.events if event["logger"] != "celery_dlq"]
     assert lines in ([], ["multiprocessing"])  # three processes were lost
 
 
 def test_beside_leaves_the_integrations_events_and_links_letters_to_them(
-    observed: ModuleType, start: Start, ingest: Ingest
+    observed: ModuleType, start: Start, sentry: FakeSentry
 ) -> None:
     """One failure is one event also then, and its letter keeps the id that Sentry gave."""
-    start(ingest.dsn, conf={"dlq_sentry": "beside"})
+    start(sentry.dsn, conf={"dlq_sentry": "beside"})
     for number in range(3):
         observed.fails.delay(str(number))
     found = letters(observed, 3)
-    poll(lambda: len(ingest.events) == 3, timeout_seconds=30)
+    poll(lambda: len(sentry.events) == 3, timeout_seconds=30)
 
-    types = {e["exception"]["values"][-1]["mechanism"]["type"] for e in ingest.events}
+    types = {e["exception"]["values"][-1]["mechanism"]["type"] for e in sentry.events}
     assert types == {"celery"}
-    assert {letter.sentry_event_id for letter in found} == {e["event_id"] for e in ingest.events}
+    assert {letter.sentry_event_id for letter in found} == {e["event_id"] for e in sentry.events}
 
 
 def test_a_sentry_that_hangs_holds_nothing_up(observed: ModuleType, start: Start) -> None:

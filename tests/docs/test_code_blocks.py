@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from builders import a_letter, a_request, key_of
-from celery_door import CeleryDoor
 from exempt import EXEMPT, why_exempt
 from fenced import PAGES, ROOT, Block, blocks, page_name
 from java import QUICK_JAVA
-from story import Story, lend_shop, own_shop
+from page_runner import PageRunner, lend_shop, own_shop
+from tiers import DEFAULT_TIER, in_default_tier
 
 from celery_dlq import Reason
 from celery_dlq.backends.redis.connect import connect
@@ -54,28 +54,26 @@ def places(request: pytest.FixtureRequest, redis_url: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def send_unanswered(
-    tmp_path: Path, door: CeleryDoor, places: dict[str, str]
-) -> Iterator[Callable[[str], None]]:
-    """Give a function that tells a page."""
-    story = Story(tmp_path, door.bin, places, why_exempt)
+def run_page(tmp_path: Path, places: dict[str, str]) -> Iterator[Callable[[str], None]]:
+    """Give a function that runs a page."""
+    runner = PageRunner(tmp_path, places, why_exempt)
 
     def run(page: str) -> None:
         if not own_shop(CODE[page]):
             leave_letters(places["DOCS_REDIS"])
-            lend_shop(story)
+            lend_shop(runner)
         if page in WITH_WORKER:
-            story.worker("celery -A shop worker --queues orders --loglevel INFO")
+            runner.worker("celery -A shop worker --queues orders --loglevel INFO")
         for block in CODE[page]:
             if block.language not in SHOWN and not (
                 page in IN_OWN_PROCESS and block.language == "python"
             ):
-                story.send_unanswered(block)
+                runner.run_block(block)
         if page in IN_OWN_PROCESS:
             run_as_script(CODE[page], tmp_path, places)
 
     yield run
-    story.close()
+    runner.close()
 
 
 def leave_letters(redis: str) -> None:
@@ -130,12 +128,12 @@ def run_as_script(page_blocks: list[Block], folder: Path, places: dict[str, str]
 
 @pytest.mark.parametrize("page", CODE)
 def test_every_block_of_a_page_does_what_the_page_says(
-    page: str, tell: Callable[[str], None], request: pytest.FixtureRequest
+    page: str, run_page: Callable[[str], None], request: pytest.FixtureRequest
 ) -> None:
     """In the reader's order, in a folder of its own, against real servers."""
     if page in IN_OWN_PROCESS and sys.version_info < (3, 11):
         pytest.skip("PySpark needs Python 3.11 or later")
-    tell(page)
+    run_page(page)
 
 
 def test_exemptions_are_needed() -> None:
@@ -153,16 +151,30 @@ def test_exemptions_are_needed() -> None:
         assert reason
 
 
-@pytest.mark.parametrize("page", ["docs/guarantees.md"])
-def test_the_tests_that_are_named_exist(page: str) -> None:
-    """A guarantee whose proof was renamed is a claim."""
-    text = (ROOT / page).read_text("utf-8")
-    named = set(re.findall(r"(test_\w+\.py)(?:::(test_\w+))?", text))
-    assert named
-    for file, function in named:
+GUARANTEES = (ROOT / "docs/guarantees.md").read_text("utf-8")
+
+
+def named_tests(text: str) -> list[str]:
+    """Ids of the tests that a text names; a file alone stands for all of its tests."""
+    ids = []
+    for file, function in re.findall(r"(test_\w+\.py)(?:::(test_\w+))?", text):
         (path,) = ROOT.joinpath("tests").rglob(file)
-        if function:
-            assert f"def {function}(" in path.read_text("utf-8"), (file, function)
+        assert not function or f"def {function}(" in path.read_text("utf-8"), (file, function)
+        ids.append("::".join(filter(None, (page_name(path), function))))
+    return ids
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    """A guarantee whose proof was renamed is a claim."""
+    assert named_tests(GUARANTEES)
+
+
+@pytest.mark.parametrize("row", [x for x in GUARANTEES.splitlines() if x.startswith("| **")])
+def test_each_guarantee_is_proven_in_the_default_tier(row: str) -> None:
+    """By one of its tests at least, or by one of its parameters."""
+    ids = named_tests(row)
+    some = any(entry.startswith(name) for entry in DEFAULT_TIER for name in ids)
+    assert some or any(map(in_default_tier, ids))
 
 
 def test_links_between_files_lead_somewhere() -> None:

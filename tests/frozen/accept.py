@@ -1,18 +1,18 @@
-"""Take today's faces as those that are promised: ``python tests/frozen/accept.py``."""
+"""Promise today's public surface: ``python tests/frozen/accept.py``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from faces import FACES
+from public_surface import SURFACES
 
 HERE = Path(__file__).parent / "snapshots"
 
 
 def main() -> None:
     """Write every snapshot; say which ones changed."""
-    for name, face in FACES.items():
-        path, text = HERE / name, face()
+    for name, surface in SURFACES.items():
+        path, text = HERE / name, surface()
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
             print(f"changed: {path}")

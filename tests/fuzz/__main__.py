@@ -23,7 +23,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from celery_door import CeleryDoor
 from fuzz.cases import KINDS, Case, cases
 from rabbit import RabbitServer, rabbitmq_executable
 from rich.console import Console
@@ -110,9 +109,6 @@ class Run:
             }
 
     def _build(self, stack: ExitStack) -> None:
-        door_folder = self._folder / "door"
-        door_folder.mkdir()
-        door = stack.enter_context(CeleryDoor(door_folder))
         rabbit = None
         if self._options.broker != "redis":
             rabbit = stack.enter_context(RabbitServer())
@@ -131,15 +127,15 @@ class Run:
                 url = rabbit.add_virtual_host(name)
                 more |= {"FUZZ_BROKER": url, "FUZZ_QUEUE_TYPE": self._options.broker}
             os.environ.update(more)  # the app in this process is the guarded one, the last
-            self._sides[name] = (url, {**env, **more}, folder, door)
+            self._sides[name] = (url, {**env, **more}, folder)
         app = importlib.import_module("fuzz.app")
         places, sides = (importlib.import_module(f"fuzz.{name}") for name in ("places", "sides"))
-        for name, (url, its_env, folder, door) in self._sides.items():
+        for name, (url, its_env, folder) in self._sides.items():
             if rabbit is None:
                 place = places.RedisPlace(url)
             else:
                 place = places.RabbitPlace(url, rabbit.port, name, self._options.broker)
-            self._sides[name] = sides.Side(name, place, its_env, folder, door)
+            self._sides[name] = sides.Side(name, place, its_env, folder)
             stack.callback(self._sides[name].end)
         self._dlq = app.dlq
         stack.callback(app.app.close)

@@ -13,7 +13,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from celery_door import CeleryDoor, Forked
+from fork_server import ForkedProcess
 from fuzz.cases import Case, sound
 from fuzz.places import RabbitPlace, RedisPlace
 
@@ -79,16 +79,10 @@ class Side:
         place: Its broker.
         env: The workers' environment.
         folder: For marks and logs.
-        door: Forks the workers.
     """
 
     def __init__(
-        self,
-        name: str,
-        place: RedisPlace | RabbitPlace,
-        env: dict[str, str],
-        folder: Path,
-        door: CeleryDoor,
+        self, name: str, place: RedisPlace | RabbitPlace, env: dict[str, str], folder: Path
     ) -> None:
         self.name = name
         self.place = place
@@ -96,8 +90,7 @@ class Side:
         self.starts_of_workers = 0
         self._env = env
         self._folder = folder
-        self._door = door
-        self._worker: Forked | None = None
+        self._worker: ForkedProcess | None = None
         self._tries: Counter[int] = Counter()
         self._marks = _Marks(folder / "marks")
         self._log = folder / "log"
@@ -258,10 +251,7 @@ class Side:
             "--without-mingle",
             "--without-heartbeat",
         ]
-        with self._log.open("ab") as output:
-            self._worker = self._door.fork(
-                arguments, cwd=TESTS, env={**self._env, **more}, output=output
-            )
+        self._worker = ForkedProcess(arguments, cwd=TESTS, env={**self._env, **more}, log=self._log)
 
     def _kill(self) -> None:
         if self._worker is None:

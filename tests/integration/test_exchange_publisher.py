@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from builders import a_letter, key_of
 from celery import Celery
-from door import Door
 from kombu import Connection, Exchange, Queue
 from rabbit import RabbitServer
+from tcp_proxy import TcpProxy
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
@@ -165,8 +165,8 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
     """The letter does not wait for the broker."""
     monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 1.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
-    with Door(rabbit_server.port) as door:
-        url = rabbit_server.url.replace(str(rabbit_server.port), str(door.port))
+    with TcpProxy(rabbit_server.port) as proxy:
+        url = rabbit_server.url.replace(str(rabbit_server.port), str(proxy.port))
         dlq = DeadLetters(an_app(url, redis_url, {"name": "deaths", "type": "fanout"}))
         letter = stored(dlq)
         assert dlq.store.get("orders-DLQ", letter.id) == letter
@@ -178,11 +178,11 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
         thread = threading.Thread(target=post, args=(publisher, stop))
         thread.start()
         try:
-            door.open()
+            proxy.open()
             assert subscriber.get().headers["dlq_letter"] == letter.id
-            door.shut()  # with a connection in use
+            proxy.shut()  # with a connection in use
             later = stored(dlq)
-            door.open()
+            proxy.open()
             assert subscriber.get().headers["dlq_letter"] == later.id
             poll(lambda: waiting(dlq) == 0, timeout_seconds=30)
         finally:

@@ -10,28 +10,28 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class Ingest:
+class FakeSentry:
     """A context manager; ``dsn`` is what ``sentry_sdk.init`` takes.
 
     Attributes:
         events: The error events that came, in order.
-        status: What it answers with; 500 is an ingest that is broken.
+        status: What it answers with; 500 is a Sentry that is broken.
     """
 
     def __init__(self, status: int = 200) -> None:
         self.events: list[dict[str, Any]] = []
         self.status = status
-        ingest = self
+        sentry = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
-                if ingest.status == 200:
-                    ingest.events += events_of(body)
+                if sentry.status == 200:
+                    sentry.events += events_of(body)
                 answer = b"{}"
-                self.send_response(ingest.status)
+                self.send_response(sentry.status)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)
@@ -43,7 +43,7 @@ class Ingest:
         self._server.daemon_threads = True
         self.dsn = f"http://public@127.0.0.1:{self._server.server_port}/42"
 
-    def __enter__(self) -> Ingest:
+    def __enter__(self) -> FakeSentry:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 

@@ -1,4 +1,4 @@
-"""A door before a server: shut, nobody gets in, and whoever is in is thrown out."""
+"""A TCP proxy before a server: closed, it refuses connections and cuts those that it has."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from servers import _free_port
 
 
-class Door:
-    """A port that leads to another one while the door is open; a context manager.
+class TcpProxy:
+    """A port that leads to another one while the proxy is open; a context manager.
 
     Args:
         port: The server's port on this machine.
@@ -23,20 +23,20 @@ class Door:
         self._listener: socket.socket | None = None
         self._inside: list[socket.socket] = []
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> TcpProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shut()
 
     def open(self) -> None:
-        """Let people in."""
+        """Accept connections."""
         listener = socket.create_server(("127.0.0.1", self.port))
         self._listener = listener
         threading.Thread(target=self._admit, args=(listener,), daemon=True).start()
 
     def shut(self) -> None:
-        """Throw everybody out."""
+        """Refuse connections, and cut all."""
         for one in (self._listener, *self._inside):
             if one is not None:
                 with contextlib.suppress(OSError):

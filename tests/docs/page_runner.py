@@ -1,4 +1,4 @@
-"""A page told as its reader follows it: its files are written, its code and commands run.
+"""A page run as its reader follows it: its files are written, its code and commands run.
 
 - Python that begins with ``# name.py`` is that file, in the reader's folder. Other Python runs,
   all of a page in one process and namespace; functions called ``test_…`` are called.
@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import page_python
 import yaml
-from celery_door import PAGE_PYTHON
 from fenced import Block
 from waiting import poll
 
@@ -58,12 +58,11 @@ _VARIES = (
 )
 
 
-class Story:
+class PageRunner:
     """One page.
 
     Args:
         folder: The reader's folder, empty.
-        path: First on the PATH of its shell.
         places: Text of the page and what stands for it, e.g. addresses of servers.
         exempt: Whether a command is not run, and why.
     """
@@ -71,19 +70,22 @@ class Story:
     def __init__(
         self,
         folder: Path,
-        path: Path,
         places: Mapping[str, str],
         exempt: Callable[[str, str], str | None],
     ) -> None:
         self.folder = folder
         self._places = places
         self._exempt = exempt
-        self._path = path
         self._python_process: subprocess.Popen[str] | None = None
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        # This Python's `celery`, also where it is not installed beside it.
+        celery = folder / ".bin" / "celery"
+        celery.parent.mkdir()
+        celery.write_text(f'#!/bin/sh\nexec {sys.executable} -m celery "$@"\n')
+        celery.chmod(0o755)
         self._env = {
             **os.environ,
-            "PATH": f"{path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{celery.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(folder),
             "COLUMNS": "80",
             "NO_COLOR": "1",
@@ -97,7 +99,7 @@ class Story:
         if self._python_process is not None:
             self._python_process.communicate(timeout=_SECONDS)  # nothing more comes: it ends
 
-    def send_unanswered(self, block: Block) -> None:
+    def run_block(self, block: Block) -> None:
         """One block.
 
         Raises:
@@ -136,7 +138,7 @@ class Story:
         """Run Python in the page's own process."""
         if self._python_process is None:
             self._python_process = subprocess.Popen(
-                [self._path / PAGE_PYTHON],
+                [sys.executable, page_python.__file__],
                 cwd=self.folder,
                 env=self._env,
                 text=True,
@@ -224,10 +226,10 @@ def own_shop(page_blocks: list[Block]) -> bool:
     return any(named and named[1] in APPS for named in files)
 
 
-def lend_shop(story: Story) -> None:
+def lend_shop(page: PageRunner) -> None:
     """Give a page the app of this folder."""
-    shutil.copy(SHOP, story.folder / "shop.py")
-    story.run("its hidden beginning", 1, _PRELUDE)
+    shutil.copy(SHOP, page.folder / "shop.py")
+    page.run("its hidden beginning", 1, _PRELUDE)
 
 
 def _missing(wanted: list[str], printed: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The faces that others rely on, as text: what is compared with the files in ``snapshots``."""
+"""What others rely on, as text: it is compared with the files in ``snapshots``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ PUBLIC = (
     "celery_dlq.testing",
 )
 PUBLIC_SPARK = ("celery_dlq.spark.session", "celery_dlq.spark.source", "celery_dlq.spark.triage")
-COLUMNS = 80
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -90,25 +89,35 @@ def metric_names() -> str:
     )
 
 
-def cli_help() -> str:
-    """The help of every command at 80 columns."""
+def commands() -> str:
+    """Every command with its arguments and options; their sentences may get better."""
+    return _lines(line for path, command in every_command() for line in _command(path, command))
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """All commands, and how each is typed."""
     from celery_dlq.__main__ import main
     from celery_dlq.cli.commands import dlq
 
-    return "\n".join([*_helps(dlq, "celery -A PROJECT dlq"), *_helps(main, "celery-dlq")])
+    yield from _below("celery dlq", dlq)
+    yield from _below("celery-dlq", main)
 
 
-def _helps(command: click.Command, path: str) -> Iterator[str]:
-    name = path.rpartition(" ")[2]
-    context = click.Context(
-        command, info_name=path, terminal_width=COLUMNS, max_content_width=COLUMNS
-    )
-    yield f"{'=' * COLUMNS}\n{command.get_help(context)}\n"
+def _below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
     if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from _helps(child, f"{path} {name}")
+        context = click.Context(command)
+        for name in sorted(command.list_commands(context)):
+            sub = command.get_command(context, name)
+            assert sub is not None
+            yield from _below(f"{path} {name}", sub)
+
+
+def _command(path: str, command: click.Command) -> Iterator[str]:
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    arguments = [str(p.name).upper() for p in command.params if p not in options]
+    yield " ".join([path, *arguments])
+    yield from sorted(f"    {'/'.join([*p.opts, *p.secondary_opts])}" for p in options)
 
 
 def _module(name: str) -> Iterator[str]:
@@ -165,12 +174,12 @@ def _lines(lines: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-FACES = {
+SURFACES = {
     "names.txt": names,
     "spark_names.txt": spark_names,
     "settings.txt": settings,
     "redis_keys.txt": redis_keys,
     "headers.txt": header_names,
     "metrics.txt": metric_names,
-    "cli_help.txt": cli_help,
+    "commands.txt": commands,
 }

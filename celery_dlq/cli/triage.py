@@ -14,7 +14,7 @@ from celery_dlq.cli.options import json_option
 from celery_dlq.cli.terminal import say
 
 if TYPE_CHECKING:
-    from celery_dlq.spark.report import Triage
+    from celery_dlq.spark.triage.rows import Triage
 
 
 @click.command(short_help="Show what is dying and why, with PySpark, from an export.")
@@ -44,13 +44,9 @@ def triage(
     as_json: bool,
 ) -> None:
     """Show what is dying and why, with PySpark, from the exported folder PATH."""
-    from celery_dlq.spark.report import triage as run_triage  # noqa: PLC0415 - PySpark is an extra
-
     if html is None and successes is not None:
         raise click.UsageError("--successes needs --html: only the report compares")
-    result = (
-        run_triage(path, picture) if html is None else _with_page(path, picture, html, successes)
-    )
+    result = _result(path, picture, html, successes)
     if as_json:
         print_lines([result.to_json()])
     else:
@@ -59,12 +55,20 @@ def triage(
             say(console_of(ctx), f"Report: {html}")
 
 
-def _with_page(path: str, picture: str | None, html: str, successes: str | None) -> Triage:
-    from celery_dlq.spark.findings import findings  # noqa: PLC0415 - PySpark is an extra
-    from celery_dlq.spark.page import write_page  # noqa: PLC0415
-    from celery_dlq.spark.picture import draw  # noqa: PLC0415
+def _result(path: str, picture: str | None, html: str | None, successes: str | None) -> Triage:
+    from celery_dlq.spark.triage import rows  # noqa: PLC0415 - PySpark is an extra
 
-    found = findings(path, successes=successes)
-    write_page(found, html, datetime.now(timezone.utc))
-    drawn = None if picture is None else draw(found.triage, picture)
-    return replace(found.triage, picture=drawn)
+    if html is None:
+        result = rows.triage(path)
+    else:
+        from celery_dlq.spark.render.page import write_page  # noqa: PLC0415 - needs more
+
+        found = rows.findings(path, successes=successes)
+        write_page(found, html, datetime.now(timezone.utc))
+        result = found.triage
+    if picture is None:
+        return result
+    from celery_dlq.spark.render.charts import draw  # noqa: PLC0415 - Matplotlib takes its time
+
+    # Without Spark: by now its memory is free again.
+    return replace(result, picture=draw(result, picture))

@@ -11,7 +11,7 @@ from celery_dlq.cli.letter_tables import reason as reason_text
 from celery_dlq.cli.terminal import Table, block, letters_text, line, say, shortened, table, utc
 
 if TYPE_CHECKING:
-    from celery_dlq.spark.report import Triage
+    from celery_dlq.spark.triage.rows import Triage
 
 
 def triage(console: Console, found: Triage) -> None:

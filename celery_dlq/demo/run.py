@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,10 +180,12 @@ class _Demo:
         files = self.folder / "letters"
         operation_tables.exported(self.console, dlq.export(files))
         self._step("triage with PySpark")
-        from celery_dlq.spark.report import triage  # noqa: PLC0415 - PySpark takes its time
+        from celery_dlq.spark.render.charts import draw  # noqa: PLC0415 - PySpark takes its time
+        from celery_dlq.spark.triage.rows import triage  # noqa: PLC0415
 
         with self.console.status("Spark is starting"):
-            result = triage(files, self.folder / "triage.png")
+            result = triage(files)
+        result = replace(result, picture=draw(result, self.folder / "triage.png"))
         triage_tables.triage(self.console, result)
 
     def _fix_and_redrive(self, shop: Any, published: Published) -> None:

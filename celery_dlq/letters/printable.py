@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 # Control characters (C0, DEL, C1), those that turn the direction of a line round, Unicode's own
 # line ends, and halves of characters, which no file takes.
@@ -31,6 +32,20 @@ def one_line(text: str) -> str:
 def shortened(text: str, limit: int) -> str:
     """The text, cut to at most ``limit`` characters; a cut text ends with ``…``."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def url_without_secrets(url: str) -> str:
+    """A URL without its user, password and options, also when it is too odd to be taken apart.
+
+    >>> url_without_secrets("redis://:hush@db.internal:6379/0?password=hush")
+    'redis://db.internal:6379/0'
+    """
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return f"{url.partition('://')[0]}://…"
+    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

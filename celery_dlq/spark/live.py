@@ -1,4 +1,4 @@
-"""Letters read from Redis by Spark tasks: id ranges of streams as Arrow record batches.
+"""Letters read from Redis by Spark tasks: ranges of queues as Arrow record batches.
 
 It needs redis-py and pyarrow where tasks run, imported when a task reads, and
 neither Celery nor kombu. Reading changes nothing.
@@ -7,18 +7,16 @@ neither Celery nor kombu. Reading changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from celery_dlq.backends.base import ordered
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
-from celery_dlq.letters.packed import PackedFields, fields_of
+from celery_dlq.backends.base import RawPage, ordered
+from celery_dlq.errors import MissingExtra, NotFound
+from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.packed import PackedFields
 from celery_dlq.policies.policy import suggestion
-from celery_dlq.record import to_micros
 from celery_dlq.spark.options import ReadOptions
 
 START = "0-0"
@@ -32,8 +30,6 @@ _ROWS_A_BATCH = 5_000
 _BYTES_A_BATCH = 16 * 1024 * 1024
 _SAMPLES = 1_000
 
-Entry = Mapping[bytes, bytes]
-
 
 @dataclass(frozen=True, slots=True)
 class PositionRange:
@@ -44,60 +40,38 @@ class PositionRange:
     until: str
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Which letters, by the time of death: from ``since``, before ``until``."""
-
-    since: datetime | None = None
-    until: datetime | None = None
-
-    def narrowed(self, since: datetime | None, until: datetime | None) -> Window:
-        """The letters that are in this window and in another one."""
-        starts = [moment for moment in (self.since, since) if moment is not None]
-        ends = [moment for moment in (self.until, until) if moment is not None]
-        return Window(max(starts, default=None), min(ends, default=None))
-
-    def first_position(self, skew_seconds: float) -> str:
-        """Where in a stream to begin: no letter of the window is before it.
-
-        A letter is stored after its death, never before; only clocks may differ.
-        There is no last position: a letter may have waited in a worker's spool.
-        """
-        if self.since is None:
-            return START
-        begin = self.since - timedelta(seconds=skew_seconds)
-        return f"{max(0, to_micros(begin) // 1000)}-0"
-
-    def holds(self, entry: Entry) -> bool:
-        """Whether a letter is in it; one without a readable time is in no window but the open."""
-        if self.since is None and self.until is None:
-            return True
-        try:
-            died = int(entry[b"dead_lettered_at"])
-        except (KeyError, ValueError):
-            return False
-        return (self.since is None or died >= to_micros(self.since)) and (
-            self.until is None or died < to_micros(self.until)
-        )
-
-
 class LiveLetters:
-    """The streams of dead-letter queues, for reading.
+    """The letters of dead-letter queues, for reading in parts.
 
     Args:
         options: Where they are. A connection is made at the first question.
+
+    Raises:
+        MissingExtra: redis-py is not installed.
     """
 
     def __init__(self, options: ReadOptions) -> None:
+        try:
+            from celery_dlq.backends.redis.connect import (  # noqa: PLC0415 - where tasks run
+                connect,
+                translated,
+            )
+            from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
+            from celery_dlq.backends.redis.letters import RedisStore  # noqa: PLC0415
+        except ImportError as exc:
+            feature = "reading live letters with Spark"
+            raise MissingExtra(feature, "redis", "spark") from exc
         self._options = options
         self._keys = Keys(options.keyprefix)
-        self._client = _connected(options)
+        self._client = connect(options.url, options.timeoutseconds or None)
+        self._store = RedisStore(self._client, options.url, self._keys)
+        self._translated = translated
 
     def __enter__(self) -> LiveLetters:  # noqa: PYI034 - Self came with Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self._store.close()
 
     def queues(self) -> list[str]:
         """The queues that the options name.
@@ -106,8 +80,7 @@ class LiveLetters:
             NotFound: There is no queue of that name.
             StoreUnavailable: Redis does not answer.
         """
-        with self._translated():
-            names = sorted(name.decode() for name in self._client.smembers(self._keys.queues()))
+        names = self._store.names()
         if self._options.queue is None:
             return names
         if self._options.queue not in names:
@@ -118,24 +91,30 @@ class LiveLetters:
             )
         return [self._options.queue]
 
+    def start(self, since: datetime | None) -> str:
+        """A position before which no letter is that died at a time or later.
+
+        A letter is stored after its death, never before; only clocks may differ.
+        There is no last position: a letter may have waited in a worker's spool.
+        """
+        if since is None:
+            return START
+        begin = since - timedelta(seconds=self._options.clockskewseconds)
+        milliseconds = int(self._store.position_at(begin).partition("-")[0])
+        return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else START
+
     def end(self, queue: str) -> str:
         """The position of the queue's newest letter ever."""
-        stream = self._keys.letters(queue)
-        with self._translated():
-            if not self._client.exists(stream):
-                return START
-            found = self._client.xinfo_stream(stream)["last-generated-id"]
-        return found.decode() if isinstance(found, bytes) else str(found)
+        return self._store.last_position(queue) or START
 
     def end_within(self, queue: str, after: str, until: str, letters: int) -> tuple[str, int]:
         """The position after at most so many letters, and how many they are."""
-        position, left = after, letters
-        while left > 0:
-            page = self._range(queue, position, until, min(_PAGE, left))
-            if not page:
-                return until, letters - left
-            position, left = page[-1][0], left - len(page)
-        return position, letters
+        left = letters
+        for page in self._pages(PositionRange(queue, after, until), min(_PAGE, letters)):
+            if len(page) >= left:
+                return page[left - 1][0], letters
+            left -= len(page)
+        return until, letters - left
 
     def spans(self, span: PositionRange) -> list[PositionRange]:
         """Cut a span into parts with about equally many letters.
@@ -143,12 +122,11 @@ class LiveLetters:
         The cuts come from a random sample of the index of letters, because a stream
         cannot be asked for its n-th entry.
         """
-        with self._translated():
-            length = self._client.xlen(self._keys.letters(span.queue))
-            wanted = self._options.partitions or -(-length // LETTERS_A_TASK)
-            parts = max(1, min(wanted, MOST_TASKS_A_QUEUE))
-            if parts == 1:
-                return [span]
+        wanted = self._options.partitions or -(-self._store.length(span.queue) // LETTERS_A_TASK)
+        parts = max(1, min(wanted, MOST_TASKS_A_QUEUE))
+        if parts == 1:
+            return [span]
+        with self._translated(self._options.url):
             sample = self._client.hrandfield(self._keys.ids(span.queue), _SAMPLES, withvalues=True)
         inside = sorted(
             position
@@ -160,7 +138,7 @@ class LiveLetters:
         return [PositionRange(span.queue, after, until) for after, until in pairwise(edges)]
 
     def batches(
-        self, span: PositionRange, window: Window, columns: tuple[str, ...]
+        self, span: PositionRange, wanted: LetterFilter, columns: tuple[str, ...]
     ) -> Iterator[Any]:
         """The letters of a span as Arrow record batches, bounded in rows and bytes."""
         try:
@@ -168,49 +146,29 @@ class LiveLetters:
         except ImportError as exc:
             feature = "reading letters with Spark"
             raise MissingExtra(feature, "pyarrow", "spark") from exc
-        rows: list[Entry] = []
+
+        def batch() -> Iterator[Any]:
+            # Spark compares schemas strictly: order, types, and it wants no metadata.
+            letters = table.table(rows, columns=columns).select(list(columns))
+            yield from letters.replace_schema_metadata(None).to_batches()
+
+        rows: list[Mapping[bytes, bytes]] = []
         size = 0
-        for entry in self._entries(span):
-            if not window.holds(entry):
-                continue
-            rows.append(entry)
-            size += _size(entry)
+        for page in self._pages(span, _PAGE):
+            for _position, entry in page:
+                if wanted.matches_fields(entry):
+                    rows.append(entry)
+                    size += _size(entry)
             if len(rows) >= _ROWS_A_BATCH or size >= _BYTES_A_BATCH:
-                yield from _record_batches(table.table(rows, columns=columns), columns)
+                yield from batch()
                 rows, size = [], 0
         if rows:
-            yield from _record_batches(table.table(rows, columns=columns), columns)
+            yield from batch()
 
-    def _entries(self, span: PositionRange) -> Iterator[Entry]:
-        position = span.after
-        while True:
-            page = self._range(span.queue, position, span.until, _PAGE)
-            for _position, parts in page:
-                yield fields_of(parts)
-            if len(page) < _PAGE:
-                return
-            position = page[-1][0]
-
-    def _range(self, queue: str, after: str, until: str, count: int) -> list[tuple[str, Any]]:
-        stream = self._keys.letters(queue)
-        with self._translated():
-            reply = self._client.execute_command(
-                "XRANGE", stream, f"({after}", until, "COUNT", count
-            )
-        return [(position.decode(), parts) for position, parts in reply]
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        from redis.exceptions import RedisError  # noqa: PLC0415 - imported where tasks run
-
-        try:
-            yield
-        except (RedisError, OSError) as exc:
-            raise StoreUnavailable(
-                f"expected the Redis at {self._options.place} to answer, got "
-                f"{type(exc).__name__}: {exc}; check that it runs there and that the option "
-                f"'url' is right"
-            ) from None
+    def _pages(self, span: PositionRange, page_size: int) -> Iterator[RawPage]:
+        return self._store.fields(
+            span.queue, after=span.after, until=span.until, page_size=page_size
+        )
 
 
 def older(position: str, other: str) -> bool:
@@ -218,30 +176,7 @@ def older(position: str, other: str) -> bool:
     return ordered(position) < ordered(other)
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: Mapping[bytes, bytes]) -> int:
     if isinstance(entry, PackedFields):
         return entry.stored_bytes()
     return sum(map(len, entry.values()))
-
-
-def _record_batches(table: Any, columns: tuple[str, ...]) -> Iterator[Any]:
-    # Spark compares schemas strictly: order, types, and it wants no metadata.
-    yield from table.select(list(columns)).replace_schema_metadata(None).to_batches()
-
-
-def _connected(options: ReadOptions) -> Any:
-    try:
-        import redis  # noqa: PLC0415 - imported where tasks run
-    except ImportError as exc:
-        feature = "reading live letters with Spark"
-        raise MissingExtra(feature, "redis", "spark") from exc
-    client = redis.Redis.from_url(
-        options.url,
-        socket_timeout=options.timeoutseconds or None,
-        socket_connect_timeout=options.timeoutseconds or None,
-        client_name="celery_dlq-spark",
-        protocol=2,
-    )
-    # Redis-py's own conversion of entries costs more than Redis itself.
-    client.set_response_callback("XRANGE", lambda reply, **_: reply)
-    return client

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.policies.policy import suggestion
 from celery_dlq.record import field_kinds
 
@@ -73,12 +74,7 @@ class ReadOptions:
     @property
     def place(self) -> str:
         """The URL without anything that could be a secret."""
-        try:
-            parts = urlsplit(self.url)
-            port = f":{parts.port}" if parts.port else ""
-        except ValueError:
-            return f"{self.url.partition('://')[0]}://…"
-        return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+        return url_without_secrets(self.url)
 
     def __repr__(self) -> str:
         """Without the password."""

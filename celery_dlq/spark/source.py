@@ -27,10 +27,11 @@ from pyspark.sql.datasource import (
 )
 
 from celery_dlq.errors import SettingsError, StoreError
+from celery_dlq.filters import LetterFilter
 from celery_dlq.policies.policy import suggestion
-from celery_dlq.spark.live import START, LiveLetters, PositionRange, Window, older
+from celery_dlq.spark.live import START, LiveLetters, PositionRange, older
 from celery_dlq.spark.options import ReadOptions, WriteOptions
-from celery_dlq.spark.triage import column_ddl
+from celery_dlq.spark.triage.questions import column_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,6 +119,20 @@ class RangePartition(InputPartition):
     span: PositionRange | None
 
 
+def _read(
+    options: ReadOptions,
+    partition: InputPartition,
+    columns: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+) -> Iterator[Any]:
+    """The letters of one partition, as Arrow record batches; none where no time is left."""
+    span: PositionRange | None = getattr(partition, "span", None)
+    if span is not None and (since is None or until is None or since <= until):
+        with LiveLetters(options) as live:
+            yield from live.batches(span, LetterFilter(since=since, until=until), columns)
+
+
 class LetterReader(DataSourceReader):
     """Reads the letters that are in the queues when the query is planned.
 
@@ -129,29 +144,23 @@ class LetterReader(DataSourceReader):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._window = Window(options.since, options.until)
+        self._since, self._until = options.since, options.until
         self._queues: frozenset[str] | None = None
 
     def partitions(self) -> list[InputPartition]:
         """Parts of the streams with about equally many letters."""
-        first = self._window.first_position(self._options.clockskewseconds)
         found: list[InputPartition] = []
         with LiveLetters(self._options) as live:
+            first = live.start(self._since)
             for queue in live.queues():
                 end = live.end(queue)
                 if (self._queues is None or queue in self._queues) and older(first, end):
-                    # The range after a position leaves that position out.
-                    after = START if first == START else _before(first)
-                    found += map(RangePartition, live.spans(PositionRange(queue, after, end)))
+                    found += map(RangePartition, live.spans(PositionRange(queue, first, end)))
         return found or [RangePartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The letters of one partition, as Arrow record batches."""
-        span: PositionRange | None = getattr(partition, "span", None)
-        if span is None:
-            return
-        with LiveLetters(self._options) as live:
-            yield from live.batches(span, self._window, self._columns)
+        return _read(self._options, partition, self._columns, self._since, self._until)
 
 
 class FilteringReader(LetterReader):
@@ -171,11 +180,12 @@ class FilteringReader(LetterReader):
             self._queues = names if self._queues is None else self._queues & names
         if column == ("dead_lettered_at",) and isinstance(value, datetime):
             moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
-            # The window's end is exclusive; times have whole microseconds.
-            since = moment if kind in {"EqualTo", "GreaterThan", "GreaterThanOrEqual"} else None
-            until = moment + _MICROSECOND if kind in {"EqualTo", "LessThanOrEqual"} else None
-            until = moment if kind == "LessThan" else until
-            self._window = self._window.narrowed(since, until)
+            # The end of the time is exclusive; times have whole microseconds.
+            if kind in {"EqualTo", "GreaterThan", "GreaterThanOrEqual"}:
+                self._since = max(self._since or moment, moment)
+            if kind in {"EqualTo", "LessThan", "LessThanOrEqual"}:
+                end = moment if kind == "LessThan" else moment + _MICROSECOND
+                self._until = min(self._until or end, end)
 
 
 class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -192,7 +202,6 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._window = Window(options.since, options.until)
         self._target: dict[str, str] | None = None
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
@@ -238,11 +247,8 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The letters of one partition, as Arrow record batches."""
-        span: PositionRange | None = getattr(partition, "span", None)
-        if span is None:
-            return
-        with LiveLetters(self._options) as live:
-            yield from live.batches(span, self._window, self._columns)
+        options = self._options
+        return _read(options, partition, self._columns, options.since, options.until)
 
     def _ends(self) -> dict[str, str]:
         with LiveLetters(self._options) as live:
@@ -268,9 +274,3 @@ def _columns(schema: StructType) -> tuple[str, ...]:
                 f"expected columns of a letter, got {name!r}; {suggestion(name, field_kinds())}"
             )
     return tuple(schema.fieldNames())
-
-
-def _before(position: str) -> str:
-    """The last possible position before ``<milliseconds>-0``."""
-    milliseconds = int(position.partition("-")[0])
-    return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else START

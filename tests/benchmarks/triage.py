@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import Tree, peak_mib
 
-from celery_dlq.spark.findings import findings
-from celery_dlq.spark.page import write_page
-from celery_dlq.spark.report import session_for
+from celery_dlq.spark.render.page import write_page
 from celery_dlq.spark.session import local_session
 from celery_dlq.spark.triage import (
     check_folder,
@@ -36,6 +34,7 @@ from celery_dlq.spark.triage import (
     timeline,
     why,
 )
+from celery_dlq.spark.triage.rows import findings, session_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -35,8 +35,8 @@ BRINGS = {
     "parquet": {"pyarrow"},
     "sentry": {"sentry_sdk"},
     "prometheus": {"prometheus_client"},
-    "spark": {"pyarrow", "pyspark", "matplotlib"},
-    "demo": {"pyarrow", "pyspark", "matplotlib"},
+    "spark": {"pyarrow", "pyspark", "matplotlib", "jinja2", "scipy"},
+    "demo": {"pyarrow", "pyspark", "matplotlib", "jinja2", "scipy"},
 }
 OPTIONAL = {"pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}
 

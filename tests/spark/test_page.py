@@ -27,10 +27,10 @@ from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.errors import ExportError
 from celery_dlq.policies.policy import Policy
 from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.spark import picture, report
-from celery_dlq.spark.findings import Findings, findings
-from celery_dlq.spark.page import page, write_page
-from celery_dlq.spark.picture import EARLIEST, LATEST
+from celery_dlq.spark.render import charts
+from celery_dlq.spark.render.page import page, write_page
+from celery_dlq.spark.triage import rows
+from celery_dlq.spark.triage.rows import EARLIEST, LATEST, Findings, findings
 from celery_dlq.worker.lifecycle import InFlight
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.sampling import Sampler
@@ -123,6 +123,8 @@ def test_report_says_why_and_needs_nothing(
     assert not outline.tags & {"script", "img", "iframe", "object", "base", "form"}
     assert "default-src 'none'" in text
     assert "url(" not in text and "@import" not in text  # noqa: PT018 - one thought
+    charts_of = re.findall(r'<div class="chart" role="img" aria-label="([^"]+)"><svg', text)
+    assert [label.split(" by ")[0] for label in charts_of] == ["Letters per 10 minutes", "Letters"]
     for said in ("280 dead letters in 2 queues", "<b>XXX</b>", "kwargs.currency", "&lt;script&gt;"):
         assert said in text
     assert "\x1b" not in text
@@ -164,7 +166,7 @@ def look_at(file: Path, folder: Path) -> None:
         for pixel in image.reshape(-1, image.shape[-1])[::7]
     }
     for reason in (Reason.MAX_DELIVERIES_EXCEEDED, Reason.FAILED):
-        colour = picture.COLOURS[reason.value]
+        colour = charts.COLOURS[reason.value]
         assert tuple(bytes.fromhex(colour[1:])) in seen
     assert len(seen) > 20  # letters of the text have many shades
 
@@ -261,7 +263,8 @@ def test_times_at_the_ends_of_the_calendar_are_shown(
 ) -> None:
     """A bucket and the margin of an axis may begin before the year 1 does."""
     folder = export([a_letter(dead_lettered_at=time) for time in times])
-    found = report.triage(folder, tmp_path / "triage.png", spark)
+    found = rows.triage(folder, spark)
+    charts.draw(found, tmp_path / "triage.png")
     assert sum(row.letters for row in found.timeline) == len(times)
     nothing: dict[str, Any] = {"news_from": None, "new": (), "spikes": (), "similar": ()}
     assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **nothing), NOON)

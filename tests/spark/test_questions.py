@@ -14,8 +14,8 @@ import pytest
 from celery_dlq.errors import DLQError
 from celery_dlq.record import from_micros
 from celery_dlq.spark import triage as questions
-from celery_dlq.spark.causes import why_each
-from celery_dlq.spark.lookalikes import MOST_IN_BLOCK, pairs
+from celery_dlq.spark.triage.causes import _comparisons, candidates_of, why_each
+from celery_dlq.spark.triage.lookalikes import MOST_IN_BLOCK, pairs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -139,10 +139,9 @@ def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
     df = frame(spark, letters)
     good = frame(spark, orders(4, 200)).drop("fingerprint")
     clusters = ["a", "b" * 16, "c"]
-    together = why_each(df, clusters, good, alpha=0.5)
-    assert scans(together) == scans(why_each(df, clusters[:1], good, alpha=0.5))
+    assert scans(df, clusters, good) == scans(df, clusters[:1], good)
     rest: dict[str, list[dict[str, Any]]] = {name: [] for name in "abc"}
-    for row in rows(together):
+    for row in why_each(df, clusters, good, alpha=0.5):
         rest[row.pop("fingerprint")[0]].append(row)
     for cluster in clusters:
         alone = rows(questions.why(df, cluster, good, alpha=0.5))
@@ -151,9 +150,10 @@ def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
     assert {"kwargs.tags[]", "args[0][]", "args[1].a"} <= {row["feature"] for row in rest["a"]}
 
 
-def scans(df: DataFrame) -> int:
-    """How often a plan reads the letters."""
-    plan = df._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
+def scans(df: DataFrame, clusters: list[str], good: DataFrame) -> int:
+    """How often the plan of the comparisons reads the letters."""
+    counted = candidates_of(df, _comparisons(df, clusters, good), good, 5)
+    plan = counted._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
     return str(plan).count("Scan ")
 
 
@@ -165,7 +165,7 @@ def fisher(a: int, c: int, n: int, m: int) -> float:
 
 
 def test_p_values_are_exact(spark: SparkSession) -> None:
-    """Spark SQL's sum is Fisher's exact test, for small and for large tables."""
+    """The test of the counts is Fisher's exact one, for small and for large tables."""
     tables = [(3, 2, 8, 20), (9, 40, 10, 90), (30, 100, 100, 900), (5, 0, 6, 2_000)]
     for a, c, n, m in tables:
         letters = [
@@ -175,6 +175,23 @@ def test_p_values_are_exact(spark: SparkSession) -> None:
         (row,) = found.where("feature = 'release'").collect()
         assert row["p_value"] == pytest.approx(fisher(a, c, n, m), rel=1e-6)
         assert row["lift"] == pytest.approx((a / n) / ((c or 0.5) / m))
+
+
+def test_only_what_stands_out_is_tested_and_the_rest_counts(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver gets so many values of a comparison; the correction is still for all of them."""
+    letters = orders(6, 600, letter={"worker_hostname": "web-13", "release": "v9"})
+    df = frame(spark, letters)
+    everything = rows(questions.why(df, CLUSTER, alpha=0.5))
+    monkeypatch.setattr("celery_dlq.spark.triage.causes.MOST_TESTED", 2)
+    found = rows(questions.why(df, CLUSTER, alpha=0.5))
+    assert {row["value"] for row in found} == {"web-13", "v9"}
+    for row in found:
+        (same,) = [
+            r for r in everything if (r["feature"], r["value"]) == (row["feature"], row["value"])
+        ]
+        assert row == {**same, "q_value": pytest.approx(same["q_value"])}
 
 
 def test_successes_are_a_second_comparison(spark: SparkSession) -> None:

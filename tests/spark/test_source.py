@@ -185,7 +185,8 @@ def test_pushed_filters_give_the_same_rows(
 
 def test_partitions_have_about_the_same_size(redis_url: str, fill: Fill) -> None:
     """Tasks share the letters of a stream evenly, without gap or overlap."""
-    from celery_dlq.spark.live import LiveLetters, PositionRange, Window
+    from celery_dlq.filters import LetterFilter
+    from celery_dlq.spark.live import LiveLetters, PositionRange
     from celery_dlq.spark.options import ReadOptions
 
     letters = [a_letter(dead_lettered_at=now()) for _ in range(400)]
@@ -193,7 +194,7 @@ def test_partitions_have_about_the_same_size(redis_url: str, fill: Fill) -> None
     with LiveLetters(ReadOptions.parse({"url": redis_url, "partitions": "4"})) as reader:
         spans = reader.spans(PositionRange("orders-DLQ", "0-0", reader.end("orders-DLQ")))
         parts = [
-            [row for batch in reader.batches(span, Window(), ("id",)) for row in batch["id"]]
+            [row for batch in reader.batches(span, LetterFilter(), ("id",)) for row in batch["id"]]
             for span in spans
         ]
     assert [len(part) for part in parts] == [100] * 4

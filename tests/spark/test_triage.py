@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from builders import a_letter
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.record import DeadLetter, Reason, field_kinds, from_micros
 from celery_dlq.spark import triage as questions
-from celery_dlq.spark.report import (
+from celery_dlq.spark.render.charts import draw
+from celery_dlq.spark.triage.rows import (
     DeliveriesRow,
     GroupRow,
     ReasonRow,
@@ -250,7 +252,9 @@ def test_triage_holds_all_answers(spark: SparkSession, export: Export) -> None:
 def test_triage_is_ready_for_json(spark: SparkSession, export: Export, tmp_path: Path) -> None:
     """The report and its picture's name can be written as JSON."""
     picture = tmp_path / "triage.png"
-    found = json.loads(json.dumps(triage(export(some_letters()), picture, spark).to_json()))
+    rows_found = triage(export(some_letters()), spark)
+    drawn = replace(rows_found, picture=draw(rows_found, picture))
+    found = json.loads(json.dumps(drawn.to_json()))
     assert found["first_seen_at"] == "2026-03-29T12:01:00.000000+00:00"
     assert found["groups"][0]["letters"] == 3
     assert found["picture"] == str(picture)
@@ -279,7 +283,8 @@ def test_letters_of_an_unreadable_shape_count_as_unknown(
 
     folder = export([a_letter()])
     pq.write_table(table.table([{b"dead_letter_queue": b"orders-DLQ"}]), folder / "odd.parquet")
-    found = triage(folder, tmp_path / "triage.png", spark)
+    found = triage(folder, spark)
+    assert draw(found, tmp_path / "triage.png").exists()
     assert found.letters == 2
     assert {row.reason for row in found.reasons} == {"failed", "unknown"}
     assert {row.task_name for row in found.groups} == {"shop.charge", "unknown"}
@@ -355,9 +360,10 @@ def test_broken_file_is_named(spark: SparkSession, export: Export) -> None:
 def test_import_needs_neither_spark_nor_celery() -> None:
     """Importing the triage is quick and works on machines without Celery or Redis."""
     code = (
-        "import sys, celery_dlq.spark.session, celery_dlq.spark.triage, celery_dlq.spark.report;"
-        "print([n for n in ('pyspark', 'celery', 'kombu', 'redis', 'matplotlib', 'pyarrow')"
-        " if n in sys.modules])"
+        "import sys, celery_dlq.spark.session\n"
+        "import celery_dlq.spark.triage.rows, celery_dlq.spark.render.page\n"
+        "others = 'pyspark celery kombu redis matplotlib pyarrow scipy numpy jinja2'.split()\n"
+        "print([n for n in others if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

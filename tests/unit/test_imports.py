@@ -86,6 +86,20 @@ def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_letters_in_redis_are_read_without_celery_and_kombu() -> None:
+    """Spark executors have redis-py and pyarrow; nothing on their way may ask for more."""
+    code = (
+        "import sys\n"
+        "for name in ('celery', 'kombu', 'click', 'billiard', 'vine'):\n"
+        "    sys.modules[name] = None\n"
+        "from celery_dlq.spark.live import LiveLetters\n"
+        "from celery_dlq.spark.options import ReadOptions\n"
+        "assert not {'redis', 'pyarrow'} & set(sys.modules)\n"
+        "LiveLetters(ReadOptions(url='redis://127.0.0.1:1/0')).__exit__()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_workers_and_commands_need_only_the_core() -> None:
     """What extras bring is missing in a worker's image; nothing may ask for it at import."""
     code = (

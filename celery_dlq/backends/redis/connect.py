@@ -11,13 +11,13 @@ from datetime import datetime
 from typing import Any
 
 import redis
-from kombu.utils.url import maybe_sanitize_url
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from celery_dlq.backends.redis.scripts import ScriptText
 from celery_dlq.errors import SettingsError, StoreUnavailable
+from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
 from celery_dlq.record import from_micros
 
@@ -33,12 +33,12 @@ _NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows
 _NO_REPLY_PACKED = b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n"
 
 
-def connect(url: str, timeout_seconds: float, *, retries: int = 1) -> Any:
+def connect(url: str, timeout_seconds: float | None, *, retries: int = 1) -> Any:
     """A client for the URL; nothing is sent yet.
 
     Args:
         url: A Redis URL as Celery or redis-py writes it.
-        timeout_seconds: Longest wait for a connection and for an answer.
+        timeout_seconds: Longest wait for a connection and for an answer; ``None``: for ever.
         retries: How often a command is sent again after a lost connection. 0 where a
             command must not run twice.
 
@@ -56,16 +56,8 @@ def connect(url: str, timeout_seconds: float, *, retries: int = 1) -> Any:
         )
     except ValueError as exc:
         raise SettingsError(
-            f"expected dlq_url to be a usable Redis URL, got {_safe(url)}: {exc}"
+            f"expected dlq_url to be a usable Redis URL, got {url_without_secrets(url)}: {exc}"
         ) from exc
-
-
-def _safe(url: str) -> str:
-    """The URL without its password, also when it is too odd to be taken apart."""
-    try:
-        return str(maybe_sanitize_url(url))
-    except ValueError:
-        return f"{url.partition('://')[0]}://…"
 
 
 def _redis_py_url(url: str) -> str:
@@ -79,7 +71,7 @@ def _redis_py_url(url: str) -> str:
 def unavailable(exc: Exception, url: str) -> StoreUnavailable:
     """What to tell an operator when Redis does not do its work; never shows a password."""
     return StoreUnavailable(
-        f"expected the store at {maybe_sanitize_url(url)} to answer, got {type(exc).__name__}: "
+        f"expected the store at {url_without_secrets(url)} to answer, got {type(exc).__name__}: "
         f"{exc}; check that Redis runs there, is writable, and that dlq_url is right"
     )
 

@@ -1,14 +1,4 @@
-"""What the letters of an exported folder have in common, in Spark SQL.
-
-Every function takes a DataFrame of letters and returns a DataFrame: nothing runs
-until it is asked for rows. All is plain Spark SQL, without Python on the executors,
-and reads only the columns it names: never ``body`` or ``traceback``. Times are UTC
-whatever the session's time zone is. Cells that a foreign writer left empty count
-as ``unknown``.
-
->>> spark = local_session()  # doctest: +SKIP
->>> groups(letters(spark, "letters/")).show()  # doctest: +SKIP
-"""
+"""Letters in exported folders: how many there are, of what they died, when, how often tried."""
 
 from __future__ import annotations
 
@@ -22,40 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.record import Kind, field_kinds
-from celery_dlq.spark.buckets import BUCKETS, MOST_BUCKETS, bucket_for, bucket_width
-from celery_dlq.spark.causes import why
-from celery_dlq.spark.limits import limits
-from celery_dlq.spark.lookalikes import COMPARED, DDL, MOST_COMPARED, alike
-from celery_dlq.spark.trends import new_since, spikes
+from celery_dlq.spark.triage.lookalikes import COMPARED, DDL, MOST_COMPARED, alike
+from celery_dlq.spark.triage.trends import bucket_width
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = [
-    "BUCKETS",
-    "COLUMNS",
-    "MOST_BUCKETS",
-    "bucket_for",
-    "bucket_width",
-    "check_folder",
-    "column_ddl",
-    "deliveries_before_death",
-    "groups",
-    "letters",
-    "limits",
-    "new_since",
-    "not_letters",
-    "overview",
-    "readable_errors",
-    "reasons",
-    "scan",
-    "schema_ddl",
-    "similar",
-    "spikes",
-    "successes",
-    "timeline",
-    "why",
-]
 
 COLUMNS = (
     "id",

@@ -1,7 +1,4 @@
-"""How many deliveries are worth it: advice for ``max_deliveries``, from what happened.
-
-Part of `celery_dlq.spark.triage`.
-"""
+"""How many deliveries are worth it: advice for ``max_deliveries``, from what happened."""
 
 from __future__ import annotations
 

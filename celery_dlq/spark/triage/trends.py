@@ -1,20 +1,34 @@
-"""What changed: causes that are new or came back, sudden floods, causes that look alike.
-
-All is plain Spark SQL; these functions are part of `celery_dlq.spark.triage`.
-"""
+"""What changed: causes that are new or came back, sudden floods; and widths of time buckets."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.record import to_micros
-from celery_dlq.spark.buckets import bucket_width
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+BUCKETS = (
+    "1 second",
+    "10 seconds",
+    "1 minute",
+    "10 minutes",
+    "1 hour",
+    "6 hours",
+    "1 day",
+    "7 days",
+    "30 days",
+)
+"""The widths that `bucket_for` chooses from."""
+
+MOST_BUCKETS = 60
+
+_UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_WIDTH = re.compile(r"([1-9]\d{0,4}) (second|minute|hour|day)s?")
 _MICROSECOND = timedelta(microseconds=1)
 _HISTORY = 6
 
@@ -84,6 +98,33 @@ _SPIKES = """
       AND (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) >= {score}
     ORDER BY score DESC, bucket_start, fingerprint
 """
+
+
+def bucket_for(seconds: float) -> str:
+    """A width of time buckets that shows a span in at most `MOST_BUCKETS` steps.
+
+    Args:
+        seconds: From the first letter to the last.
+
+    Returns:
+        One of `BUCKETS`; the widest one also for spans that would need more steps.
+    """
+    for bucket in BUCKETS:
+        if seconds <= bucket_width(bucket).total_seconds() * MOST_BUCKETS:
+            return bucket
+    return BUCKETS[-1]
+
+
+def bucket_width(bucket: str) -> timedelta:
+    """The width that a bucket such as ``"10 minutes"`` names.
+
+    Raises:
+        DLQError: It names none.
+    """
+    found = _WIDTH.fullmatch(bucket)
+    if found is None:
+        raise DLQError(f"expected bucket to be a width such as '10 minutes', got {bucket!r}")
+    return timedelta(seconds=int(found[1]) * _UNIT_SECONDS[found[2]])
 
 
 def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFrame:

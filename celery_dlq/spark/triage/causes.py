@@ -1,9 +1,13 @@
 """Why a group of letters died: what its messages have in common that others lack.
 
-Part of `celery_dlq.spark.triage`. Every value of every argument, and host, release,
-queue and hour, is a suspect; Fisher's exact test says how likely chance alone would
-make it as frequent, and the procedure of Benjamini and Hochberg corrects for the
-number of suspects. All of it is Spark SQL: also the hypergeometric distribution.
+Every value of every argument, and host, release, queue and hour, is a candidate. Spark counts
+in how many letters it is, inside and outside of the group; the driver tests the counts with
+Fisher's exact test, which says how likely chance alone would make it as frequent, and corrects
+for the number of candidates by the procedure of Benjamini and Hochberg.
+
+The driver holds at most `MOST_TESTED` candidates of one comparison: those that are more frequent
+inside and stand out most. The others count as tests that found nothing, so the limit can hide a
+weak finding and never adds a false one.
 
 Source: Y. Benjamini, Y. Hochberg, "Controlling the False Discovery Rate", J. R.
 Statist. Soc. B 57 (1995); R. Bourgon et al., "Independent filtering increases
@@ -13,7 +17,7 @@ total frequency may decide whether it is tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
@@ -21,7 +25,7 @@ from itertools import chain
 from operator import add, or_
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import DLQError, MissingExtra
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -40,6 +44,14 @@ COLUMNS = (
 
 GIVEN = "(given)"
 """The value that stands for: this argument was given at all."""
+
+MOST_TESTED = 2_000
+"""Candidates of one comparison that the driver tests, 200 characters each at most."""
+
+_DDL = (
+    "feature STRING, value STRING, against STRING, letters BIGINT, support DOUBLE, "
+    "share_of_others DOUBLE, lift DOUBLE, p_value DOUBLE, q_value DOUBLE"
+)
 
 _SAME_TASKS, _ALL_LETTERS, _SUCCESSES = "same tasks", "all letters", "successes"
 _FEWEST_OTHERS = 20
@@ -93,9 +105,8 @@ _OBJECT = {
 }
 _LIST = {"EACH": "from_json(value, 'array<string>')", "PATH": "'[]'", "VALUE": "one"}
 # a of n letters of the group and c of m others have the value, among those that have the
-# feature. The tail of the hypergeometric distribution is summed from its first term by the
-# ratio of neighbours; what is left after the last one is bounded by a geometric series.
-_TESTS = """
+# feature. Candidates are told apart by how many standard errors lie between the two shares.
+_CANDIDATES = """
     WITH shares AS (
         SELECT fingerprint, against, heartbeat, feature, value, a, c,
                CASE WHEN value IS NULL OR feature IN ('host', 'release', 'queue', 'hour')
@@ -108,54 +119,21 @@ _TESTS = """
         -- An argument is never rarer than its values: none loses what its shares are of.
         WHERE a + c >= {least}
         WINDOW one_feature AS (PARTITION BY fingerprint, against, feature)),
-    tested AS (
+    candidates AS (
         SELECT fingerprint, against, feature, coalesce(value, {given}) AS value, a, c, n, m,
-               FACT(a + c) + FACT(n + m - a - c) + FACT(n) + FACT(m) - FACT(n + m)
-               - FACT(a) - FACT(c) - FACT(n - a) - FACT(m - c) AS ln_first
-        -- A suspect that all or next to none have can tell nothing, whichever side they are on.
+               count(*) OVER (PARTITION BY fingerprint, against) AS tests,
+               (a / n - c / m) / sqrt((a + c) / (n + m) * (1 - (a + c) / (n + m))
+                                      * (1 / n + 1 / m)) AS distance
+        -- A candidate that all or next to none have can tell nothing, whichever side they are on.
         FROM shares
         WHERE n > 0 AND m > 0 AND a + c < n + m
-          AND (value IS NOT NULL OR heartbeat)),
-    summed AS (
-        SELECT *, aggregate(
-            sequence(1L, greatest(1L, least({terms}, least(n, a + c) - a))),
-            named_struct('term', 1D, 'total', 1D, 'ratio', 0D),
-            (state, k) -> named_struct(
-                'term', state.term * RATIO,
-                'total', state.total + state.term * RATIO,
-                'ratio', RATIO)) AS tail
-        FROM tested),
-    p_values AS (
-        SELECT *, least(1D, exp(least(0D, ln_first + ln(tail.total + IF(
-                   least(n, a + c) - a > {terms} AND tail.ratio < 1,
-                   tail.term * tail.ratio / (1 - tail.ratio), 0))))) AS p_value
-        FROM summed),
-    ranked AS (
-        SELECT *, p_value * count(*) OVER (PARTITION BY fingerprint, against)
-               / row_number() OVER (PARTITION BY fingerprint, against
-                                    ORDER BY p_value, feature, value) AS raised
-        FROM p_values),
-    corrected AS (
-        SELECT *, least(1D, min(raised) OVER (PARTITION BY fingerprint, against
-                            ORDER BY p_value DESC, feature DESC, value DESC)) AS q_value
-        FROM ranked)
-    SELECT fingerprint, feature, value, against, a AS letters,
-           a / n AS support, c / m AS share_of_others,
-           (a / n) / ((c + IF(c = 0, 0.5D, 0D)) / m) AS lift, p_value, q_value
-    FROM corrected
-    WHERE q_value <= {alpha} AND a / n > c / m
+          AND (value IS NOT NULL OR heartbeat))
+    SELECT fingerprint, against, feature, value, a, c, n, m, tests
+    FROM (SELECT *, row_number() OVER (PARTITION BY fingerprint, against
+                                       ORDER BY distance DESC, feature, value) AS place
+          FROM candidates WHERE distance > 0)
+    WHERE place <= {most}
 """
-# ln(n!): exact for small n, Stirling's series otherwise, good to 10 digits and more.
-_FACT = (
-    "CASE WHEN {n} <= 15 THEN ln(factorial(CAST(greatest({n}, 0) AS INT))) ELSE "
-    "({n} + 0.5D) * ln({n}) - {n} + 0.9189385332046727D + 1D / (12D * {n})"
-    " - 1D / (360D * pow({n}, 3)) END"
-)
-_RATIO = (
-    "greatest(0D, CAST(n - (a + k - 1) AS DOUBLE) * (c - (k - 1))"
-    " / (CAST(a + k AS DOUBLE) * (m - c + k)))"
-)
-_MOST_TERMS = 1_000
 _BIT = "shiftright(sides, {bit}) & 1"
 
 
@@ -171,8 +149,9 @@ def why(
 
     The letters are compared with the other letters of the same tasks, if there are at
     least 20, else with all other letters; and with messages that succeeded, if given. An
-    argument's values are compared among the messages that have the argument. Counting
-    runs at once to find the group; the comparison runs when rows are asked for.
+    argument's values are compared among the messages that have the argument. The letters are
+    counted at once, and the counts tested on the driver: of each of the two comparisons the
+    2,000 values that stand out most, the others count as tests without a finding.
 
     A finding is a correlation: a host that got all the bad orders stands beside the
     orders.
@@ -197,8 +176,12 @@ def why(
     Raises:
         DLQError: No letter, or more than one cause, has such a fingerprint; or ``alpha`` or
             ``least`` is out of range.
+        MissingExtra: SciPy is not installed on the driver.
     """
-    return why_each(df, [cluster], successes, alpha=alpha, least=least).drop("fingerprint")
+    found = why_each(df, [cluster], successes, alpha=alpha, least=least)
+    names = [column.split()[0] for column in _DDL.split(", ")]
+    rows = [tuple(row[name] for name in names) for row in found]
+    return df.sparkSession.createDataFrame(rows, _DDL).coalesce(1)
 
 
 def why_each(
@@ -208,20 +191,73 @@ def why_each(
     *,
     alpha: float = 0.01,
     least: int = 5,
-) -> DataFrame:
+) -> list[dict[str, Any]]:
     """`why` for several causes in one pass over the letters, 15 at most.
 
     Returns:
-        The columns of `why` behind ``fingerprint``, ordered as there.
+        Rows with the columns of `why` and ``fingerprint``, ordered as there.
 
     Raises:
         DLQError: As `why`.
+        MissingExtra: As `why`.
     """
     if not 0 < alpha < 1 or least < 1:
         raise DLQError(
             f"expected alpha between 0 and 1 and least of 1 or more, got {alpha} and {least}"
         )
-    comparisons = _comparisons(df, clusters, successes)
+    try:
+        import scipy.stats  # noqa: F401, PLC0415 - said before Spark has worked for it
+    except ImportError as exc:
+        feature = "the question why"
+        raise MissingExtra(feature, "scipy", "spark") from exc
+    candidates = candidates_of(df, _comparisons(df, clusters, successes), successes, least)
+    by_comparison: dict[tuple[str, str], list[Any]] = {}
+    for row in candidates.collect():
+        by_comparison.setdefault((row["fingerprint"], row["against"]), []).append(row)
+    found = [row for rows in by_comparison.values() for row in _significant(rows, alpha)]
+    # The difference of the shares: what most of the group has and hardly any other.
+    found.sort(key=lambda r: (r["share_of_others"] - r["support"], r["feature"], r["value"]))
+    return found
+
+
+def _significant(candidates: Sequence[Any], alpha: float) -> Iterator[dict[str, Any]]:
+    """The rows of `why` for the candidates of one comparison that chance does not explain."""
+    import numpy as np  # noqa: PLC0415 - comes with SciPy
+    from scipy.stats import false_discovery_control, hypergeom  # noqa: PLC0415 - an extra
+
+    a, c, n, m = (np.array([row[name] for row in candidates], dtype=np.int64) for name in "acnm")
+    p_values = np.clip(hypergeom.sf(a - 1, n + m, n, a + c), 0.0, 1.0)
+    # Tests that are not here count with p = 1. Of those with a value less frequent inside, which
+    # have 0.5 or more, that changes no q below 0.5.
+    tests = candidates[0]["tests"]
+    q_values = np.minimum(1.0, false_discovery_control(p_values) * (tests / len(candidates)))
+    for row, p_value, q_value in zip(candidates, p_values, q_values, strict=True):
+        if q_value <= alpha:
+            support, others = row["a"] / row["n"], row["c"] / row["m"]
+            yield {
+                "fingerprint": row["fingerprint"],
+                "feature": row["feature"],
+                "value": row["value"],
+                "against": row["against"],
+                "letters": row["a"],
+                "support": support,
+                "share_of_others": others,
+                "lift": support / (others or 0.5 / row["m"]),
+                "p_value": float(p_value),
+                "q_value": float(q_value),
+            }
+
+
+def candidates_of(
+    df: DataFrame, comparisons: Sequence[_Comparison], successes: DataFrame | None, least: int
+) -> DataFrame:
+    """Count every value inside and outside of each comparison, in one pass over the letters.
+
+    Returns:
+        ``fingerprint``, ``against``, ``feature``, ``value`` string, ``a`` of ``n`` inside and ``c``
+        of ``m`` outside who have it bigint, ``tests`` bigint (candidates of the comparison); those
+        that stand out most, `MOST_TESTED` of each comparison.
+    """
     letters = _with_sides(df, [one.of_letters() for one in comparisons])
     if successes is not None:
         good = _with_sides(successes, [one.of_successes() for one in comparisons])
@@ -233,17 +269,9 @@ def why_each(
     for name, words in (("OBJECT", _OBJECT), ("LIST", _LIST)):
         query = query.replace(name, _replaced(_PARTS, words))
     suspects = spark.sql(query, counts=counts, longest=_LONGEST_VALUE)
-    values: dict[str, Any] = {
-        "given": GIVEN,
-        "terms": _MOST_TERMS,
-        "alpha": float(alpha),
-        "least": least,
-    }
     suspects = _by_comparison(suspects, comparisons)
-    found = spark.sql(_expanded(_TESTS), suspects=suspects, **values)
-    # The difference of the shares: what most of the group has and hardly any other.
-    order = (found["support"] - found["share_of_others"]).desc()
-    return found.orderBy(order, "feature", "value")
+    values: dict[str, Any] = {"given": GIVEN, "least": least, "most": MOST_TESTED}
+    return spark.sql(_CANDIDATES, suspects=suspects, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,13 +389,3 @@ def _replaced(text: str, words: Mapping[str, str]) -> str:
     for word, replacement in words.items():
         text = text.replace(word, replacement)
     return text
-
-
-def _expanded(query: str) -> str:
-    """The query with its two macros written out."""
-    query = query.replace("RATIO", _RATIO)
-    while "FACT(" in query:
-        head, _, rest = query.partition("FACT(")
-        number, _, tail = rest.partition(")")
-        query = f"{head}({_FACT.format(n=f'({number})')}){tail}"
-    return query

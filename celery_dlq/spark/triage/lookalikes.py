@@ -1,7 +1,7 @@
 """Causes whose messages are nearly the same: perhaps one bug in two places.
 
-Part of `celery_dlq.spark.triage`. One message a cause is compared, on the driver, and only with
-those that share a rare word: what is compared grows with the number of causes, not with its square.
+One message a cause is compared, on the driver, and only with those that share a rare word: what is
+compared grows with the number of causes, not with its square.
 
 Source: S. Chaudhuri et al., "A Primitive Operator for Similarity Joins in Data Cleaning",
 ICDE 2006, for why two texts that are alike share one of their few rarest words.

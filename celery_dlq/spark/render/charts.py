@@ -1,0 +1,399 @@
+"""Charts of a triage: one picture of all as PNG, and single ones as SVG for the page.
+
+They are drawn without a display, and without touching the state or the style of a
+program that draws with matplotlib itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import MissingExtra
+from celery_dlq.export.wholefile import save
+from celery_dlq.letters.printable import one_line
+from celery_dlq.record import Reason
+from celery_dlq.spark.triage.rows import EARLIEST, LATEST
+from celery_dlq.spark.triage.trends import bucket_width
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from celery_dlq.spark.triage.rows import GroupRow, Triage
+
+MOST_ROWS = 10
+"""Groups and tasks that are drawn one by one; the rest is one row."""
+
+# One colour a reason in all pictures: messages that kill in warm tones, tasks that fail
+# in blues, messages that nobody can read in violets, the rest in greens and browns.
+COLOURS: Mapping[str, str] = {
+    Reason.MAX_DELIVERIES_EXCEEDED.value: "#c8553d",
+    Reason.WORKER_LOST.value: "#8c2f39",
+    Reason.TIME_LIMIT_EXCEEDED.value: "#e6a15c",
+    Reason.FAILED.value: "#3d6b99",
+    Reason.MAX_RETRIES_EXCEEDED.value: "#7fa8cc",
+    Reason.REJECTED.value: "#27465f",
+    Reason.UNKNOWN_TASK.value: "#7b5e99",
+    Reason.INVALID_MESSAGE.value: "#b79bcf",
+    Reason.UNDECODABLE_MESSAGE.value: "#523a68",
+    Reason.EXPIRED.value: "#7d9f6b",
+    Reason.RETRY_NOT_PUBLISHED.value: "#3f7d74",
+    Reason.ADOPTED.value: "#a68a64",
+}
+OTHER = "#b9bec4"
+INK, FAINT, GRID = "#22282e", "#5d6872", "#8b95a055"
+"""Colours of names, of numbers and of lines; the page has its own for the first two in the dark."""
+
+_CELLS = ("#dfe7ee", "#4a6f8f")
+_DARK_CELL = 0.55
+
+# Inches; the height follows the number of rows, so that one letter does not get a wall of a bar.
+_WIDTHS, _HEAD, _TITLE, _ROW = (8.8, 6.2), 1.0, 0.75, 0.31
+_GROUP_LABEL, _LABEL = 3.6, 2.1
+_TIMELINE, _DELIVERIES = (10.4, 2.6), 4.9
+
+_FEWEST_ROWS, _FEWEST_LOWER_ROWS, _FEWEST_BUCKETS = 3, 8, 12
+_FEW = 10_000
+_FINEST_BAR = 600  # a part of the axis that can still be seen
+_FONT_POINTS, _POINTS_PER_INCH = 9.5, 72
+_LONGEST_NAME, _LONGEST_QUEUES = 34, 85
+# Each number of deliveries has a column of its own while there are few.
+_DELIVERY_BINS = (*((n, n) for n in range(5)), (5, 9), (10, 19), (20, None))
+
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": _FONT_POINTS,
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a task's name is no formula
+    "axes.edgecolor": GRID,
+    "axes.grid": False,
+    "figure.titlesize": 11.5,
+    "figure.titleweight": "bold",
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "xtick.color": FAINT,
+    "ytick.color": INK,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    "svg.fonttype": "none",  # text stays text: it is read aloud, and found
+    "svg.hashsalt": "celery_dlq",
+}
+
+
+def draw(triage: Triage, path: Path | str) -> Path:
+    """Draw largest groups, reasons, letters over time and deliveries before death.
+
+    Args:
+        triage: The rows, as `celery_dlq.spark.triage.rows.triage` returns them.
+        path: The PNG file; replaced if it is there, its folder is made if it is not.
+
+    Returns:
+        The file.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        ExportError: The file cannot be written.
+    """
+    buffer = BytesIO()
+    with _style():
+        _dashboard(triage).savefig(buffer, format="png", facecolor="white")
+    return save(Path(path), buffer.getvalue())
+
+
+def timeline_svg(triage: Triage) -> str:
+    """Letters over time as SVG, for a page that has a legend.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    return _svg(_timeline, triage, *_TIMELINE)
+
+
+def deliveries_svg(triage: Triage) -> str:
+    """Deliveries before death as SVG.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    tasks = len({row.task_name for row in triage.deliveries})
+    return _svg(_deliveries, triage, _DELIVERIES, _drawn(tasks) * _ROW + 0.4)
+
+
+def elided(text: str, longest: int) -> str:
+    """A text on one line, cut in its middle: both ends of a dotted name tell something."""
+    line = one_line(text)
+    if len(line) <= longest:
+        return line
+    tail = (longest - 1) * 2 // 3  # the end of a dotted name tells more
+    return f"{line[: longest - 1 - tail]}…{line[-tail:]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: ``1 letter``, ``1,200 letters``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share for people."""
+    share = part / whole if whole else 0.0
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"  # noqa: PLR2004 - one per cent
+
+
+def span_text(first: datetime | None, last: datetime | None) -> str:
+    """From when to when, as short as it can be told."""
+    if first is None or last is None:
+        return "at unknown times"
+    start, end = (time.astimezone(timezone.utc) for time in (first, last))
+    if start == end:
+        return f"{start:%Y-%m-%d %H:%M:%S} UTC"
+    if end - start < timedelta(hours=1):
+        day = "" if start.date() == end.date() else "%Y-%m-%d "
+        return f"{start:%Y-%m-%d %H:%M:%S} to {end:{day}%H:%M:%S} UTC"
+    return f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    try:
+        from matplotlib import style  # noqa: PLC0415 - imported when used
+    except ImportError as exc:
+        feature = "the picture of a triage"
+        raise MissingExtra(feature, "matplotlib", "spark") from exc
+    with style.context(["default", _STYLE]), warnings.catch_warnings():
+        # Names in scripts that the font lacks are drawn as boxes; that is no news to a user.
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph", category=UserWarning)
+        yield
+
+
+def _dashboard(triage: Triage) -> Figure:
+    from matplotlib.figure import Figure as NewFigure  # noqa: PLC0415 - imported when used
+    from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
+
+    tasks = len({row.task_name for row in triage.deliveries})
+    upper = max(_drawn(len(triage.groups)), len(triage.reasons), _FEWEST_ROWS)
+    lower = max(_drawn(tasks), _FEWEST_LOWER_ROWS)
+    heights = (_HEAD, _TITLE + upper * _ROW, _TITLE + lower * _ROW)
+    layout = ConstrainedLayoutEngine(w_pad=0.35, h_pad=0.12)
+    figure = NewFigure(figsize=(sum(_WIDTHS), sum(heights)), dpi=120, layout=layout)
+    parts: Any = figure.subfigures(3, 1, height_ratios=heights)
+    head, *panels = parts
+    title = f"{counted(triage.letters, 'dead letter')} in "
+    title += counted(len(triage.queues), "dead-letter queue")
+    about = f"{span_text(triage.first_seen_at, triage.last_seen_at)}  ·  {_listed(triage.queues)}"
+    head.text(0.0235, 0.45, title, fontsize=17, fontweight="bold")
+    head.text(0.0235, 0.12, about, fontsize=10.5, color=FAINT)
+    largest = "Groups"
+    if len(triage.groups) > MOST_ROWS:
+        largest = f"{MOST_ROWS} largest of {len(triage.groups):,} groups"
+    charts = (
+        (f"{largest}: letters · share · fingerprint", _groups, upper),
+        ("Reasons, in the colours of all panels: letters · share", _reasons, upper),
+        (f"Letters per {triage.bucket.removeprefix('1 ')}, UTC", _timeline, None),
+        ("Letters by task and deliveries before death", _deliveries, lower),
+    )
+    places = (place for row in panels for place in row.subfigures(1, 2, width_ratios=_WIDTHS))
+    for place, (title, chart, rows) in zip(places, charts, strict=True):
+        place.suptitle(title, x=0.04, ha="left")
+        axes = place.subplots()
+        chart(axes, triage)
+        if rows is not None:
+            axes.set_ylim(rows - 0.5, -0.5)  # where there are few rows, the foot stays empty
+    return figure
+
+
+def _svg(chart: Callable[[Axes, Triage], None], triage: Triage, width: float, height: float) -> str:
+    """One chart, without what makes it a file of its own."""
+    buffer = BytesIO()
+    with _style():
+        from matplotlib.figure import Figure as NewFigure  # noqa: PLC0415 - imported when used
+
+        figure = NewFigure(figsize=(width, height), layout="constrained")
+        chart(figure.subplots(), triage)
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    text = buffer.getvalue().decode()
+    return text[text.index("<svg") :].strip()
+
+
+def _drawn(rows: int) -> int:
+    """Rows that are drawn: the first ones, and one for all others."""
+    return min(rows, MOST_ROWS + 1)
+
+
+def _groups(axes: Axes, triage: Triage) -> None:
+    shown, rest = triage.groups[:MOST_ROWS], triage.groups[MOST_ROWS:]
+    bars = [(_group_label(g), g.letters, g.main_reason, f" · {g.fingerprint[:8]}") for g in shown]
+    if rest:
+        letters = sum(group.letters for group in rest)
+        bars.append((counted(len(rest), "smaller group"), letters, "", ""))
+    _bars(axes, bars, triage.letters)
+
+
+def _group_label(group: GroupRow) -> str:
+    cause = (group.exception_type or group.main_reason).rpartition(".")[2]
+    return _fitted(f"{group.task_name} · {elided(cause, _LONGEST_NAME)}", _GROUP_LABEL)
+
+
+def _reasons(axes: Axes, triage: Triage) -> None:
+    bars = [(_fitted(r.reason, _LABEL), r.letters, r.reason, "") for r in triage.reasons]
+    _bars(axes, bars, triage.letters)
+
+
+def _bars(axes: Axes, bars: Sequence[tuple[str, int, str, str]], total: int) -> None:
+    """Horizontal bars from the top, with counts and shares at their ends."""
+    labels, letters, reasons, notes = zip(*bars, strict=True)
+    colours = [COLOURS.get(reason, OTHER) for reason in reasons]
+    drawn = axes.barh(range(len(bars)), letters, height=0.66, color=colours)
+    ends = [
+        f"{count:,} · {percent(count, total)}{note}"
+        for count, note in zip(letters, notes, strict=True)
+    ]
+    axes.bar_label(drawn, ends, padding=5, fontsize=9, color=FAINT)
+    axes.set_xlim(0, max(letters))
+    axes.set_yticks(range(len(bars)), labels)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+
+
+def _fitted(text: str, inches: float) -> str:
+    """A name cut to the room there is: letters differ in width, scripts even more."""
+    from matplotlib.textpath import TextPath  # noqa: PLC0415 - imported when used
+
+    longest, room = len(text), inches * _POINTS_PER_INCH
+    while True:
+        line = elided(text, longest)
+        width = TextPath((0, 0), line, size=_FONT_POINTS).get_extents().width
+        if width <= room or longest <= 1:
+            return line
+        longest = min(longest - 1, int(longest * room / width))
+
+
+def _timeline(axes: Axes, triage: Triage) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter  # noqa: PLC0415
+
+    if not triage.timeline:
+        axes.set_axis_off()
+        return
+    dates = import_module("matplotlib.dates")  # it is not typed
+    days = bucket_width(triage.bucket) / timedelta(days=1)
+    starts = [float(dates.date2num(row.bucket_start)) for row in triage.timeline]
+    # Never so near that one bar fills the axis, and never beyond the calendar.
+    first, last = min(starts), max(starts) + days
+    margin = max((_FEWEST_BUCKETS * days - (last - first)) / 2, days / 2)
+    width = max(0.94 * days, (last - first) / _FINEST_BAR)
+    floor: Counter[float] = Counter()
+    for reason in [row.reason for row in triage.reasons]:  # the most frequent at the bottom
+        bars = {
+            start: row.letters
+            for start, row in zip(starts, triage.timeline, strict=True)
+            if row.reason == reason
+        }
+        axes.bar(
+            list(bars),
+            list(bars.values()),
+            width=width,
+            bottom=[floor[start] for start in bars],
+            align="edge",
+            color=COLOURS.get(reason, OTHER),
+            clip_on=False,
+        )
+        floor.update(bars)
+    earliest, latest = (float(dates.date2num(end)) for end in (EARLIEST, LATEST))
+    axes.set_xlim(max(first - margin, earliest), min(last + margin, latest))
+    locator = dates.AutoDateLocator(tz=timezone.utc, minticks=3, maxticks=8)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=timezone.utc))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.tick_params(axis="y", colors=FAINT)
+    axes.grid(axis="y", color=GRID, linewidth=0.8, clip_on=False)
+    axes.set_axisbelow(True)
+
+
+def _deliveries(axes: Axes, triage: Triage) -> None:
+    """Cells by task and number of deliveries, shaded by their share of the task's letters."""
+    from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415 - imported when used
+
+    shade = LinearSegmentedColormap.from_list("letters", _CELLS)
+    columns = _bins([row.deliveries for row in triage.deliveries])
+    rows = _delivery_rows(triage, columns)
+    for place, (_name, cells) in enumerate(rows):
+        for column, count in enumerate(cells):
+            if count:
+                share = count / sum(cells)
+                axes.barh(
+                    place, 0.94, left=column - 0.47, height=0.88, color=shade(share), clip_on=False
+                )
+                colour = "white" if share > _DARK_CELL else "black"
+                axes.text(
+                    column, place, _short(count), ha="center", va="center", color=colour, size=8.5
+                )
+    axes.set_xticks(range(len(columns)), [_bin_label(*bounds) for bounds in columns])
+    axes.set_xlim(-0.5, len(_DELIVERY_BINS) - 0.5)
+    axes.set_yticks(range(len(rows)), [name for name, _cells in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.xaxis.set_ticks_position("top")
+    axes.spines["bottom"].set_visible(False)
+
+
+def _delivery_rows(triage: Triage, columns: Sequence[Any]) -> list[tuple[str, list[int]]]:
+    """Label and letters by bin: the tasks with most letters, and one row for all others."""
+    totals: Counter[str] = Counter()
+    for row in triage.deliveries:
+        totals[row.task_name] += row.letters
+    shown = [name for name, _letters in totals.most_common(MOST_ROWS)]
+    labels = [_fitted(name, _LABEL) for name in shown]
+    if rest := len(totals) - len(shown):
+        labels.append(counted(rest, "other task"))
+    rows = [(label, [0] * len(columns)) for label in labels]
+    place = {name: index for index, name in enumerate(shown)}
+    for row in triage.deliveries:
+        cells = rows[place.get(row.task_name, len(shown))][1]
+        cells[_bin_of(row.deliveries, columns)] += row.letters
+    return rows
+
+
+def _bins(deliveries: Sequence[int]) -> list[tuple[int, int | None]]:
+    """The columns: single numbers while they are few, else ranges; without empty ends."""
+    least, most = min(deliveries, default=0), max(deliveries, default=0)
+    if most - least < len(_DELIVERY_BINS):
+        return [(n, n) for n in range(least, most + 1)]
+    first = _bin_of(least, _DELIVERY_BINS)
+    return list(_DELIVERY_BINS[first : _bin_of(most, _DELIVERY_BINS) + 1])
+
+
+def _bin_of(deliveries: int, bins: Sequence[tuple[int, int | None]]) -> int:
+    return max((place for place, (start, _) in enumerate(bins) if start <= deliveries), default=0)
+
+
+def _bin_label(start: int, end: int | None) -> str:
+    if end is None:
+        return f"{start}+"
+    return str(start) if start == end else f"{start}-{end}"
+
+
+def _short(number: int) -> str:
+    """A count for a cell."""
+    from matplotlib.ticker import EngFormatter  # noqa: PLC0415 - imported when used
+
+    return f"{number:,}" if number < _FEW else EngFormatter(places=0, sep="")(number)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """As many names as have room, then how many more there are."""
+    shown: list[str] = []
+    for name in (elided(name, _LONGEST_NAME) for name in names):
+        if shown and sum(map(len, shown)) + len(name) > _LONGEST_QUEUES:
+            break
+        shown.append(name)
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")

@@ -1,0 +1,109 @@
+"""A triage as one HTML file: tables and charts, no script, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import MissingExtra
+from celery_dlq.export.wholefile import save
+from celery_dlq.letters.printable import one_line
+from celery_dlq.spark.render import charts
+
+if TYPE_CHECKING:
+    from celery_dlq.spark.triage.rows import Findings, GroupRow
+
+MOST_GROUPS = 50
+
+_LONGEST_TEXT = 240
+_CERTAIN = 1e-12
+
+
+def write_page(found: Findings, path: Path | str, now: datetime) -> Path:
+    """Write the page.
+
+    Args:
+        found: The rows, as `celery_dlq.spark.triage.rows.findings` returns them.
+        path: The file; replaced if it is there, its folder is made if it is not.
+        now: The present, aware; it stands on the page.
+
+    Returns:
+        The file.
+
+    Raises:
+        MissingExtra: Jinja2 or matplotlib is not installed.
+        ExportError: The file cannot be written.
+    """
+    return save(Path(path), page(found, now).encode("utf-8", "replace"))
+
+
+def page(found: Findings, now: datetime) -> str:
+    """The page as text; see `write_page`."""
+    try:
+        from jinja2 import Environment  # noqa: PLC0415 - imported when used
+        from markupsafe import Markup  # noqa: PLC0415 - comes with Jinja2
+    except ImportError as exc:
+        feature = "the page of a triage"
+        raise MissingExtra(feature, "jinja2", "spark") from exc
+
+    def safe_text(value: Any) -> Any:
+        """What comes out of every expression: texts of any origin on one line, and not too long."""
+        if not isinstance(value, str) or isinstance(value, Markup):
+            return value
+        line = one_line(value)
+        return line if len(line) <= _LONGEST_TEXT else f"{line[: _LONGEST_TEXT - 1]}…"
+
+    environment = Environment(autoescape=True, finalize=safe_text)
+    template = environment.from_string(
+        (files("celery_dlq.spark.render") / "page.html.j2").read_text("utf-8")
+    )
+    triage = found.triage
+    letters = charts.counted(triage.letters, "dead letter")
+    largest = triage.groups[0].letters if triage.groups else 0
+    # Texts in the charts are escaped by matplotlib.
+    return template.render(
+        title=f"{letters} in {charts.counted(len(triage.queues), 'queue')}",
+        span=charts.span_text(triage.first_seen_at, triage.last_seen_at),
+        unit=triage.bucket.removeprefix("1 "),
+        timeline=Markup(charts.timeline_svg(triage)) if triage.timeline else None,  # noqa: S704
+        deliveries=Markup(charts.deliveries_svg(triage)),  # noqa: S704
+        cards=[
+            (f"{triage.letters:,}", "dead letters"),
+            (f"{len(triage.groups):,}", "causes"),
+            (charts.percent(largest, triage.letters), "have the largest cause"),
+            (_moment(triage.last_seen_at)[:16], "last death, UTC"),
+        ],
+        rest=triage.groups[MOST_GROUPS:],
+        most_groups=MOST_GROUPS,
+        found=found,
+        triage=triage,
+        now=now,
+        ink=charts.INK,
+        faint=charts.FAINT,
+        cause=_cause,
+        chance=_chance,
+        colour=lambda reason: charts.COLOURS.get(reason, charts.OTHER),
+        counted=charts.counted,
+        last_part=_last_part,
+        moment=_moment,
+        number=lambda value, places=0: f"{value:,.{places}f}",
+        percent=charts.percent,
+    )
+
+
+def _cause(group: GroupRow) -> str:
+    return _last_part(group.exception_type) if group.exception_type else ", ".join(group.reasons)
+
+
+def _last_part(dotted: str) -> str:
+    return dotted.rpartition(".")[2]
+
+
+def _moment(value: datetime | None) -> str:
+    return f"{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}" if value else "unknown"
+
+
+def _chance(q_value: float) -> str:
+    return f"below {_CERTAIN:.0e}" if q_value < _CERTAIN else f"{q_value:.1g}"

@@ -1,0 +1,67 @@
+"""What the letters of an exported folder have in common, in Spark SQL.
+
+Every function takes a DataFrame of letters and returns a DataFrame. Most run nothing until rows
+are asked for; `why` and `similar` count at once and finish on the driver. All is plain Spark SQL,
+without Python on the executors, and reads only the columns it names: never ``body`` or
+``traceback``. Times are UTC whatever the session's time zone is. Cells that a foreign writer left
+empty count as ``unknown``.
+
+>>> spark = local_session()  # doctest: +SKIP
+>>> groups(letters(spark, "letters/")).show()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from celery_dlq.spark.triage.causes import why
+from celery_dlq.spark.triage.delivery_limits import limits
+from celery_dlq.spark.triage.questions import (
+    COLUMNS,
+    check_folder,
+    column_ddl,
+    deliveries_before_death,
+    groups,
+    letters,
+    not_letters,
+    overview,
+    readable_errors,
+    reasons,
+    scan,
+    schema_ddl,
+    similar,
+    successes,
+    timeline,
+)
+from celery_dlq.spark.triage.trends import (
+    BUCKETS,
+    MOST_BUCKETS,
+    bucket_for,
+    bucket_width,
+    new_since,
+    spikes,
+)
+
+__all__ = [
+    "BUCKETS",
+    "COLUMNS",
+    "MOST_BUCKETS",
+    "bucket_for",
+    "bucket_width",
+    "check_folder",
+    "column_ddl",
+    "deliveries_before_death",
+    "groups",
+    "letters",
+    "limits",
+    "new_since",
+    "not_letters",
+    "overview",
+    "readable_errors",
+    "reasons",
+    "scan",
+    "schema_ddl",
+    "similar",
+    "spikes",
+    "successes",
+    "timeline",
+    "why",
+]

@@ -1,0 +1,420 @@
+"""The triage of an exported folder as plain Python values, with or without the reasons why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import ExportError
+from celery_dlq.record import from_micros, iso
+from celery_dlq.spark.session import is_running, local_session
+from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
+from celery_dlq.spark.triage.causes import why_each
+from celery_dlq.spark.triage.delivery_limits import limits
+from celery_dlq.spark.triage.lookalikes import COMPARED, MOST_COMPARED, alike
+from celery_dlq.spark.triage.questions import (
+    COLUMNS,
+    check_folder,
+    deliveries_before_death,
+    groups,
+    not_letters,
+    overview,
+    readable_errors,
+    reasons,
+    scan,
+    timeline,
+)
+from celery_dlq.spark.triage.questions import successes as successful
+from celery_dlq.spark.triage.trends import bucket_for, new_since, spikes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
+LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+"""The ends of the calendar."""
+
+MOST_WHY = 3
+"""Of so many groups, the largest, `findings` says why, if they have `LEAST_LETTERS`."""
+
+LEAST_LETTERS = 5
+MOST_ROWS = 20
+MOST_LIMITS = 200
+
+_LONGEST_NEWS = timedelta(days=1)
+_LITTLE = 128 * 1024 * 1024  # bytes of files; a million small letters are half of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """The letters of one fingerprint; see `celery_dlq.spark.triage.groups`."""
+
+    fingerprint: str
+    letters: int
+    first_seen_at: datetime | None
+    last_seen_at: datetime | None
+    task_name: str
+    reasons: tuple[str, ...]
+    main_reason: str
+    exception_type: str | None
+    hosts: int
+    releases: tuple[str, ...]
+    example_id: str
+    example_description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasonRow:
+    """The letters of one reason; see `celery_dlq.spark.triage.reasons`."""
+
+    reason: str
+    letters: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRow:
+    """The letters of one reason in one time bucket; see `celery_dlq.spark.triage.timeline`."""
+
+    bucket_start: datetime
+    reason: str
+    letters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveriesRow:
+    """Letters of a task by deliveries; see `celery_dlq.spark.triage.deliveries_before_death`."""
+
+    task_name: str
+    deliveries: int
+    letters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Triage:
+    """What a folder of letters says.
+
+    Attributes:
+        path: The folder.
+        letters: Letters in it.
+        queues: Names of their dead-letter queues, sorted.
+        first_seen_at: When the first of them was dead-lettered, aware UTC.
+        last_seen_at: When the last one was.
+        bucket: Width of the buckets of ``timeline``, e.g. ``"10 minutes"``.
+        groups: By cause, the largest first.
+        reasons: By reason, the most frequent first.
+        timeline: By time and reason, the oldest first.
+        deliveries: By task and number of deliveries.
+        picture: The PNG that was drawn of it, if one was; see `celery_dlq.spark.render.charts`.
+    """
+
+    path: str
+    letters: int
+    queues: tuple[str, ...]
+    first_seen_at: datetime | None
+    last_seen_at: datetime | None
+    bucket: str
+    groups: tuple[GroupRow, ...]
+    reasons: tuple[ReasonRow, ...]
+    timeline: tuple[TimelineRow, ...]
+    deliveries: tuple[DeliveriesRow, ...]
+    picture: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names; times as ISO 8601 in UTC."""
+        return {name: _json(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseRow:
+    """A value that is over-represented in a group; see `celery_dlq.spark.triage.causes`."""
+
+    feature: str
+    value: str
+    against: str
+    letters: int
+    support: float
+    share_of_others: float
+    lift: float
+    p_value: float
+    q_value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRow:
+    """A cause that appeared or came back; see `celery_dlq.spark.triage.new_since`."""
+
+    fingerprint: str
+    kind: str
+    letters: int
+    first_seen_at: datetime
+    last_seen_at: datetime
+    gone_since: datetime | None
+    task_name: str
+    exception_type: str | None
+    example_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeRow:
+    """A flood of letters; see `celery_dlq.spark.triage.spikes`."""
+
+    fingerprint: str
+    task_name: str
+    bucket_start: datetime
+    letters: int
+    expected: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimilarRow:
+    """Two causes that look alike; see `celery_dlq.spark.triage.similar`."""
+
+    fingerprint: str
+    other_fingerprint: str
+    similarity: float
+    letters: int
+    other_letters: int
+    task_name: str
+    other_task_name: str
+    message: str
+    other_message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitRow:
+    """What one delivery of a task's messages is worth; see `celery_dlq.spark.triage.limits`."""
+
+    task_name: str
+    delivery: int
+    reached: float
+    succeeded: float
+    died: int
+    share: float | None
+    cumulative_share: float | None
+    advised_max_deliveries: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a folder of letters says, and why.
+
+    Attributes:
+        triage: The rows of the plain triage.
+        news_from: Since when causes count as new: the last tenth of the letters' time, a
+            day at most; ``None``: the letters have no times.
+        new: Causes that are new or came back since then.
+        spikes: Floods, the strongest first.
+        similar: Pairs of causes that look alike.
+        causes: For the largest groups, by fingerprint, what their letters have in common.
+        limits: Which delivery succeeded, of tasks of which successes are known; empty
+            without a sample of successes.
+    """
+
+    triage: Triage
+    news_from: datetime | None
+    new: tuple[NewRow, ...]
+    spikes: tuple[SpikeRow, ...]
+    similar: tuple[SimilarRow, ...]
+    causes: dict[str, tuple[CauseRow, ...]]
+    limits: tuple[LimitRow, ...] = ()
+
+
+def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
+    """Read an exported folder with Spark and say what its letters have in common.
+
+    A session that this function made is stopped at the end; one that was given, or
+    that ran before, is left as it was.
+
+    Args:
+        path: The folder that ``dlq export`` wrote, or a URL that Spark reads.
+        spark: The session to use; ``None``: this process's, or a new one on this machine.
+
+    Returns:
+        The rows of all questions.
+
+    Raises:
+        ExportError: The folder is missing, holds no letters or cannot be read.
+        MissingExtra: PySpark or Java is not installed.
+        DLQError: Spark did not start.
+    """
+    size = check_folder(path)
+    with session_for(spark, size) as session, readable_errors(path):
+        return ask(session, path, scan(session, path).select(*COLUMNS))
+
+
+def findings(
+    path: Path | str,
+    spark: SparkSession | None = None,
+    *,
+    successes: Path | str | None = None,
+) -> Findings:
+    """Read an exported folder with Spark and answer all questions of the triage.
+
+    Args:
+        path: The folder that ``dlq export`` wrote, or a URL that Spark reads.
+        spark: The session to use; ``None``: this process's, or a new one on this machine.
+        successes: The folder that ``dlq export --successes`` wrote; ``None``: there is none.
+
+    Returns:
+        The rows of all answers.
+
+    Raises:
+        ExportError: The folder is missing, holds no letters or cannot be read.
+        MissingExtra: PySpark, Java or SciPy is not installed.
+        DLQError: Spark did not start.
+    """
+    size = check_folder(path)
+    if successes is not None:
+        check_folder(successes)
+    with session_for(spark, size) as session, readable_errors(path):
+        good = None if successes is None else successful(session, successes)
+        columns = dict.fromkeys(
+            (*COLUMNS, *WHY_COLUMNS, *(["history"] if good is not None else []))
+        )
+        df = scan(session, path).select(*columns)
+        found = ask(session, path, df)
+        since = _news_from(found)
+        fresh = iter(()) if since is None else rows_of(new_since(df, since).limit(MOST_ROWS))
+        floods = rows_of(spikes(df, found.bucket).limit(MOST_ROWS))
+        return Findings(
+            triage=found,
+            news_from=since,
+            new=tuple(NewRow(**row) for row in fresh),
+            spikes=tuple(SpikeRow(**row) for row in floods),
+            similar=_similar(found),
+            causes=_causes(df, found, good),
+            limits=() if good is None else _limits(df, good),
+        )
+
+
+def _similar(found: Triage) -> tuple[SimilarRow, ...]:
+    largest = found.groups[:MOST_COMPARED]
+    rows = [{name: getattr(group, name) for name in COMPARED} for group in largest]
+    return tuple(SimilarRow(**row) for row in alike(rows)[:MOST_ROWS])
+
+
+def _causes(
+    df: DataFrame, found: Triage, good: DataFrame | None
+) -> dict[str, tuple[CauseRow, ...]]:
+    """Why the largest groups died, asked of all letters at once."""
+    largest = [
+        group.fingerprint
+        for group in found.groups[:MOST_WHY]
+        if group.letters >= LEAST_LETTERS and group.fingerprint != "unknown"
+    ]
+    named: dict[str, list[CauseRow]] = {fingerprint: [] for fingerprint in largest}
+    for row in why_each(df, largest, good) if largest else ():
+        named[row.pop("fingerprint")].append(CauseRow(**row))
+    return {fingerprint: tuple(rows[:MOST_ROWS]) for fingerprint, rows in named.items()}
+
+
+def _limits(df: DataFrame, good: DataFrame) -> tuple[LimitRow, ...]:
+    known = limits(df, good).where("advised_max_deliveries IS NOT NULL")
+    return tuple(LimitRow(**row) for row in rows_of(known.limit(MOST_LIMITS)))
+
+
+def _news_from(found: Triage) -> datetime | None:
+    if found.first_seen_at is None or found.last_seen_at is None:
+        return None
+    span = found.last_seen_at - found.first_seen_at
+    return found.last_seen_at - min(span / 10, _LONGEST_NEWS)
+
+
+@contextmanager
+def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]:
+    """A session for one triage: the given one, this process's, or a new one that is stopped.
+
+    ``size`` is the bytes of the files; see `check_folder`.
+    """
+    if given is not None:
+        yield given
+        return
+    ran_before = is_running()
+    session = local_session(quick=0 < size < _LITTLE)
+    try:
+        yield session
+    finally:
+        if not ran_before:
+            session.stop()
+
+
+def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
+    """Collect the answers to all plain questions.
+
+    Args:
+        spark: The session.
+        path: The folder, for messages.
+        df: Its letters, with the columns `COLUMNS` at least.
+
+    Raises:
+        ExportError: There are no letters, or other rows than letters.
+    """
+    total = next(rows_of(overview(df)))
+    strangers = total.pop("strangers")
+    if strangers == total["letters"]:
+        raise not_letters(spark, path)
+    if total.pop("successes"):
+        raise ExportError(
+            f"expected {path} to hold letters, got messages that succeeded; give this folder "
+            f"with --successes, beside one of letters"
+        )
+    if strangers:
+        raise ExportError(f"expected {path} to hold letters only, got other rows beside them")
+    bucket = bucket_for(_span_seconds(total["first_seen_at"], total["last_seen_at"]))
+    return Triage(
+        path=str(path),
+        bucket=bucket,
+        groups=tuple(GroupRow(**row) for row in rows_of(groups(df))),
+        reasons=tuple(ReasonRow(**row) for row in rows_of(reasons(df))),
+        timeline=tuple(TimelineRow(**row) for row in rows_of(timeline(df, bucket))),
+        deliveries=tuple(DeliveriesRow(**row) for row in rows_of(deliveries_before_death(df))),
+        **total,
+    )
+
+
+def rows_of(df: DataFrame) -> Iterator[dict[str, Any]]:
+    """Collect rows; times travel as microseconds, for PySpark would make them naive local ones."""
+    names = df.columns
+    times = {name for name, kind in df.dtypes if kind == "timestamp"}
+    columns = [f"unix_micros({name}) AS {name}" if name in times else name for name in names]
+    rows = df.selectExpr(*columns).collect()
+    rows.reverse()
+    while rows:  # there may be a hundred thousand: each goes as soon as it is read
+        row = rows.pop()
+        yield {name: _plain(row[name], is_time=name in times) for name in names}
+
+
+def _plain(value: Any, *, is_time: bool) -> Any:
+    if is_time:
+        return None if value is None else _moment(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _moment(micros: int) -> datetime:
+    """A time; the bucket of a letter of the year 1 begins before the calendar does."""
+    try:
+        return from_micros(micros)
+    except OverflowError:
+        return EARLIEST if micros < 0 else LATEST
+
+
+def _span_seconds(first: datetime | None, last: datetime | None) -> float:
+    return 0.0 if first is None or last is None else (last - first).total_seconds()
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(item) for item in value]
+    return value

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from celery_dlq.logs import get_logger
+
 NAMESPACE = "celery_dlq"
 OTHER = "(other)"
 """Replaces the label values of series beyond `MAX_SERIES`."""
@@ -151,9 +153,6 @@ class MetricsStore(Protocol):
             StoreUnavailable: The store does not answer.
         """
 
-    def close(self) -> None:
-        """Close the connections; never raises."""
-
 
 class Counts:
     """The counts of one process, kept in memory until they are flushed."""
@@ -187,6 +186,8 @@ class Counts:
         return not self._counts
 
 
+logger = get_logger("celery_dlq.worker")
+
 FLUSH_SECONDS = 5.0
 """A process that is killed loses the counts of at most so long."""
 
@@ -195,50 +196,44 @@ class Measuring:
     """Counts, and adds them to those of the app once every few seconds.
 
     Args:
-        make_store: Makes the store of metrics, when there is first something to add.
+        store: Gives the store of metrics, when there is something to add.
         clock: Monotonic seconds.
+
+    Attributes:
+        counts: Where is counted.
+        gauges: What a worker says of itself with its counts; ``None`` where there is no worker.
     """
 
     def __init__(
-        self, make_store: Callable[[], MetricsStore], clock: Callable[[], float] = time.monotonic
+        self, store: Callable[[], MetricsStore], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.counts = Counts()
-        self._make_store = make_store
-        self._store: MetricsStore | None = None
+        self.gauges: Callable[[], WorkerGauges] | None = None
+        self._store = store
         self._clock = clock
         self._flushed_at = clock()
         self._lock = threading.RLock()
-
-    def use(self, store: MetricsStore) -> None:
-        """Add up there from now on: a worker has a connection that this may share."""
-        with self._lock:
-            if self._store is None:
-                self._store = store
 
     def redriven(self, dead_letter_queue: str, letters: int) -> None:
         """Count letters whose messages were published again."""
         self.counts.count(REDRIVEN, dead_letter_queue, by=letters)
         self.tick()
 
-    def tick(self, gauges: Callable[[], WorkerGauges] | None = None) -> None:
+    def tick(self) -> None:
         """Add up, if it is time."""
         if self._clock() - self._flushed_at >= FLUSH_SECONDS:
-            self.flush(gauges)
+            self.flush()
 
-    def flush(self, gauges: Callable[[], WorkerGauges] | None = None) -> None:
+    def flush(self) -> None:
         """Add up now; without gauges only if something was counted."""
         with self._lock:
             self._flushed_at = self._clock()
-            if gauges is None and self.counts.empty:
-                return
-            if self._store is None:
-                self._store = self._make_store()
-            self.counts.flush(self._store, gauges() if gauges is not None else None)
+            if self.gauges is not None or not self.counts.empty:
+                self.counts.flush(self._store(), self.gauges() if self.gauges else None)
 
     def close(self) -> None:
-        """Add up and let go of the connection; the next flush opens another one."""
-        with self._lock:
+        """Add up for the last time; never raises."""
+        try:
             self.flush()
-            if self._store is not None:
-                self._store.close()
-                self._store = None
+        except Exception:
+            logger.exception("The last metrics of this process are not written")

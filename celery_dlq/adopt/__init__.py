@@ -1,1 +1,1 @@
-"""Letters made of messages that a broker dead-lettered itself."""
+"""Letters of messages that the broker itself dead-lettered."""

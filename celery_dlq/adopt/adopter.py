@@ -16,7 +16,7 @@ from kombu.utils.functional import LRUCache
 
 from celery_dlq.adopt.letter import Adoption, Identity
 from celery_dlq.adopt.sources import Source, TakenMessage
-from celery_dlq.backends.base import Clock, Keeper, Stored
+from celery_dlq.backends.base import Clock, DeadLetterStore, LetterOutbox, Stored
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter
@@ -63,6 +63,7 @@ class Adopter:
         source: Gives its messages.
         adoption: Makes their letters.
         store: Where letters go.
+        outbox: Keeps what a dead-letter exchange must get of them; ``None`` if there is none.
         clock: The present, aware UTC.
         adopted: Told of every new letter.
     """
@@ -72,7 +73,8 @@ class Adopter:
         queue: str,
         source: Source,
         adoption: Adoption,
-        store: Keeper,
+        store: DeadLetterStore,
+        outbox: LetterOutbox | None,
         clock: Clock,
         adopted: Callable[[DeadLetter], None],
     ) -> None:
@@ -80,6 +82,7 @@ class Adopter:
         self._source = source
         self._adoption = adoption
         self._store = store
+        self._outbox = outbox
         self._clock = clock
         self._adopted = adopted
         self._twins: MutableMapping[str, int] = LRUCache(MAX_TWINS)  # type: ignore[no-untyped-call]
@@ -125,6 +128,8 @@ class Adopter:
 
     def _stored(self, found: TakenMessage, identity: Identity) -> bool:
         letter, key = self._adoption.letter(found.message, identity, self._clock())
+        if self._outbox is not None:
+            self._outbox.add(letter)
         if self._store.dead_letter(letter, key) is not Stored.NEW:
             return False
         self.report.adopted += 1

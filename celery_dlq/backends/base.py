@@ -1,7 +1,7 @@
 """The contracts between the worker, the operations and the stores.
 
-One folder of implementations per contract lives in `celery_dlq.backends`,
-including the in-memory one, which ships and is tested by the same suite.
+A `Backend` has all of them. Its implementations stand beside this module, including
+the in-memory one, which ships and is tested by the same suite.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from celery_dlq.backends.reports import Reports
 from celery_dlq.events import Change
+from celery_dlq.metrics import MetricsStore
 from celery_dlq.record import DeadLetter, Delivery, from_micros, to_micros
 
 Clock = Callable[[], datetime]
@@ -548,13 +550,6 @@ class DeadLetterStore(Protocol):
         """Let go of connections; never raises."""
 
 
-class Keeper(Protocol):
-    """Takes letters: a store, or what stands before one."""
-
-    def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Store a letter; see `DeadLetterStore.dead_letter`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEntry:
     """A letter that a dead-letter exchange must still get.
@@ -588,8 +583,18 @@ class Outbox(Protocol):
     def waiting(self, dead_letter_queue: str) -> int:
         """How many entries are kept."""
 
-    def close(self) -> None:
-        """Let go of connections; never raises."""
+
+class LetterOutbox(Protocol):
+    """Keeps for a dead-letter exchange what it must get of a letter."""
+
+    def add(self, letter: DeadLetter) -> None:
+        """Keep it, if the letter's policy names an exchange. Called before the letter is stored.
+
+        So whatever is killed between the two, the exchange still gets the letter.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -671,9 +676,6 @@ class WorkerRegistry(Protocol):
     def overrides(self) -> list[Override]:
         """The overrides in force, by queue and key; those that ended are taken down."""
 
-    def close(self) -> None:
-        """Let go of connections; never raises."""
-
 
 class JobStore(Protocol):
     """Keeps what is known of jobs, bounded. Every method may raise `StoreUnavailable`."""
@@ -702,5 +704,49 @@ class JobStore(Protocol):
     def acquire_run(self, job_id: str, run: int) -> bool:
         """Become the one process that does this run of a job; whether nobody else has."""
 
+
+class Backend(Protocol):
+    """All that an app keeps: one object for each of its processes.
+
+    Its parts share their connections, which are made when there is first something to send.
+
+    Attributes:
+        counter: Deliveries.
+        letters: Dead letters.
+        workers: Live workers, overrides of policies, and the audit.
+        jobs: Redrives and discards.
+        outbox: What dead-letter exchanges must still get.
+        metrics: Counts of all processes.
+        samples: Takes samples of messages that succeeded.
+        sampled: The samples, read as letters are.
+        reports: Decides which letters an error tracker is told of.
+    """
+
+    @property
+    def counter(self) -> DeliveryCounter: ...  # noqa: D102 - see above
+    @property
+    def letters(self) -> DeadLetterStore: ...  # noqa: D102
+    @property
+    def workers(self) -> WorkerRegistry: ...  # noqa: D102
+    @property
+    def jobs(self) -> JobStore: ...  # noqa: D102
+    @property
+    def outbox(self) -> Outbox: ...  # noqa: D102
+    @property
+    def metrics(self) -> MetricsStore: ...  # noqa: D102
+    @property
+    def samples(self) -> Samples: ...  # noqa: D102
+    @property
+    def sampled(self) -> DeadLetterStore: ...  # noqa: D102
+    @property
+    def reports(self) -> Reports: ...  # noqa: D102
+
+    def separate(self) -> Backend:
+        """The same place over connections of its own, for another thread or process.
+
+        Connections to a broker serve one thread, and a forked process must not share any.
+        In memory there is nothing to separate: it is the same object.
+        """
+
     def close(self) -> None:
-        """Let go of connections; never raises."""
+        """Let go of all connections; what is used afterwards opens them again. Never raises."""

@@ -67,6 +67,3 @@ class Reports(Protocol):
         Raises:
             StoreUnavailable: The store does not answer.
         """
-
-    def close(self) -> None:
-        """Let go of connections; never raises."""

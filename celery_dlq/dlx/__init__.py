@@ -1,1 +1,1 @@
-"""Letters published to a dead-letter exchange, once the broker lets them through."""
+"""Letters to dead-letter exchanges, so that other services hear of them."""

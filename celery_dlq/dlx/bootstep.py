@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from celery import bootsteps
-
+from celery_dlq.dlx.publisher import ExchangePublisher
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
+from celery_dlq.worker.bootsteps import ThreadStep, assembly_of
 
 logger = get_logger("celery_dlq.worker")
 
@@ -18,62 +17,37 @@ SWEEP_SECONDS = 5.0
 """How often all outboxes are looked into, for what other workers left there."""
 
 _LONGEST_REST_SECONDS = 30.0
-_STOP_SECONDS = 5.0
 
 
-class Publishes(Protocol):
-    """What the thread drives: a publisher."""
+class PublishStep(ThreadStep):
+    """Publishes to the exchanges that policies name, if one does.
 
-    wake: threading.Event
-
-    def deliver_new(self) -> None:
-        """Publish what this process added."""
-
-    def deliver(self) -> None:
-        """Publish whatever is due."""
-
-    def close(self) -> None:
-        """Disconnect."""
-
-
-class ExchangeStep(bootsteps.StartStopStep):
-    """Runs the publisher, if a policy names a dead-letter exchange.
-
-    A thread, because the broker may be slow to confirm. The step keeps the publisher, because
-    a pool child that let go of its copy of the connection would close it.
+    A thread, because the broker may be slow to confirm.
     """
 
-    requires = ("celery.worker.components:Pool",)
-    publisher: Callable[[], Publishes | None]
+    thread_name = "dlq-publish"
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        self._publisher: Publishes | None = None
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._publisher: ExchangePublisher | None = None
 
-    def start(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """Begin to publish."""
-        self._publisher = type(self).publisher()
-        if self._publisher is None:
-            return
-        self._thread = threading.Thread(
-            target=post, args=(self._publisher, self._stop), name="dlq-publisher", daemon=True
-        )
-        self._thread.start()
+    def prepare(self, worker: Any) -> bool:
+        """Make the publisher; not before the pool has started."""
+        self._publisher = assembly_of(worker.app).exchange_publisher()
+        return self._publisher is not None
 
-    def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """End with the message at hand; the rest is another worker's, or the next start's."""
-        self._stop.set()
-        if self._thread is not None and self._publisher is not None:
+    def run(self, stop: threading.Event) -> None:
+        """Publish until the worker stops; the rest is another worker's, or the next start's."""
+        assert self._publisher is not None  # noqa: S101 - `prepare` said so
+        publish(self._publisher, stop)
+
+    def wake(self) -> None:
+        """OutboxEntry the stop at once."""
+        if self._publisher is not None:
             self._publisher.wake.set()
-            self._thread.join(_STOP_SECONDS)
-            self._thread = None
-
-    terminate = stop
 
 
-def post(publisher: Publishes, stop: threading.Event) -> None:
+def publish(publisher: ExchangePublisher, stop: threading.Event) -> None:
     """Publish for ever; what the broker or the store refuses is logged and tried again.
 
     Args:

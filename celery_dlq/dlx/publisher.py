@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import UUID, uuid5
@@ -20,16 +20,10 @@ from kombu.entity import Exchange
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import LRUCache
 
-from celery_dlq.backends.base import (
-    DeadLetterStore,
-    Keeper,
-    MessageKey,
-    Outbox,
-    OutboxEntry,
-    Stored,
-)
+from celery_dlq.backends.base import Backend, Outbox, OutboxEntry
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
+from celery_dlq.events import DeadLettered, Event
 from celery_dlq.headers import death_headers
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.exchange import DeadLetterExchange
@@ -133,33 +127,23 @@ class Targets:
                 yield f"dead_letter_policy of {task.name}", policy
 
 
-class WithOutboxEntry:
-    """Stands before a store: a letter's entry is kept before the letter is stored.
+class ExchangeOutbox:
+    """The `LetterOutbox` of all policies that name an exchange.
 
     Args:
-        keeper: The store.
         outbox: Keeps the entries.
         targets: Tells which letters have one.
-        added: Called with the dead-letter queue of each entry once its letter is stored.
     """
 
-    def __init__(
-        self, keeper: Keeper, outbox: Outbox, targets: Targets, added: Callable[[str], None]
-    ) -> None:
-        self._keeper = keeper
+    def __init__(self, outbox: Outbox, targets: Targets) -> None:
         self._outbox = outbox
         self._targets = targets
-        self._added = added
 
-    def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Keep the entry, then store the letter."""
+    def add(self, letter: DeadLetter) -> None:
+        """Keep the entry of a letter that is about to be stored."""
         entry = self._targets.entry(letter)
-        if entry is None:
-            return self._keeper.dead_letter(letter, key)
-        self._outbox.add(letter.dead_letter_queue, entry)
-        stored = self._keeper.dead_letter(letter, key)
-        self._added(letter.dead_letter_queue)
-        return stored
+        if entry is not None:
+            self._outbox.add(letter.dead_letter_queue, entry)
 
 
 class ExchangePublisher:
@@ -167,14 +151,14 @@ class ExchangePublisher:
 
     Args:
         app: The Celery app; its broker has the exchanges.
-        store: Where the letters are.
-        outbox: Where the entries are.
+        backend: Where letters and entries are; its own, because it works in a thread.
         targets: Knows the exchanges.
     """
 
-    def __init__(self, app: Any, store: DeadLetterStore, outbox: Outbox, targets: Targets) -> None:
-        self._store = store
-        self._outbox = outbox
+    def __init__(self, app: Any, backend: Backend, targets: Targets) -> None:
+        self.backend = backend
+        self._store = backend.letters
+        self._outbox = backend.outbox
         self._targets = targets
         self._exchanges: dict[str, DeadLetterExchange] = {}
         self._missing: MutableMapping[OutboxEntry, float] = LRUCache(_MOST_REMEMBERED)  # type: ignore[no-untyped-call]
@@ -207,28 +191,14 @@ class ExchangePublisher:
         finally:
             self.close()  # nothing that a pool child would inherit
 
-    def before(self, keeper: Keeper) -> WithOutboxEntry:
-        """A store, with a entry of each letter kept before the letter is stored."""
-        return WithOutboxEntry(keeper, self._outbox, self._targets, self.added)
-
-    def add(self, letter: DeadLetter) -> bool:
-        """Keep the entry of a letter that is about to be stored; whether it has one.
-
-        Raises:
-            StoreUnavailable: The outbox does not answer.
-        """
-        entry = self._targets.entry(letter)
-        if entry is not None:
-            self._outbox.add(letter.dead_letter_queue, entry)
-        return entry is not None
-
-    def added(self, dead_letter_queue: str) -> None:
-        """There is something new; may be called from any thread."""
-        self._new.add(dead_letter_queue)
-        self.wake.set()
+    def stored(self, event: Event) -> None:
+        """An observer of events: publish the letter soon; may be called from any thread."""
+        if isinstance(event, DeadLettered) and self._targets.entry(event.letter) is not None:
+            self._new.add(event.letter.dead_letter_queue)
+            self.wake.set()
 
     def deliver_new(self) -> None:
-        """Publish entries of queues that were named to `added`; see `deliver`."""
+        """Publish entries of letters that this process stored; see `deliver`."""
         self.wake.clear()
         while self._new:
             self._deliver(self._new.pop())

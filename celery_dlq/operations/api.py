@@ -1,9 +1,8 @@
-"""What operators do with an app's dead letters; `DeadLetters` is one of these."""
+"""What operators change: letters redriven, edited, discarded, trimmed; jobs; the audit."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -11,221 +10,73 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from celery_dlq.backends.base import (
-    Clock,
-    DeadLetterStore,
-    Group,
-    JobStore,
-    QueueSummary,
-    Restored,
-    WorkerRegistry,
-)
+from celery_dlq.backends.base import Backend, Clock, Restored
 from celery_dlq.config import Settings
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, NotSupported
 from celery_dlq.events import Action, Change, Events, Redriven, whoami
 from celery_dlq.filters import LetterFilter
+from celery_dlq.metrics import Measuring
 from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.dry_run import DryRun, dry_run
-from celery_dlq.operations.edit import Edit, arguments, edited
+from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.jobs import FAILED, STOPPED, Job, JobRun, Jobs
 from celery_dlq.operations.message import RedriveOptions, outgoing
+from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
 from celery_dlq.operations.redrive import Redriver
 from celery_dlq.operations.results import DiscardReport, RedriveReport
-from celery_dlq.operations.selection import PositionRange, RawEntry, select
+from celery_dlq.operations.retention import Retention
+from celery_dlq.operations.selection import RawEntry
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import DeadLetter
 
-_ID_LENGTH = 36
-_SHORTEST_PREFIX = 6
 _MOST_LOOKED_AT = 100_000  # discarded letters of a queue, for the beginning of an id
 _MOST_MARKERS_READ = 200_000
-_MOST_SAID = 20  # names or ids in a message
-_LOOK_SECONDS = 0.5
-
-Progress = Callable[[int], object]
 
 
-class Operator:
-    """Finds, redrives, edits and discards letters; safe against crashes and other operators."""
+class Operations:
+    """Redrives, edits and discards letters; safe against crashes and other operators.
 
-    app: Any
-    events: Events
-    _clock: Clock
+    Args:
+        app: The Celery app.
+        settings: Its checked settings.
+        backend: Where letters, jobs and the audit are.
+        reading: Finds the letters.
+        policies: The policies in force.
+        events: Told of what happens.
+        measuring: Counts what is redriven.
+        clock: The present, aware UTC.
+    """
 
-    @property
-    def settings(self) -> Settings:
-        """The checked ``dlq_*`` settings."""
-        raise NotImplementedError
-
-    @property
-    def store(self) -> DeadLetterStore:
-        """Where the letters are kept."""
-        raise NotImplementedError
-
-    @property
-    def registry(self) -> WorkerRegistry:
-        """What the processes of the app tell each other."""
-        raise NotImplementedError
-
-    @property
-    def job_store(self) -> JobStore:
-        """Where jobs are kept."""
-        raise NotImplementedError
-
-    # -- reading ------------------------------------------------------------------
-
-    def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues: name, number of letters, ages, letters by reason.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-        """
-        return self.store.queues()
-
-    def letters(
+    def __init__(
         self,
-        dead_letter_queue: str,
-        where: LetterFilter | None = None,
+        app: Any,
+        settings: Settings,
+        backend: Backend,
+        reading: Reading,
+        policies: PolicyAdmin,
         *,
-        newest_first: bool = False,
-        limit: int | None = None,
-        scanned: Progress | None = None,
-        **fields: Any,
-    ) -> Iterator[DeadLetter]:
-        """The letters of a queue, streamed; nothing is changed by reading.
-
-        Letters that arrive while you iterate are left out. Entries that are no letters are
-        passed over; `entries` gives them too.
-
-        Args:
-            dead_letter_queue: Its name, e.g. ``"orders-DLQ"``.
-            where: Which letters; or give the fields of `LetterFilter` as keywords.
-            newest_first: The order.
-            limit: Most letters; ``None`` for all.
-            scanned: Told the size of every page that was read.
-            **fields: E.g. ``reason="max_deliveries_exceeded"``.
-
-        Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
-            DLQError: A field of the filter is not usable.
-        """
-        found = self.entries(
-            dead_letter_queue, where, newest_first=newest_first, scanned=scanned, **fields
-        )
-        return islice(_readable(found), limit)
-
-    def entries(
-        self,
-        dead_letter_queue: str,
-        where: LetterFilter | None = None,
-        *,
-        newest_first: bool = False,
-        limit: int | None = None,
-        scanned: Progress | None = None,
-        **fields: Any,
-    ) -> Iterator[RawEntry]:
-        """As `letters`, but raw, with positions, and with entries that are no letters."""
-        where = where or LetterFilter(**fields)
-        self._check_queue(dead_letter_queue)
-        found = select(
-            self.store, dead_letter_queue, where, newest_first=newest_first, scanned=scanned
-        )
-        return islice(found, limit)
-
-    def tail(
-        self,
-        dead_letter_queue: str,
-        where: LetterFilter | None = None,
-        *,
-        stop: Callable[[], bool] = lambda: False,
-        **fields: Any,
-    ) -> Iterator[DeadLetter]:
-        """Letters as they arrive, from now on, until ``stop`` says so; waits in between."""
-        where = where or LetterFilter(**fields)
-        self._check_queue(dead_letter_queue)
-        after = self.store.settled_position(dead_letter_queue)
-        return self._tail(dead_letter_queue, where, after, stop)
-
-    def _tail(
-        self,
-        dead_letter_queue: str,
-        where: LetterFilter,
-        after: str | None,
-        stop: Callable[[], bool],
-    ) -> Iterator[DeadLetter]:
-        while not stop():
-            until = self.store.settled_position(dead_letter_queue)
-            if until == after:
-                time.sleep(_LOOK_SECONDS)
-                continue
-            span = PositionRange(after=after, until=until)
-            yield from _readable(select(self.store, dead_letter_queue, where, span=span))
-            after = until
-
-    def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:
-        """One letter by its id.
-
-        Args:
-            letter_id: The letter's id, or its first digits (6 or more), if they are unique.
-            dead_letter_queue: Where it is; ``None`` looks in all.
-
-        Raises:
-            NotFound: No queue has it, or several letters begin so.
-            CorruptLetter: What is there is no letter; `entry` gives it.
-            StoreUnavailable: Redis does not answer.
-        """
-        return self.entry(letter_id, dead_letter_queue)[1].letter()
-
-    def entry(self, letter_id: str, dead_letter_queue: str | None = None) -> tuple[str, RawEntry]:
-        """The queue of a letter, and the letter raw; also of an entry that is none.
-
-        Args:
-            letter_id: As for `get`; or the position of an entry that is no letter.
-            dead_letter_queue: Where it is; ``None`` looks in all.
-
-        Raises:
-            NotFound: No queue has it, or several letters begin so.
-            StoreUnavailable: Redis does not answer.
-        """
-        if dead_letter_queue is not None:
-            self._check_queue(dead_letter_queue)
-        names = [dead_letter_queue] if dead_letter_queue else self.store.names()
-        holder = self.store.holder(names, letter_id)
-        entry = None if holder is None else self.store.entry(holder, letter_id)
-        if holder is not None and entry is not None:
-            return holder, RawEntry(*entry)
-        if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
-            found = self.store.ids(names, letter_id, most=_MOST_SAID)
-            if len(found) == 1:
-                return self.entry(found[0][1], found[0][0])
-            if found:
-                several = ", ".join(letter_id for _, letter_id in found)
-                raise NotFound(f"expected one letter whose id begins so, got several: {several}")
-        where = _some_of(names) or "no queue at all"
-        raise NotFound(
-            f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
-        )
-
-    def groups(self, dead_letter_queue: str, *, limit: int | None = None) -> list[Group]:
-        """The letters of a queue by fingerprint, largest group first.
-
-        Args:
-            dead_letter_queue: Its name.
-            limit: Most groups; ``None`` for all.
-
-        Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
-        """
-        self._check_queue(dead_letter_queue)
-        return self.store.groups(dead_letter_queue, most=limit)
+        events: Events,
+        measuring: Measuring,
+        clock: Clock,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._store = backend.letters
+        self._registry = backend.workers
+        self._jobs = Jobs(backend.jobs)
+        self._successes = backend.jobs.succeeded
+        self._reading = reading
+        self._policies = policies
+        self._events = events
+        self._measuring = measuring
+        self._clock = clock
 
     # -- redriving ----------------------------------------------------------------
 
     def redrive(
         self,
+        /,
         dead_letter_queue: str,
         where: LetterFilter | None = None,
         *,
@@ -288,7 +139,7 @@ class Operator:
             birds = Canary(
                 letters=canary, max_failures=max_failures, wait_seconds=_seconds(canary_wait)
             )
-        self._check_queue(dead_letter_queue)
+        self._reading.check_queue(dead_letter_queue)
         told = {**options.to_json(), **({} if birds is None else {"canary": birds.to_json()})}
         run = self._new_job("redrive", dead_letter_queue, where, told)
         return self._redrive(run, where, options, birds, progress, scanned)
@@ -327,7 +178,7 @@ class Operator:
             to_queue=to_queue, delay_seconds=_seconds(delay), new_id=new_id, keep_count=keep_count
         )
         self._check_target(to_queue)
-        queue, found = self.entry(letter_id, dead_letter_queue)
+        queue, found = self._reading.entry(letter_id, dead_letter_queue)
         apply = edited(change, actor=whoami(), now=self._clock())
         # Tried out first: a change that does not fit must not even claim the letter.
         apply(outgoing(found, options, redrive_id="", now=self._clock()))
@@ -336,30 +187,16 @@ class Operator:
         try:
             report = self._redriver().redrive(run, where, options, transform=apply)
         finally:
-            self.store.done()
+            self._store.done()
         if report.published:
             changed = {"letter": found.key, "redrive": report.redrive_id}
             self._record(Action.EDITED, queue, 1, changed)
         self._ended(run, report, Action.REDRIVEN, where)
         return report
 
-    def arguments(
-        self, letter_id: str, dead_letter_queue: str | None = None
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """Args and kwargs of a letter that can be edited.
-
-        Raises:
-            NotFound: There is no such letter.
-            DLQError: Its body is not plain JSON.
-        """
-        letter = self.get(letter_id, dead_letter_queue)
-        args, kwargs, _links = arguments(
-            letter.content_type, letter.body, letter.decoded("headers") or {}
-        )
-        return args, kwargs
-
     def dry_run(
         self,
+        /,
         dead_letter_queue: str,
         where: LetterFilter | None = None,
         *,
@@ -384,13 +221,16 @@ class Operator:
         """
         options = RedriveOptions(limit=limit, to_queue=to_queue)
         self._check_target(to_queue)
-        found = self.entries(dead_letter_queue, where, limit=limit, scanned=scanned, **fields)
-        return dry_run(self.app, found, options, self.registry.workers())
+        found = self._reading.entries(
+            dead_letter_queue, where, limit=limit, scanned=scanned, **fields
+        )
+        return dry_run(self._app, found, options, self._registry.workers())
 
     # -- discarding ---------------------------------------------------------------
 
     def discard(
         self,
+        /,
         dead_letter_queue: str,
         where: LetterFilter | None = None,
         *,
@@ -432,6 +272,7 @@ class Operator:
 
     def purge(
         self,
+        /,
         dead_letter_queue: str,
         where: LetterFilter | None = None,
         *,
@@ -469,13 +310,13 @@ class Operator:
         """
         self._check_bin()
         if dead_letter_queue is not None:
-            self._check_queue(dead_letter_queue)
-        names = [dead_letter_queue] if dead_letter_queue else self.store.names()
-        names = self.store.binned(names)
-        if _SHORTEST_PREFIX <= len(letter_id) < _ID_LENGTH:
+            self._reading.check_queue(dead_letter_queue)
+        names = [dead_letter_queue] if dead_letter_queue else self._store.names()
+        names = self._store.binned(names)
+        if SHORTEST_PREFIX <= len(letter_id) < ID_LENGTH:
             letter_id = self._discarded_id(names, letter_id)
         for name in names:
-            restored = self.store.restore(name, letter_id)
+            restored = self._store.restore(name, letter_id)
             if restored is Restored.TAKEN:
                 raise DLQError(
                     f"expected {name} to have no letter {letter_id}, got one: the message died "
@@ -490,9 +331,9 @@ class Operator:
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
         """The letters in the bin of a queue, newest first."""
-        self._check_queue(dead_letter_queue)
+        self._reading.check_queue(dead_letter_queue)
         self._check_bin()
-        for page in self.store.discarded(dead_letter_queue):
+        for page in self._store.discarded(dead_letter_queue):
             for position, fields in page:
                 kept = dict(fields)
                 key = kept.pop(b"~key", b"").decode("utf-8", "replace")
@@ -500,11 +341,39 @@ class Operator:
                 found.key = key or found.key
                 yield found
 
+    def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
+        """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
+
+        Workers do it by themselves; this is for queues that no worker looks after.
+
+        Args:
+            *dead_letter_queues: Which queues; none for all.
+            dry_run: Say what the next pass would trim, at most some hundred letters a
+                queue and cause, and change nothing.
+
+        Returns:
+            What was trimmed: one change per queue and cause.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        for name in dead_letter_queues:
+            self._reading.check_queue(name)
+        book = self._policies.in_force()
+        retention = Retention(self._store, self._registry, self._events, whoami())
+        names = dead_letter_queues or self._store.names()
+        policies = {name: book.of_dead_letter_queue(name) for name in names}
+        policies = {name: policies[name] for name in retention.due(policies)}
+        if dry_run:
+            return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
+        return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
+
     # -- jobs and audit -----------------------------------------------------------
 
     def jobs(self) -> list[Job]:
         """The newest jobs, newest first; at most five hundred are remembered."""
-        return Jobs(self.job_store).all()
+        return self._jobs.all()
 
     def job(self, job_id: str) -> Job:
         """One job; of a redrive also how many of its messages ``died_again`` and ``succeeded``.
@@ -515,10 +384,10 @@ class Operator:
         Raises:
             NotFound: There is no such job.
         """
-        job = Jobs(self.job_store).get(job_id)
+        job = self._jobs.get(job_id)
         if job.kind != "redrive":
             return job
-        ends = {"died_again": self._died_again(job), "succeeded": self.job_store.succeeded(job_id)}
+        ends = {"died_again": self._died_again(job), "succeeded": self._successes(job_id)}
         return replace(job, counts={**job.counts, **ends})
 
     def cancel(self, job_id: str) -> Job:
@@ -528,7 +397,7 @@ class Operator:
             NotFound: There is no such job.
             DLQError: It has ended.
         """
-        return Jobs(self.job_store).cancel(job_id)
+        return self._jobs.cancel(job_id)
 
     def resume(
         self,
@@ -545,7 +414,7 @@ class Operator:
             NotFound: There is no such job.
             DLQError: It runs, it is done, or it was an edit, whose change is not kept.
         """
-        jobs = Jobs(self.job_store)
+        jobs = self._jobs
         job = jobs.get(job_id)
         if job.options.get("edited"):
             raise DLQError(
@@ -561,7 +430,7 @@ class Operator:
 
     def changes(self, limit: int = 100) -> list[Change]:
         """Who changed what, newest first; the newest ten thousand changes are kept."""
-        return self.registry.changes(limit=limit)
+        return self._registry.changes(limit=limit)
 
     # -- how ----------------------------------------------------------------------
 
@@ -581,25 +450,23 @@ class Operator:
 
     def _redriver(self) -> Redriver:
         return Redriver(
-            self.app,
-            self.store,
+            self._app,
+            self._store,
             self._clock,
             dead_letter_queue_of=self._dead_letter_queue_of,
             confirmed=self._redriven,
         )
 
-    def _redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:  # noqa: ARG002 - for those who count
+    def _redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:
         """Told of every batch that was published; letters are only read for who wants them."""
-        if not self.events.wanted(Redriven):
+        self._measuring.redriven(queue, len(found))
+        if not self._events.wanted(Redriven):
             return
         for each in found:
             with suppress(CorruptLetter):
-                self.events.emit(
+                self._events.emit(
                     Redriven(at=self._clock(), letter=each.letter(), redrive_id=redrive_id)
                 )
-
-    def _job_over(self) -> None:
-        """Told at the end of every redrive, however it ended."""
 
     def _redrive(
         self,
@@ -616,8 +483,8 @@ class Operator:
                     run, where, options, canary=canary, progress=progress, scanned=scanned
                 )
         finally:
-            self.store.done()
-            self._job_over()
+            self._store.done()
+            self._measuring.close()
         self._ended(run, report, Action.REDRIVEN, where)
         return report
 
@@ -631,7 +498,7 @@ class Operator:
         progress: Progress | None,
         scanned: Progress | None,
     ) -> DiscardReport:
-        self._check_queue(queue)
+        self._reading.check_queue(queue)
         if not options.forever:
             self._check_bin()
         run = self._new_job(kind, queue, where, options.to_json())
@@ -652,11 +519,11 @@ class Operator:
         action = Action.PURGED if run.job.kind == "purge" else Action.DISCARDED
         try:
             with _noting(self, run, action, where):
-                report = Discarder(self.store).discard(
+                report = Discarder(self._store).discard(
                     run, where, options, progress=progress, scanned=scanned
                 )
         finally:
-            self.store.done()
+            self._store.done()
         self._ended(run, report, action, where)
         return report
 
@@ -667,13 +534,13 @@ class Operator:
         if where.ids is not None:
             total = len(where.ids)
         elif not where:
-            total = self.store.length(queue)
-        return Jobs(self.job_store).new(
+            total = self._store.length(queue)
+        return self._jobs.new(
             kind,
             queue,
             where=where.to_json(),
             options=options,
-            until=self.store.last_position(queue),
+            until=self._store.last_position(queue),
             total=total,
         )
 
@@ -715,13 +582,13 @@ class Operator:
             letters=letters,
             detail=detail,
         )
-        self.registry.record(change)
-        self.events.emit(change)
+        self._registry.record(change)
+        self._events.emit(change)
 
     def _died_again(self, job: Job) -> int:
         """New letters whose message carries the mark of this job; reads a bounded number."""
         mark, died, read = f'"{job.id}"'.encode(), 0, 0
-        for page in self.store.fields(job.queue, after=job.until, until=None, page_size=500):
+        for page in self._store.fields(job.queue, after=job.until, until=None, page_size=500):
             died += sum(mark in fields.get(b"headers", b"") for _position, fields in page)
             read += len(page)
             if read >= _MOST_MARKERS_READ:
@@ -729,29 +596,21 @@ class Operator:
         return died
 
     def _dead_letter_queue_of(self, queue: str) -> str:
-        policy = self.settings.policies.resolve(queue) or Policy()
+        policy = self._settings.policies.resolve(queue) or Policy()
         return policy.dead_letter_queue_of(queue)
 
     def _check_target(self, to_queue: str | None) -> None:
-        if to_queue is not None and to_queue in self.store.names():
+        if to_queue is not None and to_queue in self._store.names():
             raise DLQError(
                 f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
             )
 
     def _check_bin(self) -> None:
-        if not self.store.capabilities.bin:
+        if not self._store.capabilities.bin:
             raise NotSupported(
                 f"expected a store that keeps discarded letters for a while, got dlq_store = "
-                f"{self.settings.store!r}, where they are gone for good; say --forever (or purge), "
-                f"and --export-first to keep a copy"
-            )
-
-    def _check_queue(self, name: str) -> None:
-        names = self.store.names()
-        if name not in names:
-            known = _some_of(names) or "none at all yet"
-            raise NotFound(
-                f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
+                f"{self._settings.store!r}, where they are gone for good; say --forever (or "
+                f"purge), and --export-first to keep a copy"
             )
 
 
@@ -759,7 +618,7 @@ class _noting:  # noqa: N801 - used as a context manager only
     """Keeps what a job did when it ends with an error or Ctrl-C."""
 
     def __init__(
-        self, operator: Operator, run: JobRun, action: Action, where: LetterFilter
+        self, operator: Operations, run: JobRun, action: Action, where: LetterFilter
     ) -> None:
         self._operator, self._run, self._action, self._where = operator, run, action, where
 
@@ -774,18 +633,7 @@ class _noting:  # noqa: N801 - used as a context manager only
         counts = dict(self._run.job.counts)
         with suppress(DLQError):  # the first error is the one to tell
             self._run.end(FAILED, counts, f"{type(exc).__name__}: {exc}"[:500])
-            self._operator._record_job(self._run, self._action, self._where, counts)  # noqa: SLF001 - its own part
-
-
-def _some_of(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_SAID
-    return ", ".join(names[:_MOST_SAID]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _readable(found: Iterator[RawEntry]) -> Iterator[DeadLetter]:
-    for entry in found:
-        with suppress(CorruptLetter):  # it stops nothing
-            yield entry.letter()
+            self._operator._record_job(self._run, self._action, self._where, counts)  # noqa: SLF001 - its part
 
 
 def _seconds(value: float | timedelta) -> float:

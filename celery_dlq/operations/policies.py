@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations
@@ -77,24 +77,48 @@ class PolicyAdmin:
         table: The configured policies.
         registry: Keeps overrides, worker cards and the audit.
         events: Gets every change.
+        known_queues: Gives the queues that the app's configuration names.
+        task_queues: Gives the queue of each task with a policy of its own.
     """
 
-    def __init__(self, table: PolicyTable, registry: WorkerRegistry, events: Events) -> None:
+    def __init__(
+        self,
+        table: PolicyTable,
+        registry: WorkerRegistry,
+        events: Events,
+        *,
+        known_queues: Callable[[], set[str]],
+        task_queues: Callable[[], Mapping[str, str]],
+    ) -> None:
         self._table = table
         self._registry = registry
         self._events = events
+        self._known_queues = known_queues
+        self._task_queues = task_queues
 
-    def report(self, known_queues: set[str], task_queues: Mapping[str, str]) -> PolicyReport:
-        """All policies in force.
+    def policies(self, queue: str | None = None) -> PolicyReport:
+        """Every queue's and task's policy in force, with the source of each value.
 
         Args:
-            known_queues: The queues that the app's configuration names.
-            task_queues: The queue of each task with a policy of its own.
+            queue: Only this queue; ``None`` for all that the app or a live worker knows.
+
+        Returns:
+            The policies, and warnings: policies for unknown queues, live workers that differ.
 
         Raises:
+            NotFound: No policy applies to that queue.
             StoreUnavailable: The store does not answer.
         """
-        table = self.in_force()
+        report = self._report(self._known_queues() | ({queue} if queue is not None else set()))
+        if queue is None:
+            return report
+        views = tuple(view for view in report.views if view.queue == queue)
+        if not views:
+            raise NotFound(f"expected a queue with a policy, got {queue!r}, which has none")
+        return PolicyReport(views=views, warnings=report.warnings)
+
+    def _report(self, known_queues: set[str]) -> PolicyReport:
+        table, task_queues = self.in_force(), self._task_queues()
         workers = self._registry.workers(with_tasks=False)
         known = {*known_queues, *(queue for info in workers for queue in info.queues)}
         queues = sorted({*table.queues, *table.overrides, *known})
@@ -111,8 +135,17 @@ class PolicyAdmin:
         overrides = by_queue(self._registry.overrides())
         return PolicyTable(self._table.queues, self._table.tasks, overrides)
 
-    def override(self, queue: str, span: timedelta, values: Mapping[str, Any]) -> list[Override]:
-        """Override policy keys of a queue for a limited time.
+    def override_policy(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
+        """Override policy keys of a queue for a limited time, without a deploy.
+
+        Workers notice within seconds; when the time is over, the configured values come
+        back. An override beats task decorators too. Only keys that workers apply can be
+        overridden, see `celery_dlq.policies.overrides.KEYS`.
+
+        Args:
+            queue: The queue, by its exact name.
+            span: How long; at most 30 days.
+            **values: Policy keys, e.g. ``max_deliveries=3``.
 
         Raises:
             SettingsError: A key, a value or the duration is not usable; nothing is changed.
@@ -129,8 +162,15 @@ class PolicyAdmin:
             self._registry.override(override)
         return made
 
-    def lift(self, queue: str, keys: tuple[str, ...]) -> list[str]:
-        """Remove the overrides of a queue: all of them, or those of some keys.
+    def lift_policy(self, queue: str, *keys: str) -> list[str]:
+        """Remove the overrides of a queue before they end.
+
+        Args:
+            queue: The queue.
+            *keys: Which policy keys; none for all that are overridden.
+
+        Returns:
+            The keys that have their configured values again.
 
         Raises:
             NotFound: No such override exists.

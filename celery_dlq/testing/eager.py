@@ -23,10 +23,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 from billiard.einfo import ExceptionInfo
 from celery import current_task, signals, states
 from celery.app.task import Task
+from celery.local import Proxy
 from celery.result import EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
@@ -35,13 +37,17 @@ from kombu.serialization import dumps
 
 from celery_dlq.plugin import DeadLetters
 from celery_dlq.policies.decisions import Die, Run
-from celery_dlq.testing.overriding import itself, override
 from celery_dlq.worker.failure import failure_of
 from celery_dlq.worker.guard import Guard, Refusal
 from celery_dlq.worker.lifecycle import DeliveryState, GuardedRequest, InFlight
 from celery_dlq.worker.request import refusal_error
 
 _FOR_ROUTING = ("queue", "exchange", "routing_key")
+
+
+def itself(target: Any) -> Any:
+    """The object behind one of Celery's proxies, such as ``celery.current_app``."""
+    return target._get_current_object() if isinstance(target, Proxy) else target  # noqa: SLF001 - its only way
 
 
 class EagerRequest:
@@ -111,7 +117,7 @@ class EagerGuards:
                 return apply(*args, **kwargs)
             return self._execute(bound, apply)
 
-        override(stack, Task, "apply", guarded)
+        stack.enter_context(patch.object(Task, "apply", guarded))
         signals.task_postrun.connect(self._ended, weak=False)
         stack.callback(signals.task_postrun.disconnect, self._ended)
 
@@ -164,8 +170,9 @@ class EagerGuards:
         if guard is None:
             hostname = f"eager@{socket.gethostname()}"
             # Not flagged as redelivered, so that every count is looked at.
-            make = self._apps[id(app)]._make_guard  # noqa: SLF001 - what its worker calls
-            guard = make(hostname=hostname, pid=os.getpid(), flags_redelivery=False)
+            guard = self._apps[id(app)].assembly.make_guard(
+                hostname=hostname, pid=os.getpid(), flags_redelivery=False
+            )
             self._guards[id(app)] = guard
         return guard
 

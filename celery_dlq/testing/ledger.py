@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 from celery import signals
 
@@ -12,7 +13,6 @@ from celery_dlq.backends.base import Count, CountStatus, MessageKey, Stored
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.record import DeadLetter, Delivery, Outcome
-from celery_dlq.testing.overriding import override
 
 
 class Ledger:
@@ -59,10 +59,13 @@ class Ledger:
                 self._closed(published)
                 raise
 
-        override(stack, app.amqp, "send_task_message", noting)
+        stack.enter_context(patch.object(app.amqp, "send_task_message", noting))
 
     def watch_store(self, store: MemoryStore, stack: ExitStack) -> None:
-        """See the end of guarded messages; until the stack is closed."""
+        """See the end of guarded messages; until the stack is closed.
+
+        The store is patched, not made so: that of a worker of the whole test session is older.
+        """
         counter = store.counter
         dead_letter, count = store.dead_letter, counter.count
         ended, succeeded = counter.ended, counter.succeeded
@@ -87,10 +90,10 @@ class Ledger:
             succeeded(key, delivery, **options)
             self._closed(_message(key))
 
-        override(stack, counter, "count", counting)
-        override(stack, counter, "ended", ending)
-        override(stack, counter, "succeeded", forgetting)
-        override(stack, store, "dead_letter", storing)
+        stack.enter_context(patch.object(store, "dead_letter", storing))
+        stack.enter_context(
+            patch.multiple(counter, count=counting, ended=ending, succeeded=forgetting)
+        )
 
     def under_way(self) -> list[str]:
         """The messages that have not come to their end, as ``task[id]``."""

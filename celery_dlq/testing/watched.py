@@ -8,19 +8,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from celery.result import AsyncResult
 
-from celery_dlq.backends.memory import MemoryStore, MemoryWorkerRegistry
+from celery_dlq.backends.memory import MemoryBackend, MemoryStore
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
-from celery_dlq.plugin import _ATTRIBUTE, DeadLetters
+from celery_dlq.plugin import ATTRIBUTE, DeadLetters
 from celery_dlq.policies.policy import suggestion
 from celery_dlq.record import DeadLetter, Reason, field_kinds
-from celery_dlq.testing.eager import EagerGuards
+from celery_dlq.testing.eager import EagerGuards, itself
 from celery_dlq.testing.ledger import Ledger
-from celery_dlq.testing.overriding import itself, override, override_setting
 
 TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
@@ -92,14 +92,15 @@ class WatchedLetters:
                 )
             return known.dlq
         dlq = _installed(app)
-        app.conf.get("dlq_store")  # configures an app that is not configured yet
-        store = _memory_store(dlq)
-        for name, value in {**settings, "dlq_store": "memory"}.items():
-            override_setting(self._stack, app.conf, name, value)
-        Settings.from_conf(app.conf)
-        override(self._stack, dlq, "_settings", None)
-        override(self._stack, dlq, "_store", store)
-        override(self._stack, dlq, "_registry", MemoryWorkerRegistry())
+        # Its own letters, if they are in memory anyway: a running worker may use them.
+        own = dlq.store if app.conf.get("dlq_store") == "memory" else None
+        backend = MemoryBackend(own if isinstance(own, MemoryStore) else None)
+        store = backend.letters
+        with ExitStack() as stack:
+            stack.enter_context(patch.dict(app.conf.changes, {**settings, "dlq_store": "memory"}))
+            Settings.from_conf(app.conf)
+            stack.enter_context(dlq.assembly.using(backend))
+            self._stack.push(stack.pop_all())
         self._ledger.watch_store(store, self._stack)
         self._ledger.watch_publishing(app, self._stack)
         self._eager.add(app, dlq)
@@ -339,16 +340,10 @@ def _named(task: Any) -> tuple[str | None, str | None]:
 
 
 def _installed(app: Any) -> DeadLetters:
-    found = getattr(app, _ATTRIBUTE, None)  # `DeadLetters.of` would make one
+    found = getattr(app, ATTRIBUTE, None)  # `DeadLetters.of` would make one
     if not isinstance(found, DeadLetters):
         raise DLQError(
             f"expected the app {app.main!r} to have its DeadLetters, got none; write "
             f"DeadLetters(app) where the app is made. Without it production keeps no letters either"
         )
     return found
-
-
-def _memory_store(dlq: DeadLetters) -> MemoryStore:
-    """The app's own store, if it is one in memory that a running worker may use; else a new one."""
-    own = dlq._store  # noqa: SLF001 - asking for `store` would make one
-    return own if isinstance(own, MemoryStore) else MemoryStore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -27,7 +28,12 @@ TICK_SECONDS = 1.0
 # count is waited for.
 FLAGS_REDELIVERY = frozenset({"amqp", "redis"})
 
-MakeGuard = Callable[..., Guard]
+_STOP_SECONDS = 5.0
+
+
+def assembly_of(app: Any) -> Any:
+    """What `celery_dlq.assembly` made for an app."""
+    return app._celery_dlq.assembly  # noqa: SLF001 - our own mark on it
 
 
 class GuardStep(bootsteps.StartStopStep):
@@ -37,18 +43,16 @@ class GuardStep(bootsteps.StartStopStep):
     ``Task.Request``.
     """
 
-    make_guard: MakeGuard
-
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         try:
-            self.guard = type(self).make_guard(
+            self.guard: Guard = assembly_of(worker.app).make_guard(
                 hostname=worker.hostname,
                 pid=os.getpid(),
                 flags_redelivery=_driver_type(worker) in FLAGS_REDELIVERY,
             )
         except DLQError as exc:
-            _refuse(exc)
+            refuse_to_start(exc)
         worker.dead_letter_guard = self.guard
         worker.dead_letter_retry_later = RetryLater()
         here = starts_here(worker.pool_cls)
@@ -112,6 +116,51 @@ class TickStep(bootsteps.StartStopStep):
         guard = consumer.controller.dead_letter_guard
         _quietly(guard.pool_is_gone)
         _quietly(guard.close)
+
+
+class ThreadStep(bootsteps.StartStopStep):
+    """Worker bootstep that runs something in a thread beside the tasks.
+
+    Its connections are the thread's own, and the step keeps them, because a pool child that
+    let go of its copy would close them.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+    thread_name: str
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def prepare(self, worker: Any) -> bool:
+        """Whether there is anything to run."""
+        raise NotImplementedError
+
+    def run(self, stop: threading.Event) -> None:
+        """Do it until the event is set; soon afterwards return."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Let `run` look at the event, if it waits for something else."""
+
+    def start(self, worker: Any) -> None:
+        """Start the thread, if there is anything to run."""
+        if self.prepare(worker):
+            self._thread = threading.Thread(
+                target=self.run, args=(self._stop,), name=self.thread_name, daemon=True
+            )
+            self._thread.start()
+
+    def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
+        """End with what is at hand."""
+        self._stop.set()
+        self.wake()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+            self._thread = None
+
+    terminate = stop
 
 
 class RetryLater:
@@ -236,7 +285,7 @@ def _driver_type(worker: Any) -> str:
     return str(worker.app.connection_for_read().transport.driver_type)
 
 
-def _refuse(exc: DLQError) -> NoReturn:
+def refuse_to_start(exc: DLQError) -> NoReturn:
     """One line and exit code 1 on the command line; the error itself for embedded workers."""
     if click.get_current_context(silent=True) is None:
         raise exc

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from celery_dlq.backends.base import Keeper, MessageKey, Stored
+from celery_dlq.backends.base import DeadLetterStore, LetterOutbox, MessageKey, Stored
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
 from celery_dlq.logs import get_logger
@@ -25,20 +24,6 @@ from celery_dlq.worker.spool import Spool
 logger = get_logger("celery_dlq.worker")
 
 _MOST_HELD = 10_000
-
-
-class Announcer(Protocol):
-    """Keeps an entry in the outbox of each letter that a dead-letter exchange is to get."""
-
-    def add(self, letter: DeadLetter) -> bool:
-        """Keep the entry of a letter that is about to be stored; whether it is to have one.
-
-        Raises:
-            StoreUnavailable: The outbox does not answer.
-        """
-
-    def added(self, dead_letter_queue: str) -> None:
-        """A letter with an entry is stored: it may be published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +49,8 @@ class LetterWriter:
     Args:
         store: Where letters go.
         spool: Where letters of acknowledged messages wait.
-        announcer: Keeps the outbox of dead-letter exchanges; ``None`` if no policy names one.
+        outbox: Keeps an entry of each letter that a dead-letter exchange is to get; ``None`` if
+            no policy names one.
         events: Carries the news of each letter that is stored.
         mark: Gives the letter as it is to be stored: with the id of the Sentry event that will
             tell of it, if one will.
@@ -73,17 +59,17 @@ class LetterWriter:
 
     def __init__(
         self,
-        store: Keeper,
+        store: DeadLetterStore,
         spool: Spool,
         *,
-        announcer: Announcer | None = None,
+        outbox: LetterOutbox | None = None,
         events: Events | None = None,
         mark: Callable[[DeadLetter], DeadLetter] | None = None,
         counts: Counts | None = None,
     ) -> None:
         self._store = store
         self._spool = spool
-        self._announcer = announcer
+        self._outbox = outbox
         self._events = events or Events()
         self._mark = mark
         self._counts = Counts() if counts is None else counts
@@ -158,16 +144,13 @@ class LetterWriter:
         exchange does not get, and no message is acknowledged whose letter is not stored.
         """
         letter = _marked(letter, self._mark)
-        announced = False
         try:
-            if self._announcer is not None:
-                announced = self._announcer.add(letter)
+            if self._outbox is not None:
+                self._outbox.add(letter)
             stored = self._store.dead_letter(letter, key)
         except StoreUnavailable:
             self._counts.count(STORE_ERRORS, "dead_letter")
             raise
-        if announced and self._announcer is not None:
-            self._announcer.added(letter.dead_letter_queue)
         if stored is Stored.NEW:
             logger.warning(
                 "Task %s[%s] dead-lettered to %s: %s (%s)",

@@ -9,10 +9,12 @@ from functools import partial
 import pytest
 from kombu.connection import Connection
 
+from celery_dlq.backends import base
 from celery_dlq.backends.base import DeadLetterStore, DeliveryCounter
 from celery_dlq.backends.broker import BrokerStore
 from celery_dlq.backends.broker.queue import QueueDriver
-from celery_dlq.backends.memory import MemoryCounter, MemoryStore
+from celery_dlq.backends.memory import MemoryBackend, MemoryCounter, MemoryStore
+from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
@@ -89,3 +91,13 @@ def redis_backend(url: str) -> Backend:
         # What nobody ended is over here; how long a worker may be silent is tested elsewhere.
         counter=RedisCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0),
     )
+
+
+@pytest.fixture(params=["memory", "redis"])
+def parts(request: pytest.FixtureRequest) -> Iterator[base.Backend]:
+    """Give all parts of each backend in turn, empty."""
+    made: base.Backend = MemoryBackend()
+    if request.param == "redis":
+        made = RedisBackend(request.getfixturevalue("redis_url"), timeout_seconds=2.0)
+    yield made
+    made.close()

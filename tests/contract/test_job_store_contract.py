@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from celery_dlq.backends.base import JobStore
-from celery_dlq.backends.memory import MemoryJobStore
-from celery_dlq.backends.redis.connect import connect
+from celery_dlq.backends.base import Backend, JobStore
 from celery_dlq.backends.redis.jobs import MOST_JOBS, RedisJobStore
 from celery_dlq.backends.redis.keys import Keys
 
 
-@pytest.fixture(params=["memory", "redis"])
-def jobs(request: pytest.FixtureRequest) -> Iterator[JobStore]:
+@pytest.fixture
+def jobs(parts: Backend) -> JobStore:
     """Give each jobs in turn, empty."""
-    made: JobStore = MemoryJobStore()
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_url")
-        made = RedisJobStore(connect(url, 2.0), url, Keys())
-    yield made
-    made.close()
+    return parts.jobs
 
 
 def test_states_are_kept_newest_first(jobs: JobStore) -> None:

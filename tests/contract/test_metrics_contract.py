@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import redis
 
-from celery_dlq.backends.memory import MemoryMetrics
-from celery_dlq.backends.redis.connect import connect
+from celery_dlq.backends.base import Backend
+from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.metrics import _MOST_FIELDS, RedisMetrics
 from celery_dlq.metrics import (
@@ -22,18 +23,18 @@ from celery_dlq.metrics import (
 )
 
 
-def redis_metrics(url: str) -> RedisMetrics:
-    return RedisMetrics(connect(url, 2.0, retries=0), url, Keys())
+@contextmanager
+def redis_metrics(url: str) -> Iterator[RedisMetrics]:
+    """The store of one process."""
+    backend = RedisBackend(url, timeout_seconds=2.0)
+    yield backend.metrics
+    backend.close()
 
 
-@pytest.fixture(params=["memory", "redis"])
-def metrics(request: pytest.FixtureRequest) -> Iterator[MetricsStore]:
+@pytest.fixture
+def metrics(parts: Backend) -> MetricsStore:
     """Give each store in turn, empty."""
-    made: MetricsStore = MemoryMetrics()
-    if request.param == "redis":
-        made = redis_metrics(request.getfixturevalue("redis_url"))
-    yield made
-    made.close()
+    return parts.metrics
 
 
 def test_an_app_that_counted_nothing_has_no_counts(metrics: MetricsStore) -> None:
@@ -59,14 +60,13 @@ def test_counts_of_several_processes_add_up(metrics: MetricsStore) -> None:
 
 def test_label_values_beyond_the_bound_become_one(redis_url: str) -> None:
     """Queue names made up at run time fill neither a worker's memory nor Redis."""
-    metrics = redis_metrics(redis_url)
-    for worker in range(3):
-        counts = Counts()
-        for number in range(2_500):
-            counts.count(DELIVERIES, f"q{worker}-{number}", "failed")
-        counts.flush(metrics)
-    found = metrics.read().counts
-    metrics.close()
+    with redis_metrics(redis_url) as metrics:
+        for worker in range(3):
+            counts = Counts()
+            for number in range(2_500):
+                counts.count(DELIVERIES, f"q{worker}-{number}", "failed")
+            counts.flush(metrics)
+        found = metrics.read().counts
     assert sum(found.values()) == 7_500
     assert len(found) <= _MOST_FIELDS + 1
     assert found[DELIVERIES.name, OTHER, OTHER] > 500
@@ -74,42 +74,37 @@ def test_label_values_beyond_the_bound_become_one(redis_url: str) -> None:
 
 def test_what_cannot_be_written_is_written_later(redis_url: str) -> None:
     """A Redis that is away costs no count and no exception."""
-    counts, away = Counts(), redis_metrics("redis://127.0.0.1:1/0")
+    counts = Counts()
     counts.count(DELIVERIES, "orders", "failed")
-    counts.flush(away)
+    with redis_metrics("redis://127.0.0.1:1/0") as away:
+        counts.flush(away)
     assert not counts.empty
     counts.count(DELIVERIES, "orders", "failed")
-    metrics = redis_metrics(redis_url)
-    counts.flush(metrics)
-    assert metrics.read().counts == {(DELIVERIES.name, "orders", "failed"): 2}
-    metrics.close()
+    with redis_metrics(redis_url) as metrics:
+        counts.flush(metrics)
+        assert metrics.read().counts == {(DELIVERIES.name, "orders", "failed"): 2}
 
 
 def test_a_redis_that_lost_its_scripts_is_no_loss(redis_url: str) -> None:
     """The script is sent again by itself."""
-    metrics = redis_metrics(redis_url)
-    with redis.Redis.from_url(redis_url) as client:
+    with redis_metrics(redis_url) as metrics, redis.Redis.from_url(redis_url) as client:
         for _ in range(2):
             counts = Counts()
             counts.count(DELIVERIES, "orders", "failed")
             counts.flush(metrics)
             client.script_flush()
-    metrics.close()
-    again = redis_metrics(redis_url)
-    assert sum(again.read().counts.values()) == 2
-    again.close()
+    with redis_metrics(redis_url) as again:
+        assert sum(again.read().counts.values()) == 2
 
 
 def test_a_worker_that_fell_silent_is_not_shown(redis_url: str) -> None:
     """Its last gauges say nothing about now; counts of another version are passed over."""
-    metrics = redis_metrics(redis_url)
-    with redis.Redis.from_url(redis_url) as client:
+    with redis_metrics(redis_url) as metrics, redis.Redis.from_url(redis_url) as client:
         now = client.time()[0]
         client.hset(Keys().gauges(), "celery@gone", f"{now - 60}|[1,2]")
         client.hset(Keys().gauges(), "celery@live", f"{now - 3}|[1,2,3]")
         client.hset(Keys().gauges(), "celery@odd", "what?")
         client.hset(Keys().counts(), "odd", 1)
-    assert metrics.read() == Measured(
-        workers=(WorkerGauges(worker="celery@live", spool=1, waiting=2),)
-    )
-    metrics.close()
+        assert metrics.read() == Measured(
+            workers=(WorkerGauges(worker="celery@live", spool=1, waiting=2),)
+        )

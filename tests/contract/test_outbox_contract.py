@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from builders import DLQ
 
-from celery_dlq.backends.base import Outbox, OutboxEntry
-from celery_dlq.backends.memory import MemoryOutbox
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.outbox import RedisOutbox
+from celery_dlq.backends.base import Backend, Outbox, OutboxEntry
 
 
-@pytest.fixture(params=["memory", "redis"])
-def outbox(request: pytest.FixtureRequest) -> Iterator[Outbox]:
+@pytest.fixture
+def outbox(parts: Backend) -> Outbox:
     """Give each outbox in turn, empty."""
-    made: Outbox = MemoryOutbox()
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_url")
-        made = RedisOutbox(connect(url, 2.0), url, Keys())
-    yield made
-    made.close()
+    return parts.outbox
 
 
 def a_notice(number: int = 1) -> OutboxEntry:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +11,7 @@ import pytest
 import redis
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.memory import MemoryReports
+from celery_dlq.backends.base import Backend
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
@@ -27,14 +26,10 @@ def redis_reports(url: str, **options: Any) -> RedisReports:
     return RedisReports(connect(url, 2.0), url, Keys(), **options)
 
 
-@pytest.fixture(params=["memory", "redis"])
-def reports(request: pytest.FixtureRequest) -> Iterator[Reports]:
+@pytest.fixture
+def reports(parts: Backend) -> Reports:
     """Give each in turn, empty."""
-    made: Reports = MemoryReports()
-    if request.param == "redis":
-        made = redis_reports(request.getfixturevalue("redis_url"))
-    yield made
-    made.close()
+    return parts.reports
 
 
 def letters(count: int, **changes: Any) -> list[DeadLetter]:
@@ -85,8 +80,6 @@ def test_many_workers_report_each_number_once(redis_url: str) -> None:
     workers = [redis_reports(redis_url) for _ in range(4)]
     found = [workers[n % 4].of(letter) for n, letter in enumerate(letters(100))]
     assert [report.number for report in found if report] == [1, 10, 100]
-    for worker in workers:
-        worker.close()
 
 
 IN_BULK = """
@@ -114,7 +107,6 @@ def ask_in_bulk(url: str, groups: list[str], count: int) -> Counter[int]:
         for begin in range(0, count, 5_000):
             args = [begin, begin + 4_999, *reports._options, *groups]
             states.update(script(keys=places, args=args))
-    reports.close()
     return states
 
 
@@ -139,7 +131,6 @@ def test_a_flood_of_causes_is_held_to_the_allowance_and_made_up_for_later(redis_
     report = reports.of(a_letter(fingerprint=groups[-1]))
     assert report is not None
     assert (report.why, report.number) == (Why.NEW, 3)
-    reports.close()
 
 
 def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
@@ -165,8 +156,7 @@ def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
     again = dies(impatient)
     assert again is not None
     assert (again.why, again.number) == (Why.CAME_BACK, 1)
-    for part in (store, patient, impatient):
-        part.close()
+    store.close()
 
 
 def test_a_group_came_back_when_a_redriven_message_of_it_dies(redis_url: str) -> None:
@@ -180,7 +170,6 @@ def test_a_group_came_back_when_a_redriven_message_of_it_dies(redis_url: str) ->
         store.dead_letter(letter, key_of(letter))
         whys.append(report and report.why)
     assert whys == [Why.NEW, None, Why.CAME_BACK, None, None, Why.CAME_BACK, None]
-    reports.close()
     store.close()
 
 
@@ -195,7 +184,6 @@ def test_a_group_known_to_the_store_but_not_here_came_back(redis_url: str) -> No
     assert report.why is Why.CAME_BACK
     with redis.Redis.from_url(redis_url) as client:
         assert client.ttl(Keys().report(DLQ, letter.fingerprint)) > 3600
-    reports.close()
     store.close()
 
 
@@ -204,4 +192,3 @@ def test_a_redis_that_is_away_says_so() -> None:
     reports = redis_reports("redis://127.0.0.1:1/0")
     with pytest.raises(StoreUnavailable):
         reports.of(a_letter())
-    reports.close()

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from builders import NOW
 
-from celery_dlq.backends.base import Override, WorkerInfo, WorkerRegistry
-from celery_dlq.backends.memory import MemoryWorkerRegistry
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.workers import RedisWorkerRegistry
+from celery_dlq.backends.base import Backend, Override, WorkerInfo, WorkerRegistry
 from celery_dlq.events import Action, Change
 
 
-@pytest.fixture(params=["memory", "redis"])
-def registry(request: pytest.FixtureRequest) -> Iterator[WorkerRegistry]:
+@pytest.fixture
+def registry(parts: Backend) -> WorkerRegistry:
     """Give each registry in turn, empty."""
-    made: WorkerRegistry = MemoryWorkerRegistry()
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_url")
-        made = RedisWorkerRegistry(connect(url, 2.0), url, Keys())
-    yield made
-    made.close()
+    return parts.workers
 
 
 def a_card(**changes: Any) -> WorkerInfo:

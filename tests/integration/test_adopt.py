@@ -21,6 +21,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters, Reason
 from celery_dlq.backends.base import WorkerInfo
+from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
 
@@ -287,7 +288,7 @@ def test_mistakes_are_told_in_one_line(broker: Broker, redis_url: str) -> None:
             DeadLetters(guarded).adopt(queue, target)
         guarded.conf.dlq_adopt = {queue: target}
         with pytest.raises(SettingsError, match="dlq_adopt"):
-            _ = DeadLetters(guarded, clock=broker.dlq._clock).settings
+            Settings.from_conf(guarded.conf)
         del guarded.conf["dlq_adopt"]
     card = WorkerInfo(hostname="w@1", pid=1, version="", started_at=NOW, queues=("orders.dead",))
     broker.dlq.registry.register(card)
@@ -315,7 +316,9 @@ def test_following_waits_for_queues_stores_and_brokers(
     from celery_dlq.adopt.adopter import follow
 
     rabbit_server.delete_queues("orders.dead")
-    adopter = broker.dlq._adoptions.adopter("orders.dead", None, broker.dlq.store, hostname="web-1")
+    adopter = broker.dlq.assembly.adopter(
+        "orders.dead", None, broker.dlq.assembly.backend, hostname="web-1"
+    )
     stop = threading.Event()
     thread = threading.Thread(target=follow, args=([adopter], stop))
     thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -25,6 +25,7 @@ from celery_dlq import DeadLetters
 from celery_dlq.backends.redis.connect import PipelinedConnection
 from celery_dlq.backends.redis.counter import SCRIPTS
 from celery_dlq.backends.redis.scripts import script_text
+from celery_dlq.metrics import Measuring
 from celery_dlq.policies.decisions import Run
 from celery_dlq.worker.guard import Guard
 
@@ -156,13 +157,13 @@ def dlq(app: Celery) -> Iterator[DeadLetters]:
 @pytest.fixture
 def guard(app: Celery, dlq: DeadLetters) -> Iterator[Guard]:
     """The guard of a worker of that app, with its chores."""
-    made: Guard = dlq._make_guard(hostname="celery@web-1", pid=4711, flags_redelivery=True)
+    made: Guard = dlq.assembly.make_guard(hostname="celery@web-1", pid=4711, flags_redelivery=True)
     yield made
     made.close()
 
 
 @contextmanager
-def working(app: Celery) -> Iterator[Callable[[str, int], None]]:
+def working(app: Celery) -> Iterator[Any]:
     """A worker in this process; runs a task so often, until all is acknowledged."""
     ran: list[str] = []
 
@@ -183,7 +184,9 @@ def working(app: Celery) -> Iterator[Callable[[str, int], None]]:
         with redis.Redis.from_url(app.conf.broker_url) as client:
             poll(lambda: not client.hlen("unacked"))
 
-    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30):
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30) as worker:
+        chores = worker.dead_letter_guard.periodic_tasks._tasks
+        (run.measuring,) = [chore for chore in chores if isinstance(chore, Measuring)]
         yield run
         # It looks for these only between two events, or every two seconds.
         worker_state.should_terminate = 0
@@ -202,7 +205,7 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
             run("cost.noop", TASKS)
         with Seen(redis_url, others) as dying:
             run("cost.fails", DYING)
-            dlq._measuring.flush()
+            run.measuring.flush()
             assert dying.connections() <= 2
     found = healthy.of_tasks
     assert found.pop(FIRST) == TASKS

@@ -16,9 +16,9 @@ from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.backends.base import OutboxEntry
-from celery_dlq.dlx.bootstep import post
+from celery_dlq.dlx.bootstep import publish
 from celery_dlq.errors import BrokerUnavailable, SettingsError
-from celery_dlq.parts import make_outbox
+from celery_dlq.events import DeadLettered
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
 EXCHANGES = ("deaths", "letters")
@@ -56,27 +56,46 @@ def connection(rabbit_server: RabbitServer) -> Iterator[Connection]:
         clean()
 
 
+APPS: list[Celery] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close what each test's apps opened, the publisher's connections too."""
+    yield
+    while APPS:
+        assembly = DeadLetters.of(APPS.pop()).assembly
+        assembly._drop_publisher()
+        assembly.close()
+
+
 def an_app(broker_url: str, redis_url: str, exchange: object, key: str | None = None) -> Celery:
     app = Celery("shop", broker=broker_url, set_as_current=False)
     keys = {"dead_letter_exchange": exchange, "dead_letter_routing_key": key}
     app.conf.update(dlq_url=redis_url, dlq_queues={"orders": keys})
+    APPS.append(app)
     return app
 
 
 def stored(dlq: DeadLetters, **changes: Any) -> DeadLetter:
     """A letter that was stored as a worker does it."""
     letter = a_letter(headers=HEADERS, **changes)
-    dlq._exchanges.before(dlq.store).dead_letter(letter, key_of(letter))
+    store(dlq, letter)
     return letter
+
+
+def store(dlq: DeadLetters, letter: DeadLetter) -> None:
+    """Store it as a worker does: the outbox first."""
+    outbox = dlq.assembly.letter_outbox(dlq.assembly.backend)
+    assert outbox is not None
+    outbox.add(letter)
+    dlq.store.dead_letter(letter, key_of(letter))
+    dlq.events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
 
 
 def waiting(dlq: DeadLetters) -> int:
     """How many entries there are."""
-    outbox = make_outbox(dlq.settings, dlq.app.conf.broker_url)
-    try:
-        return outbox.waiting("orders-DLQ")
-    finally:
-        outbox.close()
+    return dlq.assembly.backend.outbox.waiting("orders-DLQ")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +118,7 @@ def test_other_services_get_each_letter(
     """Body and headers as they were, the death in headers, a message id of its own."""
     app = an_app(rabbit_server.url, redis_url, {"name": "deaths", "type": kind}, key)
     dlq = DeadLetters(app)
-    dlq._exchanges.check()
+    dlq.assembly.check_exchanges()
     subscriber = Subscriber(connection, Exchange("deaths", kind), listens_to)
     properties = '{"correlation_id":"t-1","message_id":"m-1","expiration":"1","priority":3}'
     letter = stored(
@@ -109,7 +128,7 @@ def test_other_services_get_each_letter(
         content_encoding="binary",
         properties=properties,
     )
-    publisher = dlq._exchanges.publisher()
+    publisher = dlq.assembly.exchange_publisher()
     assert publisher is not None
     publisher.deliver()
 
@@ -148,7 +167,7 @@ def test_a_letter_without_subscribers_is_stored_and_said_once(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     stored(dlq)
     stored(dlq)
-    publisher = dlq._exchanges.publisher()
+    publisher = dlq.assembly.exchange_publisher()
     assert publisher is not None
     publisher.deliver()
     assert caplog.text.count("no queue is bound") == 1
@@ -170,12 +189,12 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
         dlq = DeadLetters(an_app(url, redis_url, {"name": "deaths", "type": "fanout"}))
         letter = stored(dlq)
         assert dlq.store.get("orders-DLQ", letter.id) == letter
-        publisher, stop = dlq._exchanges.publisher(), threading.Event()
+        publisher, stop = dlq.assembly.exchange_publisher(), threading.Event()
         assert publisher is not None
         with pytest.raises(BrokerUnavailable, match="expected the broker amqp://guest:"):
             publisher.deliver()
         assert waiting(dlq) == 1
-        thread = threading.Thread(target=post, args=(publisher, stop))
+        thread = threading.Thread(target=publish, args=(publisher, stop))
         thread.start()
         try:
             proxy.open()
@@ -204,7 +223,7 @@ def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     letter = stored(dlq)
     dlq.store.remove("orders-DLQ", [letter.id])
-    publisher = dlq._exchanges.publisher()
+    publisher = dlq.assembly.exchange_publisher()
     assert publisher is not None
     monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
     publisher.deliver()
@@ -228,13 +247,13 @@ def test_one_that_is_refused_holds_up_no_other(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     subscriber = Subscriber(connection, Exchange("deaths"), "orders")
     gone = stored(dlq)
-    outbox = make_outbox(dlq.settings, dlq.app.conf.broker_url)
+    outbox = dlq.assembly.backend.outbox
     for name in ("0", "zzz"):  # the first and the last in the outbox
         outbox.add("orders-DLQ", OutboxEntry(letter_id=gone.id, exchange=name, routing_key="x"))
     odd = a_letter(headers='{"big":99999999999999999999999}', id="00000000")
-    dlq._exchanges.before(dlq.store).dead_letter(odd, key_of(odd))
+    store(dlq, odd)
     fine = [stored(dlq).id for _ in range(3)]
-    publisher = dlq._exchanges.publisher()
+    publisher = dlq.assembly.exchange_publisher()
     assert publisher is not None
     publisher.deliver()
     heard = {subscriber.get().headers["dlq_letter"] for _ in range(4)}
@@ -245,7 +264,6 @@ def test_one_that_is_refused_holds_up_no_other(
     assert caplog.text.count(f"Letter {gone.id} is not published") == 1
     assert waiting(dlq) == 3
     publisher.close()
-    outbox.close()
     dlq.close()
 
 
@@ -253,7 +271,7 @@ def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:
     """What a starting worker says."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, *policy))
     with pytest.raises(SettingsError) as raised:
-        dlq._exchanges.check()
+        dlq.assembly.check_exchanges()
     assert "guest:guest" not in str(raised.value)
     return str(raised.value)
 
@@ -277,15 +295,15 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     queue = Queue("alerts", channel=connection.channel())
     queue.declare()
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))
-    dlq._exchanges.check()
+    dlq.assembly.check_exchanges()
     queue.delete()
     letter = stored(dlq)
-    publisher = dlq._exchanges.publisher()
+    publisher = dlq.assembly.exchange_publisher()
     assert publisher is not None
     publisher.deliver()
     assert waiting(dlq) == 1
     queue.declare()
-    dlq._exchanges.before(dlq.store).dead_letter(letter, key_of(letter))  # due at once
+    store(dlq, letter)  # due at once
     publisher.deliver()
     message = poll(lambda: queue.get(no_ack=True))
     assert message is not None
@@ -303,9 +321,9 @@ def test_redis_has_exchanges_too(redis_url: str, kind: str) -> None:
         queue = Queue("alerts", exchange, "orders", channel=connection.channel())
         queue.declare()
         dlq = DeadLetters(an_app(redis_url, redis_url, {"name": "deaths", "type": kind}))
-        dlq._exchanges.check()
+        dlq.assembly.check_exchanges()
         letter = stored(dlq)
-        publisher = dlq._exchanges.publisher()
+        publisher = dlq.assembly.exchange_publisher()
         assert publisher is not None
         publisher.deliver()
         message = queue.get(no_ack=True)

@@ -13,7 +13,6 @@ from celery import Celery
 from celery_dlq import DeadLetters
 from celery_dlq.contrib.prometheus import Collector
 from celery_dlq.errors import NotFound
-from celery_dlq.parts import make_metrics, make_outbox
 
 QUEUES = 350
 MOST_WRITES = QUEUES // 10
@@ -62,9 +61,9 @@ def test_all_queues_are_asked_in_a_few_writes(shop: DeadLetters, writes: list[in
     """Each would wait for its answer before: a quarter of a minute for two thousand."""
     names = shop.store.names()
     letter = next(shop.letters(names[-1]))
-    metrics = make_metrics(shop.settings, shop.app.conf.broker_url)
-    outbox = make_outbox(shop.settings, shop.app.conf.broker_url)
-    collector = Collector(shop, metrics, shop._clock)
+    metrics = shop.assembly.backend.metrics
+    outbox = shop.assembly.backend.outbox
+    collector = Collector(shop, metrics, shop.assembly.clock)
     asked: dict[str, Callable[[], Any]] = {
         "queues": shop.queues,
         "get": lambda: shop.get(letter.id),
@@ -79,8 +78,6 @@ def test_all_queues_are_asked_in_a_few_writes(shop: DeadLetters, writes: list[in
         del writes[:]
         ask()
         assert 0 < len(writes) <= MOST_WRITES, what
-    for store in (metrics, outbox):
-        store.close()
 
 
 def test_a_message_names_some_of_many_queues(shop: DeadLetters) -> None:

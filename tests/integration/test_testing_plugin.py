@@ -468,7 +468,7 @@ def test_the_app_is_afterwards_as_it_was(shop: SimpleNamespace) -> None:
     def state() -> list[Any]:
         app = shop.app
         publish = (app.send_task, app.amqp.send_task_message)
-        return [dict(app.conf.changes), publish, dict(vars(shop.dlq)), Task.apply]
+        return [dict(app.conf.changes), publish, dict(vars(shop.dlq.assembly)), Task.apply]
 
     before = state()
     for _ in range(2):
@@ -495,6 +495,18 @@ def test_an_unfinished_module_is_watched_through_proxies(
     dead_letters.watch(current_app, **EAGER)
     shared.delay()
     dead_letters.assert_dead_lettered(shared)
+
+
+def test_a_redrive_in_a_test_leaves_no_job(shop: SimpleNamespace) -> None:
+    """Jobs and the audit are the test's own, as letters are."""
+    before = shop.dlq.assembly.backend
+    with closing(WatchedLetters()) as watched:
+        dlq = watched.watch(shop.app, task_always_eager=True, task_eager_propagates=False)
+        shop.charge.delay(-1)
+        dlq.discard(shop.letters)
+        assert [job.kind for job in dlq.jobs()] == ["discard"]
+        assert len(dlq.changes()) == 1
+    assert shop.dlq.assembly.backend is before
 
 
 # -- what a failed assertion says ---------------------------------------------------------

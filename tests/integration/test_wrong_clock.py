@@ -37,7 +37,7 @@ def machine(redis_url: str) -> Iterator[Machine]:
 
 def letters(dlq: DeadLetters, number: int, **changes: Any) -> list[str]:
     """Letters of a machine, dated by its clock; their ids."""
-    made = [a_letter(dead_lettered_at=dlq._clock(), **changes) for _ in range(number)]
+    made = [a_letter(dead_lettered_at=dlq.assembly.clock(), **changes) for _ in range(number)]
     for letter in made:
         dlq.store.dead_letter(letter, key_of(letter))
     return [letter.id for letter in made]
@@ -50,7 +50,9 @@ def test_fresh_letters_are_never_trimmed(machine: Machine, hours: int) -> None:
     expires = datetime.now(timezone.utc) + timedelta(minutes=30)
     made = [*letters(right, 2), *letters(wrong, 2), *letters(right, 2)]
     letters(right, 1, dead_letter_queue="mails-DLQ", expires=expires)
-    passed = wrong._clock() + timedelta(seconds=5)  # over, unless the clock is an hour behind
+    passed = wrong.assembly.clock() + timedelta(
+        seconds=5
+    )  # over, unless the clock is an hour behind
     letters(wrong, 1, dead_letter_queue="mails-DLQ", expires=passed)
 
     assert wrong.trim() == right.trim() == []
@@ -95,7 +97,7 @@ def test_a_job_that_runs_is_not_taken_for_dead(machine: Machine, hours: int) -> 
     """Else somebody resumes it, and two processes publish the same letters."""
     wrong, right = machine(hours * HOUR), machine(timedelta(0))
     for at_work, other in ((wrong, right), (right, wrong)):
-        run = at_work._new_job("redrive", DLQ, LetterFilter(), {})
+        run = at_work.assembly.operations()._new_job("redrive", DLQ, LetterFilter(), {})
         run.beat()
         assert other.job(run.job.id).state == RUNNING
     assert [job.state for job in right.jobs()] == [RUNNING, RUNNING]

@@ -38,7 +38,7 @@ class Worker:
         conf: dict[str, Any] = {"dlq_store": "memory", "dlq_queues": {"orders": orders}}
         self.app = app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")
         self.dlq = DeadLetters(app)
-        self.guard: Guard = self.dlq._make_guard(hostname="w", pid=1, flags_redelivery=True)
+        self.guard: Guard = self.dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
         self.id = str(uuid4())  # Celery remembers what is revoked
         self.said: list[str] = []
         self.later: list[Any] = []
@@ -83,7 +83,7 @@ class Worker:
     def counted(self, metric: Any) -> dict[tuple[str, ...], int]:
         """A metric's values, by its labels."""
         store = MemoryMetrics()
-        self.dlq._measuring.counts.flush(store)
+        self.guard._counts.flush(store)
         counts = store.read().counts
         return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}
 

@@ -75,7 +75,7 @@ def test_every_celery_command_imports_only_the_names_of_ours() -> None:
 def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
     """What an app does not use costs it nothing: the reporter looks, it never imports."""
     code = (
-        "import sys, celery_dlq.observers, celery_dlq.contrib.prometheus\n"
+        "import sys, celery_dlq.plugin, celery_dlq.contrib.prometheus\n"
         "from celery_dlq.contrib.sentry import client\n"
         "assert client() is None\n"
         "print([m for m in ('sentry_sdk', 'prometheus_client') if m in sys.modules])"

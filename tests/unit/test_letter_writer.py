@@ -21,9 +21,8 @@ from celery_dlq.worker.spool import Spool
 class Said:
     """Writes down what a letter passes, in order; also whose message it is."""
 
-    def __init__(self, *, entry: bool = True) -> None:
+    def __init__(self) -> None:
         self.said: list[str] = []
-        self.entry = entry
         self.down: set[str] = set()
         self._store = MemoryStore()
 
@@ -33,12 +32,8 @@ class Said:
             raise StoreUnavailable("away")
         self.said.append(what)
 
-    def add(self, _letter: DeadLetter) -> bool:
+    def add(self, _letter: DeadLetter) -> None:
         self.note("entry")
-        return self.entry
-
-    def added(self, _dead_letter_queue: str) -> None:
-        self.note("publish")
 
     def mark(self, letter: DeadLetter) -> DeadLetter:
         self.note("mark")
@@ -56,9 +51,7 @@ def a_writer(said: Said, tmp_path: Path) -> LetterWriter:
     """What stores the letters of a worker."""
     events = Events()
     events.subscribe(lambda _event: said.note("event"))
-    return LetterWriter(
-        said, Spool(str(tmp_path), "x"), announcer=said, events=events, mark=said.mark
-    )
+    return LetterWriter(said, Spool(str(tmp_path), "x"), outbox=said, events=events, mark=said.mark)
 
 
 def written(writer: LetterWriter, said: Said, *, acknowledged: bool = False) -> DeliveryState:
@@ -70,13 +63,6 @@ def written(writer: LetterWriter, said: Said, *, acknowledged: bool = False) -> 
 def test_the_outbox_has_an_entry_before_the_letter_is_stored(tmp_path: Path) -> None:
     """Killed between the two, an entry without a letter is dropped in the end."""
     said = Said()
-    assert written(a_writer(said, tmp_path), said) is DeliveryState.STORED
-    assert said.said == ["mark", "entry", "letter", "publish", "event"]
-
-
-def test_a_letter_that_no_exchange_gets_wakes_nobody(tmp_path: Path) -> None:
-    """Its policy names none."""
-    said = Said(entry=False)
     assert written(a_writer(said, tmp_path), said) is DeliveryState.STORED
     assert said.said == ["mark", "entry", "letter", "event"]
 
@@ -94,7 +80,7 @@ def test_a_letter_waits_while_outbox_or_store_do_not_answer(tmp_path: Path, away
     said.said.clear()
     writer.tick()
     writer.tick()
-    assert said.said == ["mark", "entry", "letter", "publish", "event", "settle stored"]
+    assert said.said == ["mark", "entry", "letter", "event", "settle stored"]
 
 
 def test_a_letter_of_an_acknowledged_message_goes_through_the_spool(tmp_path: Path) -> None:
@@ -106,4 +92,4 @@ def test_a_letter_of_an_acknowledged_message_goes_through_the_spool(tmp_path: Pa
     assert writer.spooled == 1
     said.down.clear()
     writer.tick()
-    assert (writer.spooled, said.said[-4:]) == (0, ["entry", "letter", "publish", "event"])
+    assert (writer.spooled, said.said[-3:]) == (0, ["entry", "letter", "event"])

@@ -10,9 +10,8 @@ import pytest
 from builders import a_message, a_request, an_app
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.memory import MemoryMetrics
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.metrics import INTERNAL_ERRORS
+from celery_dlq.metrics import INTERNAL_ERRORS, Measuring
 from celery_dlq.policies.decisions import End, Run
 from celery_dlq.record import Outcome
 from celery_dlq.worker import guard as guard_module
@@ -33,7 +32,7 @@ def dlq(tmp_path: Any) -> DeadLetters:
 @pytest.fixture
 def guard(dlq: DeadLetters) -> Guard:
     """The guard of its worker."""
-    made: Guard = dlq._make_guard(hostname="celery@web-1", pid=1, flags_redelivery=True)
+    made: Guard = dlq.assembly.make_guard(hostname="celery@web-1", pid=1, flags_redelivery=True)
     return made
 
 
@@ -57,11 +56,12 @@ def a_begun(guard: Guard, **info: Any) -> Any:
     return request
 
 
-def errors(dlq: DeadLetters, operation: str) -> int:
+def errors(dlq: DeadLetters, guard: Guard, operation: str) -> int:
     """How many errors of its own the plugin counted."""
-    store = MemoryMetrics()
-    dlq._measuring.counts.flush(store)
-    return store.read().counts.get((INTERNAL_ERRORS.name, operation), 0)
+    (measuring,) = [t for t in guard.periodic_tasks._tasks if isinstance(t, Measuring)]
+    measuring.flush()
+    counts = dlq.assembly.backend.metrics.read().counts
+    return counts.get((INTERNAL_ERRORS.name, operation), 0)
 
 
 def failing(times: int, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ def test_a_letter_that_cannot_be_stored_is_stored_as_plainly_as_it_can_be_made(
     assert (letter.task_id, letter.body, letter.traceback) == ("t-1", a_message().body, None)
     assert letter.headers
     assert letter.description == "no price"
-    assert errors(dlq, "letter") == 1
+    assert errors(dlq, guard, "letter") == 1
 
 
 def test_a_death_that_cannot_be_described_is_a_letter_all_the_same(
@@ -113,7 +113,7 @@ def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(
     request = a_begun(guard)
     assert guard.end(request, FAILED, requeued=False) is DeliveryState.DONE
     assert "is left to Celery, without a letter" in caplog.text
-    assert errors(dlq, "letter") == 2
+    assert errors(dlq, guard, "letter") == 2
 
 
 def test_a_message_past_its_limit_is_run_by_celery_if_no_letter_can_be_made(

@@ -44,7 +44,13 @@ def policy_admin(registry: MemoryWorkerRegistry, told: list[Event]) -> PolicyAdm
     """The rules of a small app."""
     events = Events()
     events.subscribe(told.append)
-    return PolicyAdmin(BOOK, registry, events)
+    return PolicyAdmin(
+        BOOK,
+        registry,
+        events,
+        known_queues=lambda: {"default"},
+        task_queues=lambda: {"shop.charge": "default"},
+    )
 
 
 def a_card(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInfo:
@@ -58,7 +64,7 @@ def test_an_override_is_in_force_audited_and_told(
     policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry, told: list[Event]
 ) -> None:
     """From the command line values are text."""
-    policy_admin.override("orders", HOUR, {"max_deliveries": "3", "reasons": "failed, rejected"})
+    policy_admin.override_policy("orders", HOUR, max_deliveries="3", reasons="failed, rejected")
 
     explained = policy_admin.in_force().explain("orders")
     assert explained["max_deliveries"].value == 3
@@ -76,13 +82,13 @@ def test_an_override_can_be_taken_back(
     policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry
 ) -> None:
     """All keys of a queue, or one."""
-    policy_admin.override("orders", HOUR, {"max_deliveries": 3, "max_retries": 0})
-    assert policy_admin.lift("orders", ("max_retries",)) == ["max_retries"]
-    assert policy_admin.lift("orders", ()) == ["max_deliveries"]
+    policy_admin.override_policy("orders", HOUR, max_deliveries=3, max_retries=0)
+    assert policy_admin.lift_policy("orders", "max_retries") == ["max_retries"]
+    assert policy_admin.lift_policy("orders") == ["max_deliveries"]
     assert policy_admin.in_force().explain("orders")["max_deliveries"].value == 5
     assert [c.action for c in registry.changes(limit=2)] == [Action.POLICY_UNSET] * 2
     with pytest.raises(NotFound, match="expected an override of any key for queue 'orders'"):
-        policy_admin.lift("orders", ())
+        policy_admin.lift_policy("orders")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_an_unusable_override_changes_nothing(
 ) -> None:
     """One line, and neither an override nor a record of one."""
     with pytest.raises(SettingsError, match="expected ") as raised:
-        policy_admin.override(queue, span, values)
+        policy_admin.override_policy(queue, span, **values)
     assert said in str(raised.value)
     assert registry.overrides() == registry.changes(limit=9) == []
 
@@ -129,7 +135,7 @@ def test_an_override_of_another_version_is_passed_over() -> None:
 
 def test_a_duration_may_be_written_as_people_do(policy_admin: PolicyAdmin) -> None:
     """``14d`` for the time to live of letters."""
-    policy_admin.override("mails", HOUR, {"dead_letter_ttl": "14d"})
+    policy_admin.override_policy("mails", HOUR, dead_letter_ttl="14d")
     assert policy_admin.in_force().explain("mails")["dead_letter_ttl"].value == 14 * 86400
 
 
@@ -168,7 +174,7 @@ def test_all_policies_are_shown_with_their_warnings(
     """Queues, then tasks; unknown queues and differences last."""
     registry.register(a_card("one", {"orders": {"max_deliveries": 5}}, "orders"))
     registry.register(a_card("two", {"orders": {"max_deliveries": 6}}, "orders"))
-    rules = policy_admin.report({"default"}, {"shop.charge": "default"})
+    rules = policy_admin.policies()
     assert [(view.queue, view.task) for view in rules.views] == [
         ("ord*", None),
         ("orders", None),

@@ -1,5 +1,6 @@
 """Everything that a store keeps, in memory: for tests, gone with the process."""
 
+from celery_dlq.backends.memory.backend import MemoryBackend
 from celery_dlq.backends.memory.counter import MemoryCounter
 from celery_dlq.backends.memory.jobs import MemoryJobStore
 from celery_dlq.backends.memory.letters import MemoryStore
@@ -9,6 +10,7 @@ from celery_dlq.backends.memory.reports import MemoryReports
 from celery_dlq.backends.memory.workers import MemoryWorkerRegistry
 
 __all__ = [
+    "MemoryBackend",
     "MemoryCounter",
     "MemoryJobStore",
     "MemoryMetrics",

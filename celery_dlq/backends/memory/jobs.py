@@ -56,6 +56,3 @@ class MemoryJobStore:
             free = (job_id, run) not in self._taken
             self._taken.add((job_id, run))
             return free
-
-    def close(self) -> None:
-        """Nothing to let go of."""

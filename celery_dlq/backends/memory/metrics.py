@@ -26,6 +26,3 @@ class MemoryMetrics:
         """All counts and gauges."""
         workers = tuple(gauges for _, gauges in sorted(self._workers.items()))
         return Measured(counts=dict(self._counts), workers=workers)
-
-    def close(self) -> None:
-        """Nothing to let go of."""

@@ -42,6 +42,3 @@ class MemoryOutbox:
     def waiting(self, dead_letter_queue: str) -> int:
         """How many are kept."""
         return len(self._notices.get(dead_letter_queue, {}))
-
-    def close(self) -> None:
-        """Nothing to let go of."""

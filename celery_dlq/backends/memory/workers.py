@@ -70,6 +70,3 @@ class MemoryWorkerRegistry:
         for place in [place for place, o in self._overrides.items() if o.until <= now]:
             self.lift(*place)
         return [override for _, override in sorted(self._overrides.items())]
-
-    def close(self) -> None:
-        """Nothing to let go of."""

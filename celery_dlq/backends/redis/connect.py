@@ -173,7 +173,7 @@ class PipelinedConnection:
         client: Any,
         url: str,
         breaker: Breaker | None = None,
-        failing: str = "Deliveries are not counted now",
+        failing: str = "Deliveries are not counted now, and metrics wait in memory",
     ) -> None:
         self._failing = failing
         self._client = client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -81,11 +80,6 @@ class RedisJobStore:
             return bool(
                 self._client.hsetnx(self._keys.cancel_requests(), f"{job_id}:{run}", "taken")
             )
-
-    def close(self) -> None:
-        """Disconnect."""
-        with suppress(Exception):
-            self._client.close()
 
     def _prune(self) -> None:
         job_ids = sorted(self._client.hkeys(self._keys.jobs()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from celery_dlq.backends.redis.connect import PipelinedConnection, translated
@@ -25,25 +24,19 @@ class RedisMetrics:
     """The `MetricsStore` of Redis.
 
     Args:
-        client: A redis-py client that answers bytes; sends a command once.
+        client: A redis-py client that answers bytes.
         url: For messages; its password is never shown.
         keys: Key names.
-        connection: A worker's connection for its counts, which these share; ``None`` for one of
-            their own.
+        connection: The connection that is written without waiting for replies: metrics must never
+            hold a worker up.
     """
 
-    def __init__(
-        self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
-    ) -> None:
+    def __init__(self, client: Any, url: str, keys: Keys, connection: PipelinedConnection) -> None:
         self._client = client
         self._url = url
         self._keys = keys
         self._measure = script_text("measure")
-        # Written without waiting for replies: metrics must never hold a worker up.
-        self._owns_connection = connection is None
-        self._connection = connection or PipelinedConnection(
-            client, url, failing="Metrics wait in memory"
-        )
+        self._connection = connection
 
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Write counts and gauges; see `MetricsStore.add`."""
@@ -71,13 +64,6 @@ class RedisMetrics:
                 logger.debug("Count %r cannot be read", field)
         workers = (_gauges(name.decode(), text, now) for name, text in sorted(gauges.items()))
         return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
-
-    def close(self) -> None:
-        """Disconnect; what is shared stays open."""
-        if self._owns_connection:
-            self._connection.close()
-            with suppress(Exception):
-                self._client.close()
 
 
 def _names(series: Series) -> tuple[str, str]:

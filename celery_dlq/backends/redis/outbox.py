@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from celery_dlq.backends.base import OutboxEntry
@@ -63,11 +62,6 @@ class RedisOutbox:
         """The size of the set."""
         with translated(self._url):
             return int(self._client.zcard(self._keys.outbox(dead_letter_queue)))
-
-    def close(self) -> None:
-        """Disconnect."""
-        with suppress(Exception):
-            self._client.close()
 
 
 def _text(entry: OutboxEntry) -> str:

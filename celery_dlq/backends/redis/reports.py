@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from celery_dlq.backends.redis.connect import translated
@@ -76,8 +75,3 @@ class RedisReports:
         return Report(
             why=_WHY[ReportReply(state)], number=number, letter_ids=tuple(ids.decode().split())
         )
-
-    def close(self) -> None:
-        """Disconnect."""
-        with suppress(Exception):
-            self._client.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from itertools import zip_longest
@@ -132,11 +131,6 @@ class RedisWorkerRegistry:
         if ended:
             self._lift(ended)
         return sorted((o for o in found if o.until > present), key=lambda o: (o.queue, o.key))
-
-    def close(self) -> None:
-        """Disconnect."""
-        with suppress(Exception):
-            self._client.close()
 
     def _lift(self, fields: list[str]) -> bool:
         with translated(self._url):

@@ -1,0 +1,143 @@
+"""Adopting for an operator: one queue, until it is empty or for ever."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from celery_dlq.adopt.adopter import Adopter, AdoptReport
+from celery_dlq.adopt.adopter import follow as follow_queues
+from celery_dlq.backends.base import Backend, Clock
+from celery_dlq.config import Settings
+from celery_dlq.dlx.publisher import ExchangePublisher
+from celery_dlq.errors import DLQError, SettingsError
+from celery_dlq.events import Action, Change, whoami
+from celery_dlq.logs import get_logger
+
+logger = get_logger("celery_dlq.dlx.publisher")
+
+
+class AdoptRun:
+    """Adopts for an operator.
+
+    Args:
+        settings: The checked settings.
+        backend: Where letters, workers and the audit are.
+        make_adopter: Makes an adopter of a queue: its name, and where its letters go.
+        publisher: Gives what publishes to dead-letter exchanges, if a policy names one.
+        clock: The present, aware UTC.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        backend: Backend,
+        make_adopter: Callable[..., Adopter],
+        publisher: Callable[[], ExchangePublisher | None],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._backend = backend
+        self._make_adopter = make_adopter
+        self._publisher = publisher
+        self._clock = clock
+
+    def adopt(
+        self,
+        queue: str,
+        dead_letter_queue: str | None = None,
+        *,
+        follow: bool = False,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> AdoptReport:
+        """Make letters of the messages that the broker itself dead-lettered.
+
+        A letter is stored before its message is acknowledged, once, however often the
+        message comes back.
+
+        Args:
+            queue: Where the broker puts them; on Redis a list.
+            dead_letter_queue: Where all letters go; ``None`` for that of each message's
+                own queue.
+            follow: Go on until ``KeyboardInterrupt``; what fails is logged and tried again.
+            limit: Most messages; ``None`` for all. Not with ``follow``.
+            progress: Called with the number of letters that were stored.
+
+        Raises:
+            SettingsError: The queue is one whose tasks are guarded, or that a worker consumes.
+            NotFound: The broker has no such queue.
+            BrokerUnavailable: The broker does not answer.
+            StoreUnavailable: The store does not answer.
+        """
+        self._check(queue, dead_letter_queue)
+        adopter = self._make_adopter(
+            queue,
+            dead_letter_queue,
+            self._backend,
+            hostname=socket.gethostname(),
+            progress=progress,
+        )
+        try:
+            if follow:
+                with suppress(KeyboardInterrupt):
+                    adopter.drain(1)  # a queue that is not there is a mistake now, later it is not
+                    follow_queues([adopter], threading.Event())
+            else:
+                adopter.drain(limit)
+        finally:
+            adopter.close()
+            by_queue = adopter.report.by_queue
+            self._publish(list(by_queue))
+            for name, letters in sorted(by_queue.items()):
+                self._record(name, letters, queue)
+        return adopter.report
+
+    def _check(self, queue: str, target: str | None) -> None:
+        self._settings.check_adoption(queue, target, "dlq import")
+        if self._settings.store == "broker" and queue in self._backend.letters.names():
+            raise SettingsError(
+                f"expected dlq import to name a queue of messages that the broker dead-lettered, "
+                f"got {queue!r}, which holds letters already; see `dlq list {queue}`"
+            )
+        for info in self._backend.workers.workers():
+            if queue in info.queues:
+                raise consumed_already(queue, info.hostname, by="dlq import")
+
+    def _publish(self, dead_letter_queues: list[str]) -> None:
+        """Publish now what was stored; if that fails, a worker does it later."""
+        publisher = self._publisher()
+        if publisher is not None:
+            try:
+                publisher.deliver(dead_letter_queues)
+            except DLQError as exc:
+                logger.warning("A worker publishes the letters later: %s", exc)
+            publisher.close()
+
+    def _record(self, dead_letter_queue: str, letters: int, queue: str) -> None:
+        self._backend.workers.record(
+            Change(
+                at=self._clock(),
+                action=Action.ADOPTED,
+                actor=whoami(),
+                target=dead_letter_queue,
+                letters=letters,
+                detail={"queue": queue},
+            )
+        )
+
+
+def consumed_already(queue: str, hostname: str, *, by: str) -> SettingsError:
+    """The error of a queue whose messages are not dead.
+
+    Args:
+        queue: Its name.
+        hostname: The worker that consumes it.
+        by: What names it as one to adopt.
+    """
+    return SettingsError(
+        f"expected {by} to name a queue of messages that are dead, got {queue!r}, which worker "
+        f"{hostname} consumes; all its tasks would become letters"
+    )

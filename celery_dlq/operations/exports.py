@@ -1,0 +1,142 @@
+"""Letters as Parquet files; see `celery_dlq.export`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.backends.base import Backend, Clock
+from celery_dlq.errors import SettingsError
+from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.reading import Reading
+
+if TYPE_CHECKING:
+    from celery_dlq.export.exporter import ExportReport
+
+
+class Exports:
+    """Exports letters.
+
+    Args:
+        backend: Where they are, and the audit.
+        reading: Knows the queues.
+        events: Told of what is trimmed.
+        clock: The present, aware UTC.
+    """
+
+    def __init__(self, backend: Backend, reading: Reading, events: Events, clock: Clock) -> None:
+        self._backend = backend
+        self._reading = reading
+        self._events = events
+        self._clock = clock
+
+    def export(
+        self,
+        /,
+        destination: str | Path,
+        dead_letter_queues: str | Iterable[str] | None = None,
+        where: LetterFilter | None = None,
+        *,
+        redact: Sequence[str] = (),
+        redact_key: bytes | None = None,
+        follow: threading.Event | None = None,
+        roll_rows: int | None = None,
+        roll_bytes: int | None = None,
+        roll_seconds: float | None = None,
+        then_trim: bool = False,
+        successes: bool = False,
+        filesystem: Any | None = None,
+        progress: Callable[[int], None] | None = None,
+        expected: Callable[[int], None] | None = None,
+        **fields: Any,
+    ) -> ExportReport:
+        """Write the letters to Parquet files; a second export writes only what is new.
+
+        Each letter is in the files once, however often exports are killed. A folder keeps to
+        the filter and the redaction that it was begun with. Letters that died at or after
+        ``until`` wait, with all behind them, for a later run.
+
+        Args:
+            destination: A local folder, made if it is not there; or a URL of a file system
+                that pyarrow or fsspec knows, e.g. ``s3://bucket/letters``.
+            dead_letter_queues: Which queue or queues; ``None`` for all.
+            where: Which letters; or give the fields of `LetterFilter` as keywords.
+            redact: Paths of values to replace by tokens, e.g. ``["kwargs.card"]``.
+            redact_key: The secret of the tokens, 16 bytes or more.
+            follow: Go on with what comes until this event is set.
+            roll_rows: Close files after so many letters; ``None`` for 500,000.
+            roll_bytes: Or after so many bytes before compression; ``None`` for 256 MiB.
+            roll_seconds: Or, when following, after so many seconds; ``None`` for 60.
+            then_trim: Remove letters from their queues once they were read back from the files.
+            successes: Write the sample of messages that succeeded (``dlq_sample_successes``)
+                instead of letters, in the same columns; not with a filter or ``then_trim``.
+            filesystem: A file system of pyarrow or fsspec that ``destination`` is a path in.
+            progress: Called with the number of letters of every page that was read.
+            expected: Called before the first page with how many letters will be read, when that
+                is known: in a first export of the queues that does not follow.
+            **fields: E.g. ``reason="failed"``.
+
+        Raises:
+            NotFound: A named queue does not exist.
+            MissingExtra: pyarrow is not installed.
+            ExportError: The destination cannot be written, belongs to something else, or an
+                option is not usable.
+            SettingsError: ``successes`` with a filter or ``then_trim``.
+            StoreUnavailable: Redis does not answer.
+        """
+        from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only
+
+        rolling: dict[str, Any] = {
+            "rows": roll_rows,
+            "bytes": roll_bytes,
+            "seconds": roll_seconds,
+        }
+        if isinstance(dead_letter_queues, str):
+            dead_letter_queues = [dead_letter_queues]
+        names = None if dead_letter_queues is None else list(dead_letter_queues)
+        for name in names or ():
+            self._reading.check_queue(name)
+        chosen_letters = where or LetterFilter(**fields)
+        if successes and (chosen_letters or then_trim):
+            raise SettingsError(
+                "expected no filter and no then_trim with successes, which are no letters"
+            )
+        store = self._backend.sampled if successes else self._backend.letters
+        export = ParquetExport(
+            store,
+            destination,
+            where=chosen_letters,
+            of=SUCCESSES if successes else None,
+            rolling=Rolling(**{name: n for name, n in rolling.items() if n is not None}),
+            redaction=Redaction.parse(redact, redact_key) if redact else None,
+            filesystem=filesystem,
+            trimmed=self._note_trimmed(str(destination)) if then_trim else None,
+        )
+
+        def chosen() -> list[str]:
+            return names if names is not None else self._backend.letters.names()
+
+        if follow is not None:
+            return export.follow(chosen, follow, progress=progress)
+        return export.run(chosen(), progress=progress, expected=expected)
+
+    def _note_trimmed(self, destination: str) -> Callable[[str, int], None]:
+        from celery_dlq.export.destination import shown  # noqa: PLC0415 - pyarrow is an extra
+
+        def note(dead_letter_queue: str, letters: int) -> None:
+            change = Change(
+                at=self._clock(),
+                action=Action.TRIMMED,
+                actor=whoami(),
+                target=dead_letter_queue,
+                letters=letters,
+                detail={"exported_to": shown(destination)},
+            )
+            self._backend.workers.record(change)
+            self._events.emit(change)
+
+        return note

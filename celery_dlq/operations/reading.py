@@ -1,0 +1,224 @@
+"""Finding and reading letters; nothing is changed by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from celery_dlq.backends.base import DeadLetterStore, Group, QueueSummary
+from celery_dlq.errors import CorruptLetter, NotFound
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.edit import arguments
+from celery_dlq.operations.selection import PositionRange, RawEntry, select
+from celery_dlq.record import DeadLetter
+
+ID_LENGTH = 36
+SHORTEST_PREFIX = 6
+_MOST_SAID = 20  # names or ids in a message
+_LOOK_SECONDS = 0.5
+
+Progress = Callable[[int], object]
+
+
+class Reading:
+    """Finds letters.
+
+    Args:
+        store: Where they are.
+    """
+
+    def __init__(self, store: DeadLetterStore) -> None:
+        self._store = store
+
+    def queues(self) -> list[QueueSummary]:
+        """All dead-letter queues: name, number of letters, ages, letters by reason.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        return self._store.queues()
+
+    def letters(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> Iterator[DeadLetter]:
+        """The letters of a queue, streamed; nothing is changed by reading.
+
+        Letters that arrive while you iterate are left out. Entries that are no letters are
+        passed over; `entries` gives them too.
+
+        Args:
+            dead_letter_queue: Its name, e.g. ``"orders-DLQ"``.
+            where: Which letters; or give the fields of `LetterFilter` as keywords.
+            newest_first: The order.
+            limit: Most letters; ``None`` for all.
+            scanned: Told the size of every page that was read.
+            **fields: E.g. ``reason="max_deliveries_exceeded"``.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+            DLQError: A field of the filter is not usable.
+        """
+        found = self.entries(
+            dead_letter_queue, where, newest_first=newest_first, scanned=scanned, **fields
+        )
+        return islice(_readable(found), limit)
+
+    def entries(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> Iterator[RawEntry]:
+        """As `letters`, but raw, with positions, and with entries that are no letters."""
+        where = where or LetterFilter(**fields)
+        self.check_queue(dead_letter_queue)
+        found = select(
+            self._store, dead_letter_queue, where, newest_first=newest_first, scanned=scanned
+        )
+        return islice(found, limit)
+
+    def tail(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        **fields: Any,
+    ) -> Iterator[DeadLetter]:
+        """Letters as they arrive, from now on, until ``stop`` says so; waits in between."""
+        where = where or LetterFilter(**fields)
+        self.check_queue(dead_letter_queue)
+        after = self._store.settled_position(dead_letter_queue)
+        return self._tail(dead_letter_queue, where, after, stop)
+
+    def _tail(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter,
+        after: str | None,
+        stop: Callable[[], bool],
+    ) -> Iterator[DeadLetter]:
+        while not stop():
+            until = self._store.settled_position(dead_letter_queue)
+            if until == after:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            span = PositionRange(after=after, until=until)
+            yield from _readable(select(self._store, dead_letter_queue, where, span=span))
+            after = until
+
+    def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:
+        """One letter by its id.
+
+        Args:
+            letter_id: The letter's id, or its first digits (6 or more), if they are unique.
+            dead_letter_queue: Where it is; ``None`` looks in all.
+
+        Raises:
+            NotFound: No queue has it, or several letters begin so.
+            CorruptLetter: What is there is no letter; `entry` gives it.
+            StoreUnavailable: Redis does not answer.
+        """
+        return self.entry(letter_id, dead_letter_queue)[1].letter()
+
+    def entry(self, letter_id: str, dead_letter_queue: str | None = None) -> tuple[str, RawEntry]:
+        """The queue of a letter, and the letter raw; also of an entry that is none.
+
+        Args:
+            letter_id: As for `get`; or the position of an entry that is no letter.
+            dead_letter_queue: Where it is; ``None`` looks in all.
+
+        Raises:
+            NotFound: No queue has it, or several letters begin so.
+            StoreUnavailable: Redis does not answer.
+        """
+        if dead_letter_queue is not None:
+            self.check_queue(dead_letter_queue)
+        names = [dead_letter_queue] if dead_letter_queue else self._store.names()
+        holder = self._store.holder(names, letter_id)
+        entry = None if holder is None else self._store.entry(holder, letter_id)
+        if holder is not None and entry is not None:
+            return holder, RawEntry(*entry)
+        if SHORTEST_PREFIX <= len(letter_id) < ID_LENGTH:
+            found = self._store.ids(names, letter_id, most=_MOST_SAID)
+            if len(found) == 1:
+                return self.entry(found[0][1], found[0][0])
+            if found:
+                several = ", ".join(letter_id for _, letter_id in found)
+                raise NotFound(f"expected one letter whose id begins so, got several: {several}")
+        where = _some_of(names) or "no queue at all"
+        raise NotFound(
+            f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
+        )
+
+    def groups(self, dead_letter_queue: str, *, limit: int | None = None) -> list[Group]:
+        """The letters of a queue by fingerprint, largest group first.
+
+        Args:
+            dead_letter_queue: Its name.
+            limit: Most groups; ``None`` for all.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        self.check_queue(dead_letter_queue)
+        return self._store.groups(dead_letter_queue, most=limit)
+
+    def arguments(
+        self, letter_id: str, dead_letter_queue: str | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Args and kwargs of a letter that can be edited.
+
+        Raises:
+            NotFound: There is no such letter.
+            DLQError: Its body is not plain JSON.
+        """
+        letter = self.get(letter_id, dead_letter_queue)
+        args, kwargs, _links = arguments(
+            letter.content_type, letter.body, letter.decoded("headers") or {}
+        )
+        return args, kwargs
+
+    def check_queue(self, name: str) -> None:
+        """Refuse the name of a queue that is not there.
+
+        Raises:
+            NotFound: There is no such queue.
+            StoreUnavailable: Redis does not answer.
+        """
+        names = self._store.names()
+        if name not in names:
+            known = _some_of(names) or "none at all yet"
+            raise NotFound(
+                f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
+            )
+
+
+def _readable(found: Iterator[RawEntry]) -> Iterator[DeadLetter]:
+    for entry in found:
+        with suppress(CorruptLetter):  # it stops nothing
+            yield entry.letter()
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_SAID
+    return ", ".join(names[:_MOST_SAID]) + (f" and {more:,} more" if more > 0 else "")

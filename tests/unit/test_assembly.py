@@ -1,0 +1,85 @@
+"""What one app's installation shares, and what it keeps apart."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import pytest
+from builders import NOW, a_letter, an_app, key_of
+
+from celery_dlq import DeadLetters
+from celery_dlq.assembly import backend_for
+from celery_dlq.backends.base import Backend
+from celery_dlq.backends.memory import MemoryBackend
+from celery_dlq.backends.redis.backend import RedisBackend
+from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.config import Settings
+from celery_dlq.errors import SettingsError
+from celery_dlq.events import DeadLettered, Event
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def test_a_second_installation_is_the_first_one() -> None:
+    """Its letters, its events and its clock: a worker feeds one bus, whoever listens."""
+    app = an_app(dlq_store="memory")
+    first = DeadLetters(app, clock=lambda: NOW)
+    second = DeadLetters(app)
+    told: list[Event] = []
+    second.events.subscribe(told.append)
+    letter = a_letter()
+    first.store.dead_letter(letter, key_of(letter))
+    event = DeadLettered(at=NOW, letter=letter)
+    first.events.emit(event)
+
+    assert told == [event]
+    assert list(second.letters("orders-DLQ")) == [letter]
+    second.override_policy("orders", timedelta(hours=1), max_deliveries=3)
+    assert first.changes() == second.changes() != []
+    assert DeadLetters.of(app) is first
+
+
+def test_a_forked_process_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that write on one connection would read each other's replies."""
+    dlq = DeadLetters(an_app(dlq_url=NOWHERE))
+    parents = dlq.assembly.backend
+    assert dlq.assembly.backend is parents
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    own = dlq.assembly.backend
+    assert own is not parents
+    assert own.letters is not parents.letters
+    assert dlq.assembly.backend is own
+
+
+def test_for_a_while_everything_is_kept_elsewhere() -> None:
+    """And then nothing of it is left: neither letters nor jobs."""
+    app = an_app(dlq_url=NOWHERE)
+    dlq = DeadLetters(app)
+    before = dlq.assembly.backend, dlq.settings
+    app.conf.dlq_store = "memory"
+    backend = MemoryBackend()
+    with dlq.assembly.using(backend):
+        assert dlq.settings.store == "memory"
+        parts = [dlq.store, dlq.registry, dlq.job_store]
+        assert parts == [backend.letters, backend.workers, backend.jobs]
+    assert (dlq.assembly.backend, dlq.settings) == before
+
+
+def test_the_settings_choose_the_backend() -> None:
+    """Nothing is sent before something is asked."""
+
+    def made(**settings: object) -> Backend:
+        app = an_app(**settings)
+        return backend_for(Settings.from_conf(app.conf), app)
+
+    assert isinstance(made(dlq_store="memory"), MemoryBackend)
+    redis = made(dlq_url=NOWHERE, dlq_key_prefix="shop")
+    assert isinstance(redis, RedisBackend)
+    assert isinstance(redis.letters, RedisStore)
+    assert redis.keys.prefix == redis.separate().keys.prefix == "shop"
+    with pytest.raises(SettingsError, match="expected dlq_url to be set"):
+        made()
+    with pytest.raises(SettingsError, match="whose queues cannot be read"):
+        _ = made(dlq_store="broker", dlq_url=NOWHERE).letters

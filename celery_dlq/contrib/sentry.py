@@ -27,7 +27,7 @@ from celery import current_task
 from celery import signals as celery_signals
 from kombu.utils.functional import LRUCache
 
-from celery_dlq.backends.reports import Report, Reports
+from celery_dlq.backends.base.reports import Report, Reports
 from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Event

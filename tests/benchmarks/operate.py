@@ -33,7 +33,7 @@ from celery_dlq import DeadLetters
 from celery_dlq.backends.redis.keys import Keys
 
 if TYPE_CHECKING:
-    from celery_dlq.backends.reports import ExportReport
+    from celery_dlq.backends.base.reports import ExportReport
 
 Facts = dict[str, Any]
 

@@ -12,12 +12,12 @@ import redis
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.backends.base import Backend
+from celery_dlq.backends.base.reports import BURST, MOST_IDS, Report, Reports, Why
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.backends.redis.reports import RedisReports
 from celery_dlq.backends.redis.scripts import ReportReply, source
-from celery_dlq.backends.reports import BURST, MOST_IDS, Report, Reports, Why
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.record import DeadLetter
 

@@ -23,7 +23,7 @@ print(",".join(sorted(foreign)))
         "celery_dlq",
         "celery_dlq.record, celery_dlq.policies.policy, celery_dlq.filters",
         "celery_dlq.policies.decisions, celery_dlq.backends.base",
-        "celery_dlq.events, celery_dlq.metrics, celery_dlq.backends.reports",
+        "celery_dlq.events, celery_dlq.metrics, celery_dlq.backends.base.reports",
         "celery_dlq.errors, celery_dlq.headers",
         "celery_dlq.letters.json_codec, celery_dlq.letters.fingerprint",
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from builders import a_letter
 
-from celery_dlq.backends.reports import Report, Why
+from celery_dlq.backends.base.reports import Report, Why
 from celery_dlq.contrib.sentry import (
     RateLimit,
     SentryReporter,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from celery_dlq.backends.reports import MOST_IDS, Report, Why
+from celery_dlq.backends.base.reports import MOST_IDS, Report, Why
 from celery_dlq.record import DeadLetter
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_dlq.backends.redis.connect import translated
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import ReportReply, Scripts
-from celery_dlq.backends.reports import (
+from celery_dlq.backends.base.reports import (
     BURST,
     GAP_SECONDS,
     MOST_IDS,
@@ -16,6 +13,9 @@ from celery_dlq.backends.reports import (
     Report,
     Why,
 )
+from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import ReportReply, Scripts
 from celery_dlq.record import DeadLetter
 
 _WHY = {

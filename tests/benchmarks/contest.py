@@ -99,7 +99,7 @@ class Contestant(ABC):
         self.tree.wait_until_quiet()
         self.tree.stop()
 
-    def export_lease(self, messages: int, executions: int = 1) -> Sample:
+    def turn(self, messages: int, executions: int = 1) -> Sample:
         """Do so many messages, each executed so often."""
         before = self.ledger.stat().st_size
         self.publish(messages)
@@ -218,7 +218,7 @@ class Contest:
                 contestant.beside.append((base.samples[-1], self._turn(base)))
 
     def _turn(self, contestant: Contestant) -> Sample:
-        return contestant.export_lease(self.messages, self.executions.get(contestant.name, 1))
+        return contestant.turn(self.messages, self.executions.get(contestant.name, 1))
 
     def _ratio(self, contestant: Contestant) -> list[float]:
         """CPU of its workers, by what the first one spent just before and just after."""

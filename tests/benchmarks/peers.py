@@ -59,10 +59,10 @@ class Peer(Contestant):
         """All are kept."""
         return self.dead() - self._before == messages
 
-    def export_lease(self, messages: int, executions: int = 1) -> Sample:
+    def turn(self, messages: int, executions: int = 1) -> Sample:
         """Note also what Redis keeps for them."""
         self._before, used = self.dead(), self._used()
-        sample = super().export_lease(messages, executions)
+        sample = super().turn(messages, executions)
         self.kept_bytes = [*getattr(self, "kept_bytes", []), (self._used() - used) / messages]
         return sample
 

@@ -151,7 +151,7 @@ def _asides(contestant: CeleryContestant, client: redis.Redis, database: int) ->
     before = _commands(client)
     idle = contestant.idle(_IDLE_SECONDS)
     middle = _commands(client)
-    contestant.export_lease(100)
+    contestant.turn(100)
     contestant.samples.clear()
     return {
         "idle_cpu_ms_per_second": idle * 1e3,

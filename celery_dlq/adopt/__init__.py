@@ -1,1 +1,1 @@
-"""Letters of messages that the broker itself dead-lettered."""
+"""Adopts messages that the broker itself dead-lettered, as letters."""

@@ -1,7 +1,7 @@
-"""Takes messages that a broker dead-lettered itself, and stores them as letters.
+"""Stores messages that a broker dead-lettered itself as letters.
 
-The letter first, the acknowledgement second: killed in between, the message comes back
-and finds its letter there.
+The letter is stored first, the message acknowledged second: if the process is killed in between,
+the message is redelivered and its letter is recognized.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MAX_TWINS = 10_000
 
 @dataclass(slots=True)
 class AdoptReport:
-    """What adopting did.
+    """Result of adopting the messages of one queue.
 
     Attributes:
         queue: The queue that was emptied.
         adopted: New letters.
-        known: Messages whose letter was there already; removed from the queue only.
+        known: Messages whose letter was already stored; only removed from the queue.
         by_queue: New letters by dead-letter queue.
     """
 
@@ -60,12 +60,12 @@ class Adopter:
 
     Args:
         queue: Its name.
-        source: Gives its messages.
+        source: Takes its messages.
         adoption: Makes their letters.
-        store: Where letters go.
-        outbox: Keeps what a dead-letter exchange must get of them; ``None`` if there is none.
-        clock: The present, aware UTC.
-        adopted: Told of every new letter.
+        store: Keeps letters.
+        outbox: Keeps entries for dead-letter exchanges; ``None`` if no policy names one.
+        clock: Returns the current time, aware UTC.
+        adopted: Called with every new letter.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Adopter:
         """Adopt until the queue is empty, or ``most`` messages were adopted.
 
         Returns:
-            How many messages left the queue.
+            The number of messages removed from the queue.
 
         Raises:
             NotFound: There is no such queue.
-            BrokerUnavailable: The broker does not answer.
-            StoreUnavailable: The store does not; the message stays in its queue.
+            BrokerUnavailable: The broker is down.
+            StoreUnavailable: The store is down; the message stays in its queue.
         """
         count = 0
         while most is None or count < most:
@@ -109,7 +109,7 @@ class Adopter:
         return count
 
     def close(self) -> None:
-        """Let go of the connection; the next `drain` connects again. Never raises."""
+        """Disconnect; the next `drain` connects again. Never raises."""
         self._source.close()
 
     def _adopt(self, found: TakenMessage) -> None:
@@ -121,10 +121,10 @@ class Adopter:
             if identity.certain or not found.fresh:
                 self.report.known += 1
                 return
-            # Never delivered before, so that letter is of another message with equal content.
+            # Never delivered before, so the letter is of another message with equal content.
             number += 1
         if not identity.certain:
-            self._remember(identity, number + 1)
+            self._twins[identity.task_id] = number + 1  # where to start with the next equal one
 
     def _stored(self, found: TakenMessage, identity: Identity) -> bool:
         letter, key = self._adoption.letter(found.message, identity, self._clock())
@@ -143,17 +143,13 @@ class Adopter:
         self._adopted(letter)
         return True
 
-    def _remember(self, identity: Identity, number: int) -> None:
-        """Where to look for the next equal message; bounded."""
-        self._twins[identity.task_id] = number
-
 
 def follow(adopters: Sequence[Adopter], stop: threading.Event) -> None:
-    """Adopt for ever: what a queue, the broker or the store refuses is logged and tried again.
+    """Adopt until stopped; errors of a queue, the broker or the store are logged and retried.
 
     Args:
-        adopters: One a queue; they take turns.
-        stop: Ends it.
+        adopters: One per queue; they take turns.
+        stop: Ends the loop.
     """
     rests = [_Rest() for _ in adopters]
     while not stop.is_set():
@@ -167,40 +163,40 @@ def follow(adopters: Sequence[Adopter], stop: threading.Event) -> None:
 
 
 class _Rest:
-    """Leaves a queue alone for a while after a failure; longer after each one in a row."""
+    """Back-off of one queue: skips turns after a failure, more after each one in a row."""
 
     def __init__(self) -> None:
         self._turns_left = 0
         self._length = 1
 
     def over(self) -> bool:
-        """Whether it is time for a try; to be asked once a turn."""
+        """True if it is time to try; call it once per turn."""
         self._turns_left = max(0, self._turns_left - 1)
         return self._turns_left == 0
 
     def failed(self) -> None:
-        """Rest."""
+        """Start a rest."""
         self._turns_left = self._length
         self._length = min(2 * self._length, int(MAX_REST_SECONDS / IDLE_SECONDS))
 
     def worked(self) -> None:
-        """No more rest."""
+        """Reset the back-off."""
         self._length = 1
 
 
 def _turn(adopter: Adopter, rest: _Rest) -> bool:
-    """A bounded round; whether there may be more to do at once."""
+    """Adopt one bounded round; return True if there may be more at once."""
     if not rest.over():
         return False
     try:
         count = adopter.drain(LETTERS_PER_ROUND)
     except DLQError as exc:
-        logger.error("Nothing is adopted from %s for now: %s", adopter.report.queue, exc)  # noqa: TRY400 - the line says it all
+        logger.error("Adopting from %s is paused: %s", adopter.report.queue, exc)  # noqa: TRY400 - no traceback needed
     except Exception:
-        logger.exception("Nothing is adopted from %s for now", adopter.report.queue)
+        logger.exception("Adopting from %s is paused", adopter.report.queue)
     else:
         rest.worked()
         return count == LETTERS_PER_ROUND
     rest.failed()
-    adopter.close()  # what was taken goes back to its queue
+    adopter.close()  # taken messages return to their queue
     return False

@@ -1,4 +1,4 @@
-"""Worker bootstep: adopt what the broker dead-letters, in a thread beside the tasks."""
+"""Worker bootstep: adopt what the broker dead-letters, in a background thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ logger = get_logger("celery_dlq.worker")
 class AdoptStep(ThreadStep):
     """Empties the queues of the setting ``dlq_adopt``.
 
-    A thread, because a queue with a long past, or a broker that answers slowly, must not
-    hold up the tasks.
+    A thread, because a long queue or a slow broker must not delay the tasks.
     """
 
     thread_name = "dlq-adopt"
@@ -33,8 +32,8 @@ class AdoptStep(ThreadStep):
         except DLQError as exc:
             refuse_to_start(exc)
 
-    def prepare(self, worker: Any) -> bool:  # noqa: ARG002 - others ask it
-        """Whether anything is to be adopted."""
+    def prepare(self, worker: Any) -> bool:  # noqa: ARG002 - the base class's signature
+        """Return True if there is a queue to adopt from."""
         if self._adopters:
             names = ", ".join(adopter.report.queue for adopter in self._adopters)
             logger.info("Adopting dead messages from %s", names)

@@ -1,4 +1,4 @@
-"""From a message that a broker dead-lettered to a letter with the reason ``adopted``."""
+"""Makes letters, with the reason ``adopted``, of messages that a broker dead-lettered."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from celery_dlq.worker.policy_cache import ResolvedPolicy
 logger = get_logger("celery_dlq.worker")
 
 _JSON = "application/json"
-_MOST_JSON = 1024 * 1024
+_MAX_JSON_BYTES = 1024 * 1024
 
-# They say how the message travelled, not what it is, and differ from one delivery to the next.
+# These differ from one delivery to the next.
 _TRAVEL_HEADERS = ("redelivered", "x-delivery-count", "x-acquired-count")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells a message from others.
+    """Identity of a message.
 
     Attributes:
-        task_id: The task's id, the message's, or a hash of all it holds.
-        certain: Its producer named it. If not, an equal message is told apart by its number only.
+        task_id: The task's id, the message's id, or a hash of the content.
+        certain: True for an id. If not, only a number distinguishes equal messages.
     """
 
     task_id: str
     certain: bool
 
     def numbered(self, number: int) -> Identity:
-        """The identity of the next message that holds the very same; 0 is the first."""
+        """The identity of the next message with equal content; 0 is the first."""
         return replace(self, task_id=f"{self.task_id}-{number}") if number else self
 
 
@@ -56,13 +56,13 @@ class Adoption:
     """Makes letters of the messages of one queue.
 
     Args:
-        app: The Celery app: its queues and tasks are looked up.
+        app: The Celery app, for its queues and tasks.
         policies: The app's queue policies.
         queue: The queue that is emptied, e.g. ``orders.dead``.
         target: The dead-letter queue of all its letters; ``None`` for that of each
             message's own source queue.
-        hostname: Who adopts.
-        pid: The process that does.
+        hostname: Name of the worker or host that adopts.
+        pid: Process id of the adopter.
         release: Version of the user's code.
     """
 
@@ -85,10 +85,10 @@ class Adoption:
         self._by = {"hostname": hostname, "pid": pid, "release": release}
 
     def identity(self, message: Any) -> Identity:
-        """What tells a message from others, the same each time it is delivered."""
+        """The identity of a message, the same for each delivery."""
         headers, properties = _mapping(message.headers), _mapping(message.properties)
         task_id = _request(message, headers).get("id")
-        # Not the correlation id: a producer that is not Celery may give it to many messages.
+        # Not the correlation id: producers other than Celery may use one for many messages.
         named = task_id or properties.get("message_id") or _tag(message, properties)
         if named:
             return Identity(str(named), certain=True)
@@ -103,17 +103,17 @@ class Adoption:
     def letter(
         self, message: Any, identity: Identity, now: datetime
     ) -> tuple[DeadLetter, MessageKey]:
-        """The letter of a message, whatever the message is.
+        """Make the letter of a message, however malformed the message is.
 
         Args:
             message: The kombu message.
             identity: Its `identity`.
-            now: The present, aware UTC.
+            now: The current time, aware UTC.
         """
         try:
             return self._letter(message, identity, now)
         except Exception:
-            # What is known must do: the message is worth more than our reading of it.
+            # The body is kept, even if the headers cannot be read.
             logger.exception("A message of %s is adopted without its headers", self._queue)
             bare = KombuMessage(body=message.body)  # type: ignore[no-untyped-call]
             return self._letter(bare, identity, now)
@@ -141,8 +141,7 @@ class Adoption:
             failure=None,
             history=(),
             deliveries=native.deliveries,
-            # Not when the broker says it died: its time here begins now, or an old one would
-            # be trimmed before anybody could see it.
+            # Not the broker's time of death: retention would remove an old letter at once.
             now=now,
             **self._by,  # type: ignore[arg-type]
         )
@@ -164,7 +163,7 @@ class Adoption:
         return ResolvedPolicy(queue, target, policy, None if policy is None else policy.max_retries)
 
     def _source(self, kept: Message) -> str:
-        """The queue of a message whose broker does not tell it; empty if nothing does."""
+        """Infer the source queue if the broker does not report it; empty if unknown."""
         if kept.routing_key and kept.routing_key != self._queue:
             return self._queue_names.of(kept.exchange, kept.routing_key)
         if self._target and self._target.endswith(DLQ_SUFFIX):
@@ -177,10 +176,10 @@ class Adoption:
 
 
 def _request(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Celery's fields: the headers of protocol 2, or the JSON body of protocol 1; else nothing."""
+    """Celery's fields: the headers of protocol 2, the JSON body of protocol 1, or empty."""
     if "task" in headers:
         return headers
-    if message.content_type != _JSON or len(message.body or b"") > _MOST_JSON:
+    if message.content_type != _JSON or len(message.body or b"") > _MAX_JSON_BYTES:
         return {}
     try:
         body = json.loads(message.body)
@@ -190,9 +189,9 @@ def _request(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tag(message: Any, properties: Mapping[str, Any]) -> str | None:
-    """What the broker calls the message for life: Redis's tag, or the message id of SQS."""
+    """The broker's permanent id of the message: Redis's tag, or the message id of SQS."""
     sqs = _mapping(_mapping(properties.get("delivery_info")).get("sqs_message"))
-    if sqs:  # its tag is a receipt, and each delivery has another one
+    if sqs:  # its tag is a receipt, new for each delivery
         return str(sqs["MessageId"]) if sqs.get("MessageId") else None
     return message.delivery_tag if isinstance(message.delivery_tag, str) else None
 

@@ -1,7 +1,7 @@
-"""What a broker itself says about a death: RabbitMQ's ``x-death``, the receive count of SQS.
+"""Reads a broker's own record of a death: RabbitMQ's ``x-death``, the receive count of SQS.
 
-Headers come from other programs, so nothing in here trusts their shape: what cannot be
-read is kept as it came, and the rest of the message becomes a letter all the same.
+Headers come from other programs, so their shape is not trusted: unreadable parts are kept as
+they are, and the message becomes a letter all the same.
 
 Source: https://www.rabbitmq.com/docs/dlx#effects
 """
@@ -26,7 +26,7 @@ _DEATH_HEADERS = (
     "x-last-death-reason",
     "x-last-death-exchange",
 )
-_MOST_DELIVERIES = 2**31 - 1  # what every reader of letters can hold
+_MAX_DELIVERIES = 2**31 - 1  # the largest number that every reader of letters accepts
 _SQS_COUNT = "ApproximateReceiveCount"
 _SQS_SOURCE = "DeadLetterQueueSourceArn"
 
@@ -36,15 +36,15 @@ _DELAY_QUEUE = re.compile(r"(?:^|_)celery_delayed_\d+$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDeath:
-    """A death as the broker tells it.
+    """A death as the broker reports it.
 
     Attributes:
-        queue: Where the message died first; not the delay queues of Celery. ``None``: not told.
-        reason: The broker's word for the last death, e.g. ``expired``; ``None``: not told.
-        at: When it died last, aware UTC; ``None``: not told.
-        deliveries: How often it was received, where the broker counts that; else 0.
-        history: All the broker says, as JSON text; ``None`` if it says nothing.
-        readable: Whether the history has the shape that the broker documents.
+        queue: Queue of the first death, without Celery's delay queues; ``None`` if unknown.
+        reason: The broker's reason for the last death, e.g. ``expired``; ``None`` if unknown.
+        at: Time of the last death, aware UTC; ``None`` if unknown.
+        deliveries: The broker's receive count; 0 if it does not count.
+        history: The whole record as JSON text; ``None`` if there is none.
+        readable: True if the history has the shape that the broker documents.
     """
 
     queue: str | None = None
@@ -56,9 +56,9 @@ class NativeDeath:
 
     @property
     def words(self) -> str:
-        """One line for people."""
+        """A one-line description."""
         if self.history is None:
-            return "the broker tells nothing about its death"
+            return "the broker reports nothing about its death"
         if not self.readable:
             return "the broker's history of its death cannot be read; it is kept in native_death"
         if self.reason is None:
@@ -69,7 +69,7 @@ class NativeDeath:
 
 
 def native_death(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> NativeDeath:
-    """Read what a broker says about a message's death; never raises.
+    """Read a broker's record of a message's death; never raises.
 
     Args:
         headers: The message's headers.
@@ -97,7 +97,7 @@ def _from_rabbitmq(said: Mapping[str, Any]) -> NativeDeath:
 def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
     attributes = _sqs_attributes(properties)
     try:
-        deliveries = min(max(0, int(attributes.get(_SQS_COUNT, 0))), _MOST_DELIVERIES)
+        deliveries = min(max(0, int(attributes.get(_SQS_COUNT, 0))), _MAX_DELIVERIES)
     except (TypeError, ValueError, OverflowError):
         deliveries = 0
     if _SQS_COUNT not in attributes:
@@ -111,7 +111,7 @@ def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
 
 
 def _sqs_attributes(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Kombu keeps the message as SQS gave it in the delivery information."""
+    """The attributes of the raw SQS message, which kombu keeps in the delivery information."""
     delivery = properties.get("delivery_info")
     raw = delivery.get("sqs_message") if isinstance(delivery, Mapping) else None
     found = raw.get("Attributes") if isinstance(raw, Mapping) else None
@@ -130,7 +130,7 @@ def _name(value: object) -> str | None:
 
 
 def _time(value: object) -> datetime | None:
-    """py-amqp gives naive times, which are UTC; through JSON they come as text or seconds."""
+    """Parse a time: py-amqp returns naive UTC times; in JSON they are text or seconds."""
     try:
         if isinstance(value, str):
             value = json_codec.moment(value)
@@ -144,7 +144,7 @@ def _time(value: object) -> datetime | None:
 
 
 def _with_plain_times(value: Any) -> Any:
-    """Times as text: this history is for people; the headers keep them as they came."""
+    """Replace times by text, for people to read; the headers keep the originals."""
     if isinstance(value, datetime):
         time = _time(value)
         return None if time is None else time.astimezone(timezone.utc).isoformat()

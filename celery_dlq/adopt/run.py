@@ -1,4 +1,4 @@
-"""Adopting for an operator: one queue, until it is empty or for ever."""
+"""Adopts one queue for an operator, until it is empty or until interrupted."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class AdoptRun:
 
     Args:
         settings: The checked settings.
-        backend: Where letters, workers and the audit are.
-        make_adopter: Makes an adopter of a queue: its name, and where its letters go.
-        publisher: Gives what publishes to dead-letter exchanges, if a policy names one.
-        clock: The present, aware UTC.
+        backend: Keeps letters, workers and the audit.
+        make_adopter: Makes the adopter of a queue and its dead-letter queue.
+        publisher: Makes the publisher to dead-letter exchanges, if a policy names one.
+        clock: Returns the current time, aware UTC.
     """
 
     def __init__(
@@ -53,24 +53,24 @@ class AdoptRun:
         limit: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> AdoptReport:
-        """Make letters of the messages that the broker itself dead-lettered.
+        """Store messages that the broker itself dead-lettered as letters.
 
-        A letter is stored before its message is acknowledged, once, however often the
-        message comes back.
+        A letter is stored before its message is acknowledged, and once, however often the
+        message is redelivered.
 
         Args:
-            queue: Where the broker puts them; on Redis a list.
-            dead_letter_queue: Where all letters go; ``None`` for that of each message's
-                own queue.
-            follow: Go on until ``KeyboardInterrupt``; what fails is logged and tried again.
-            limit: Most messages; ``None`` for all. Not with ``follow``.
-            progress: Called with the number of letters that were stored.
+            queue: The broker's queue of dead messages; on Redis a list.
+            dead_letter_queue: Dead-letter queue of all letters; ``None`` for that of each
+                message's own queue.
+            follow: True to continue until ``KeyboardInterrupt``; errors are logged and retried.
+            limit: Maximum number of messages; ``None`` for all. Ignored with ``follow``.
+            progress: Called with the number of letters stored.
 
         Raises:
             SettingsError: The queue is one whose tasks are guarded, or that a worker consumes.
             NotFound: The broker has no such queue.
-            BrokerUnavailable: The broker does not answer.
-            StoreUnavailable: The store does not answer.
+            BrokerUnavailable: The broker is down.
+            StoreUnavailable: The store is down.
         """
         self._check(queue, dead_letter_queue)
         adopter = self._make_adopter(
@@ -83,7 +83,7 @@ class AdoptRun:
         try:
             if follow:
                 with suppress(KeyboardInterrupt):
-                    adopter.drain(1)  # a queue that is not there is a mistake now, later it is not
+                    adopter.drain(1)  # a missing queue is an error at the start, and retried later
                     follow_queues([adopter], threading.Event())
             else:
                 adopter.drain(limit)
@@ -107,7 +107,7 @@ class AdoptRun:
                 raise consumed_already(queue, info.hostname, by="dlq import")
 
     def _publish(self, dead_letter_queues: list[str]) -> None:
-        """Publish now what was stored; if that fails, a worker does it later."""
+        """Publish the new letters now; if that fails, a worker does it later."""
         publisher = self._publisher()
         if publisher is not None:
             try:
@@ -130,12 +130,12 @@ class AdoptRun:
 
 
 def consumed_already(queue: str, hostname: str, *, by: str) -> SettingsError:
-    """The error of a queue whose messages are not dead.
+    """Make the error for a queue that a worker consumes.
 
     Args:
         queue: Its name.
         hostname: The worker that consumes it.
-        by: What names it as one to adopt.
+        by: The setting or command that names it.
     """
     return SettingsError(
         f"expected {by} to name a queue of messages that are dead, got {queue!r}, which worker "

@@ -1,9 +1,8 @@
-"""The queues that letters are adopted from: read a message, let it go when its letter is stored.
+"""Queues to adopt from: take a message, and remove it when its letter is stored.
 
-A broker's queue is read and acknowledged through kombu. A Redis list is not: kombu takes a
-message off its list before anything else has it, so a process killed at that moment would lose
-it, and an entry that kombu cannot read would be lost as well. There the list is read where it
-is, and an entry is removed when its letter is stored.
+A broker's queue is read and acknowledged through kombu. A Redis list is read in place, and an
+entry is removed when its letter is stored: kombu pops a message before it is recorded anywhere
+else, so it would be lost if the process were killed then, or if kombu could not read it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kombu.utils.json import loads
 
 from celery_dlq.errors import BrokerUnavailable, NotFound
 
-_PAGE = 100
+_ENTRIES_PER_PAGE = 100
 _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
 
 
@@ -32,8 +31,8 @@ class TakenMessage:
 
     Attributes:
         message: The kombu message.
-        fresh: It was never delivered before, so it has no letter yet.
-        entry: What a Redis list holds of it.
+        fresh: True if it was never delivered before, so it has no letter yet.
+        entry: Its bytes in a Redis list.
         key: The key of that list.
     """
 
@@ -53,11 +52,11 @@ class Source(Protocol):
         """Remove a message: its letter is stored."""
 
     def close(self) -> None:
-        """Give back what was taken and not let go; never raises."""
+        """Return taken messages that were not removed; never raises."""
 
 
 def source_of(app: Any, queue: str) -> Source:
-    """The source for a queue of the app's broker; connected with the first `Source.take`."""
+    """Make the source for a queue of the app's broker; the first `Source.take` connects."""
     connection = app.connection_for_read()
     kind = RedisList if connection.transport.driver_type == "redis" else BrokerQueue
     return kind(connection, queue)
@@ -67,7 +66,7 @@ class BrokerQueue:
     """A queue that kombu reads.
 
     Args:
-        connection: A connection of our own.
+        connection: A connection that is not shared.
         queue: Its name.
     """
 
@@ -92,12 +91,12 @@ class BrokerQueue:
         return TakenMessage(message, fresh=delivery.get("redelivered") is False)
 
     def let_go(self, found: TakenMessage) -> None:
-        """Acknowledge."""
+        """Acknowledge the message."""
         with self._errors():
             found.message.ack()
 
     def close(self) -> None:
-        """Close the connection: the broker puts back what was not acknowledged."""
+        """Close the connection; the broker requeues unacknowledged messages."""
         self._channel = None
         with suppress(Exception):
             self._connection.close()
@@ -106,7 +105,7 @@ class BrokerQueue:
         if self._channel is None:
             self._connection.ensure_connection(**_CONNECT)
             channel = self._connection.channel()
-            # Asked, not made: a name with a typo would be a new queue.
+            # Passive: a mistyped name must not create a queue.
             channel.queue_declare(self._queue, passive=True)
             self._channel = channel
         return self._channel
@@ -117,15 +116,15 @@ class BrokerQueue:
             try:
                 yield
             except Exception:
-                self._channel = None  # RabbitMQ closes a channel that asked for too much
+                self._channel = None  # RabbitMQ closes a channel after an error
                 raise
 
 
 class RedisList:
-    """A list in Redis, as kombu fills it, or as anybody else does.
+    """A list in Redis, filled by kombu or by another program.
 
     Args:
-        connection: A connection of our own.
+        connection: A connection that is not shared.
         queue: Its name.
     """
 
@@ -143,7 +142,7 @@ class RedisList:
         return self._page.popleft() if self._page else None
 
     def let_go(self, found: TakenMessage) -> None:
-        """Remove one entry that is the very same, searched from the end."""
+        """Remove one identical entry, searched from the end."""
         with (
             translated(self._connection, self._queue),
             self._channel.conn_or_acquire() as client,
@@ -151,7 +150,7 @@ class RedisList:
             client.execute_command("LREM", found.key, -1, found.entry)
 
     def close(self) -> None:
-        """Disconnect; nothing was taken that must be given back."""
+        """Disconnect; taken entries are still in the list."""
         self._page.clear()
         self._channel = None
         with suppress(Exception):
@@ -164,9 +163,9 @@ class RedisList:
         channel = self._channel
         with channel.conn_or_acquire() as client:
             for step in channel.priority_steps:
-                # Kombu prefixes only the commands that it uses itself.
-                key = channel.global_keyprefix + channel._q_for_pri(self._queue, step)  # noqa: SLF001 - no other way to its name
-                entries = client.execute_command("LRANGE", key, -_PAGE, -1)
+                # Kombu adds its key prefix only to commands that it uses itself.
+                key = channel.global_keyprefix + channel._q_for_pri(self._queue, step)  # noqa: SLF001 - there is no public API
+                entries = client.execute_command("LRANGE", key, -_ENTRIES_PER_PAGE, -1)
                 if entries:
                     return [self._found(key, entry) for entry in reversed(entries)]
         return []
@@ -176,13 +175,13 @@ class RedisList:
         try:
             payload = loads(data.decode("utf-8"))  # type: ignore[no-untyped-call]
             message = self._channel.Message(payload, channel=self._channel)
-        except Exception:  # noqa: BLE001 - whatever it is, it is no message of kombu's
+        except Exception:  # noqa: BLE001 - not written by kombu
             message = _plain(data)
         return TakenMessage(message, entry=data, key=key)
 
 
 def _plain(entry: bytes) -> KombuMessage:
-    """An entry that kombu did not write: all of it is the body."""
+    """Make a message of an entry that kombu did not write: all of it is the body."""
     try:
         json.loads(entry)
     except (ValueError, RecursionError):
@@ -196,7 +195,7 @@ def _plain(entry: bytes) -> KombuMessage:
 
 @contextmanager
 def translated(connection: Any, queue: str) -> Iterator[None]:
-    """ExportLease what a broker's client raises into our errors; shows no password."""
+    """Translate errors of a broker's client into ours, without passwords."""
     transport = connection.transport
     try:
         yield
@@ -204,10 +203,9 @@ def translated(connection: Any, queue: str) -> Iterator[None]:
         place = connection.as_uri()
         if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
             raise NotFound(
-                f"expected a queue named {queue!r} on the broker {place}, found none; "
-                f"check the name and the virtual host"
+                f"there is no queue {queue!r} on the broker {place}; check the name and the "
+                f"virtual host"
             ) from exc
         raise BrokerUnavailable(
-            f"expected the broker {place} to give the messages of {queue!r}, "
-            f"got {type(exc).__name__}: {exc}"
+            f"cannot read {queue!r} from the broker {place}: {type(exc).__name__}: {exc}"
         ) from exc

@@ -1,1 +1,1 @@
-"""Letters to dead-letter exchanges, so that other services hear of them."""
+"""Publishes letters to dead-letter exchanges, for other services."""

@@ -1,4 +1,4 @@
-"""Worker bootstep: publish letters to dead-letter exchanges, in a thread beside the tasks."""
+"""Worker bootstep: publish letters to dead-letter exchanges in a background thread."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from celery_dlq.worker.bootsteps import ThreadStep, assembly_of
 logger = get_logger("celery_dlq.worker")
 
 SWEEP_SECONDS = 5.0
-"""How often all outboxes are looked into, for what other workers left there."""
+"""Interval of checking all outboxes, for entries that other workers left."""
 
-_LONGEST_REST_SECONDS = 30.0
+_MAX_REST_SECONDS = 30.0
 
 
 class PublishStep(ThreadStep):
-    """Publishes to the exchanges that policies name, if one does.
+    """Publishes to the exchanges that policies name, if any.
 
     A thread, because the broker may be slow to confirm.
     """
@@ -32,27 +32,27 @@ class PublishStep(ThreadStep):
         self._publisher: ExchangePublisher | None = None
 
     def prepare(self, worker: Any) -> bool:
-        """Make the publisher; not before the pool has started."""
+        """Make the publisher, once the pool has started; return True if there is one."""
         self._publisher = assembly_of(worker.app).exchange_publisher()
         return self._publisher is not None
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until the worker stops; the rest is another worker's, or the next start's."""
-        assert self._publisher is not None  # noqa: S101 - `prepare` said so
+        """Publish until the worker stops; another worker, or the next start, does the rest."""
+        assert self._publisher is not None  # noqa: S101 - else `prepare` returned False
         publish(self._publisher, stop)
 
     def wake(self) -> None:
-        """OutboxEntry the stop at once."""
+        """Let the thread notice the stop at once."""
         if self._publisher is not None:
             self._publisher.wake.set()
 
 
 def publish(publisher: ExchangePublisher, stop: threading.Event) -> None:
-    """Publish for ever; what the broker or the store refuses is logged and tried again.
+    """Publish until stopped; errors of the broker or the store are logged and retried.
 
     Args:
         publisher: Publishes.
-        stop: Ends it, once ``publisher.wake`` is set too.
+        stop: Ends the loop; set ``publisher.wake`` too, to end it at once.
     """
     rest, swept_at = 1.0, -SWEEP_SECONDS
     while True:
@@ -61,10 +61,10 @@ def publish(publisher: ExchangePublisher, stop: threading.Event) -> None:
                 publisher.deliver()
                 swept_at = time.monotonic()
             publisher.deliver_new()
-        except Exception as exc:  # noqa: BLE001 - a thread that died would say nothing any more
+        except Exception as exc:  # noqa: BLE001 - the thread must not die
             _log(exc)
             swept_at, pause = -SWEEP_SECONDS, rest
-            rest = min(2 * rest, _LONGEST_REST_SECONDS)
+            rest = min(2 * rest, _MAX_REST_SECONDS)
         else:
             rest = pause = 1.0
         if stop.is_set():

@@ -1,9 +1,9 @@
-"""Publishes letters to dead-letter exchanges, so that other services hear of them.
+"""Publishes letters to dead-letter exchanges, for other services.
 
-A entry goes into the outbox before its letter is stored, and out of it when the broker has
-confirmed the message. So whatever is killed between, some worker's publisher finds the entry;
-one whose letter was never stored is dropped in the end. At least once: two copies have the
-same message id.
+An outbox entry is added before its letter is stored, and removed when the broker has confirmed
+the message. Whichever process is killed in between, some worker's publisher finds the entry; an
+entry whose letter was never stored is dropped after ten minutes. Publishing is at least once:
+copies have the same message id.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from celery_dlq.record import DeadLetter
 logger = get_logger("celery_dlq.dlx.publisher")
 
 LEASE_SECONDS = 10.0
-"""How long a entry that was tried is left to who tried it."""
+"""Time for which an entry that is being published is hidden from other publishers."""
 
-_A_ROUND = 100
+_ENTRIES_PER_ROUND = 100
 _MISSING_SECONDS = 600.0  # a letter is stored right after its entry
-_MOST_REMEMBERED = 10_000
+_MAX_REMEMBERED = 10_000
 _TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
 _CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
-_NOTICES = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
+_MESSAGE_ID_NAMESPACE = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
 
-# Set by a broker on an earlier journey; RabbitMQ drops what it takes for a circle.
+# Set by a broker earlier; RabbitMQ drops messages that seem to go in a cycle.
 _STALE = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "redelivered")
 _KEPT_PROPERTIES = ("correlation_id", "reply_to", "priority", "type", "app_id", "delivery_mode")
 
 
 class _Refused(BrokerUnavailable):
-    """The broker, or its client, refuses one message: others may pass."""
+    """The broker or its client refuses one message; others may pass."""
 
 
 class Targets:
-    """Tells to which exchange a letter goes.
+    """Maps letters to exchanges.
 
     Args:
         app: The Celery app, for the policies of its tasks.
@@ -65,14 +65,14 @@ class Targets:
         self._policies = policies
 
     def entry(self, letter: DeadLetter) -> OutboxEntry | None:
-        """The entry of a letter; ``None`` if its policy names no exchange."""
+        """The outbox entry of a letter; ``None`` if its policy names no exchange."""
         task = self._app.tasks.get(letter.task_name)
         own = None if task is None else policy_of(task)
         policy = self._policies.resolve(letter.source_queue, own)
         if policy is None or policy.dead_letter_exchange is None:
             return None
         if not policy.dead_letter_exchange.name and policy.dead_letter_routing_key is None:
-            return None  # refused at start-up: it would go back to its queue
+            return None  # refused at start-up: it would return to its queue
         return OutboxEntry(
             letter_id=letter.id,
             exchange=policy.dead_letter_exchange.name,
@@ -99,10 +99,10 @@ class Targets:
         return {name: exchange for name, (_where, exchange) in found.items()}
 
     def queues_by_name(self) -> list[tuple[str, str]]:
-        """Queues that the default exchange must reach, with who says so.
+        """Queues to publish to by the default exchange, each with the policy that names it.
 
         Raises:
-            SettingsError: The queue is not named, or is one whose dead messages are told of.
+            SettingsError: A policy names no queue, or a queue that has a policy itself.
         """
         found = []
         for where, policy in self._named():
@@ -132,7 +132,7 @@ class ExchangeOutbox:
 
     Args:
         outbox: Keeps the entries.
-        targets: Tells which letters have one.
+        targets: Maps letters to exchanges.
     """
 
     def __init__(self, outbox: Outbox, targets: Targets) -> None:
@@ -140,19 +140,19 @@ class ExchangeOutbox:
         self._targets = targets
 
     def add(self, letter: DeadLetter) -> None:
-        """Keep the entry of a letter that is about to be stored."""
+        """Add the entry of a letter that is about to be stored."""
         entry = self._targets.entry(letter)
         if entry is not None:
             self._outbox.add(letter.dead_letter_queue, entry)
 
 
 class ExchangePublisher:
-    """Publishes what is in the outbox.
+    """Publishes the letters of outbox entries.
 
     Args:
         app: The Celery app; its broker has the exchanges.
-        backend: Where letters and entries are; its own, because it works in a thread.
-        targets: Knows the exchanges.
+        backend: Keeps letters and entries; not shared, because the publisher runs in a thread.
+        targets: Maps letters to exchanges.
     """
 
     def __init__(self, app: Any, backend: Backend, targets: Targets) -> None:
@@ -161,22 +161,22 @@ class ExchangePublisher:
         self._outbox = backend.outbox
         self._targets = targets
         self._exchanges: dict[str, DeadLetterExchange] = {}
-        self._missing: MutableMapping[OutboxEntry, float] = LRUCache(_MOST_REMEMBERED)  # type: ignore[no-untyped-call]
+        self._missing: MutableMapping[OutboxEntry, float] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
         self._connection = app.connection_for_write(transport_options=_TRANSPORT_OPTIONS)
         self._returns = self._connection.transport.driver_type == "amqp"
         self._producer: Any = None
         self._returned: list[str] = []
         self._new: set[str] = set()
-        self._said: MutableMapping[str, None] = LRUCache(_MOST_REMEMBERED)  # type: ignore[no-untyped-call]
+        self._warned: MutableMapping[str, None] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
         self.wake = threading.Event()
 
     def check(self) -> None:
-        """Declare all exchanges, and look for the queues that must be there.
+        """Declare all exchanges, and check that the queues of the default exchange exist.
 
         Raises:
             SettingsError: The broker has an exchange of that name with another type, refuses
                 it, or has no such queue.
-            BrokerUnavailable: The broker does not answer.
+            BrokerUnavailable: The broker is down.
         """
         exchanges, queues = self._targets.exchanges(), self._targets.queues_by_name()
         if not exchanges:
@@ -189,16 +189,16 @@ class ExchangePublisher:
                 for where, queue in queues if self._returns else ():
                     self._look_for(queue, where)
         finally:
-            self.close()  # nothing that a pool child would inherit
+            self.close()  # a pool child must not inherit the connection
 
     def stored(self, event: Event) -> None:
-        """An observer of events: publish the letter soon; may be called from any thread."""
+        """Observe an event: publish a new letter soon; may be called from any thread."""
         if isinstance(event, DeadLettered) and self._targets.entry(event.letter) is not None:
             self._new.add(event.letter.dead_letter_queue)
             self.wake.set()
 
     def deliver_new(self) -> None:
-        """Publish entries of letters that this process stored; see `deliver`."""
+        """Publish letters that this process stored; see `deliver`."""
         self.wake.clear()
         while self._new:
             self._deliver(self._new.pop())
@@ -207,11 +207,11 @@ class ExchangePublisher:
         """Publish all entries that are due.
 
         Args:
-            dead_letter_queues: Of which queues; ``None`` for all.
+            dead_letter_queues: Only entries of these queues; ``None`` for all.
 
         Raises:
-            BrokerUnavailable: The broker does not take one; it and the rest stay.
-            StoreUnavailable: The store does not answer.
+            BrokerUnavailable: The broker does not accept a letter; its entry and the rest stay.
+            StoreUnavailable: The store is down.
         """
         names = self._store.names() if dead_letter_queues is None else [*dead_letter_queues]
         for name in self._outbox.holding(names):
@@ -225,22 +225,24 @@ class ExchangePublisher:
 
     def _deliver(self, dead_letter_queue: str) -> None:
         while True:
-            due = self._outbox.due(dead_letter_queue, most=_A_ROUND, lease_seconds=LEASE_SECONDS)
+            due = self._outbox.due(
+                dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=LEASE_SECONDS
+            )
             over: list[OutboxEntry] = []
             try:
                 for number, entry in enumerate(due):
-                    # Not this one: if it is to blame, the others come first next time.
+                    # Not this one: if it is the cause, the others come first next time.
                     with self._put_back(dead_letter_queue, due[number + 1 :]):
                         if self._published(dead_letter_queue, entry):
                             over.append(entry)
             finally:
                 self._outbox.done(dead_letter_queue, over)
-            if len(due) < _A_ROUND:
+            if len(due) < _ENTRIES_PER_ROUND:
                 return
 
     @contextmanager
     def _put_back(self, dead_letter_queue: str, entries: list[OutboxEntry]) -> Iterator[None]:
-        """After a failure these are due at once, for any worker."""
+        """Make entries due at once, for any worker, if the block fails."""
         try:
             yield
         except BrokerUnavailable:
@@ -249,7 +251,7 @@ class ExchangePublisher:
             raise
 
     def _published(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
-        """Publish a entry's letter; whether the entry is over."""
+        """Publish an entry's letter; return True if the entry is done."""
         letter = self._store.get(dead_letter_queue, entry.letter_id)
         if letter is None:
             return self._is_lost(entry)
@@ -257,7 +259,7 @@ class ExchangePublisher:
             with self._errors():
                 self._publish(letter, entry)
         except _Refused as exc:
-            self._say_once(entry.letter_id, "Letter %s is not published: %s", exc)
+            self._warn_once(entry.letter_id, "Letter %s is not published: %s", exc)
             return False
         if not self._returned:
             return True
@@ -275,7 +277,7 @@ class ExchangePublisher:
             content_type=letter.content_type or "application/octet-stream",
             content_encoding=letter.content_encoding or "binary",
             headers=announced_headers(letter),
-            message_id=str(uuid5(_NOTICES, letter.id)),
+            message_id=str(uuid5(_MESSAGE_ID_NAMESPACE, letter.id)),
             mandatory=self._returns,
             retry=False,
             **{name: properties[name] for name in _KEPT_PROPERTIES if properties.get(name)},
@@ -296,30 +298,29 @@ class ExchangePublisher:
         self._returned.append(f"{exchange} {routing_key} {exc}")
 
     def _unroutable(self, entry: OutboxEntry) -> bool:
-        """The broker took the message and had no queue for it; whether the entry is over."""
-        self._say_once(
+        """Warn that no queue got the message; return True if the entry is done."""
+        self._warn_once(
             f"{entry.exchange!r} with routing key {entry.routing_key!r}",
-            "Nobody gets the letters of exchange %s: %s. The letters are stored; this is said once",
+            "Letters for exchange %s are lost there: %s. They are stored; this is logged once",
             "no queue is bound to it",
         )
-        # A named exchange without subscribers is well; a queue that is gone may come back.
+        # A named exchange may have no subscribers; a missing queue may be made again.
         return bool(entry.exchange)
 
-    def _say_once(self, what: str, message: str, why: object) -> None:
-        if what in self._said:
+    def _warn_once(self, what: str, message: str, why: object) -> None:
+        if what in self._warned:
             return
-        self._said[what] = None
+        self._warned[what] = None
         logger.warning(message, what, why)
 
     def _is_lost(self, entry: OutboxEntry) -> bool:
-        """No letter: not stored yet, or removed before it could be published."""
+        """True if an entry's letter was removed unpublished, False if it may be stored yet."""
         now = time.monotonic()
         if now - self._missing.setdefault(entry, now) < _MISSING_SECONDS:
             return False
         del self._missing[entry]
         logger.warning(
-            "Letter %s is gone, and exchange %r never got it: it was redriven or removed before "
-            "it could be published there",
+            "Letter %s was never published to exchange %r: it was redriven or removed before",
             entry.letter_id,
             entry.exchange,
         )
@@ -330,15 +331,15 @@ class ExchangePublisher:
             return
         channel = self._connection.channel()
         try:
-            if exchange.name.startswith("amq."):  # the broker's own; kombu never declares them
+            if exchange.name.startswith("amq."):  # the broker's own, which kombu never declares
                 channel.exchange_declare(exchange.name, exchange.type, passive=True)
             else:
                 _entity(exchange)(channel).declare()  # type: ignore[no-untyped-call]
         except self._connection.channel_errors as exc:
             raise SettingsError(
-                f"expected the broker {self._connection.as_uri()} to have, or to make, the "
-                f"{exchange.type} exchange {exchange.name!r} for dead_letter_exchange, got: {exc}; "
-                f"name its real type (and it must be durable), or another exchange"
+                f"expected the broker {self._connection.as_uri()} to have or create the "
+                f"{exchange.type} exchange {exchange.name!r} of dead_letter_exchange, got: {exc}; "
+                f"set its real type (it must be durable), or name another exchange"
             ) from exc
 
     def _look_for(self, queue: str, where: str) -> None:
@@ -347,7 +348,7 @@ class ExchangePublisher:
         except self._connection.channel_errors as exc:
             raise SettingsError(
                 f"expected the queue {queue!r}, which {where}['dead_letter_routing_key'] names, to "
-                f"be on the broker {self._connection.as_uri()}, got: {exc}; make it first"
+                f"exist on the broker {self._connection.as_uri()}, got: {exc}; create it first"
             ) from exc
 
     @contextmanager
@@ -360,8 +361,8 @@ class ExchangePublisher:
         except Exception as exc:
             self.close()
             message = (
-                f"expected the broker {connection.as_uri()} to take a letter for its dead-letter "
-                f"exchange, got {type(exc).__name__}: {exc}"
+                f"the broker {connection.as_uri()} did not accept a letter for its dead-letter "
+                f"exchange: {type(exc).__name__}: {exc}"
             )
             lost = (OSError, OperationalError, *connection.connection_errors)
             if isinstance(exc, lost) and not isinstance(exc, FrameSyntaxError):
@@ -370,7 +371,7 @@ class ExchangePublisher:
 
 
 def announced_headers(letter: DeadLetter) -> dict[str, Any]:
-    """The original headers, and the death: a contract, see docs/reference/wire.md."""
+    """The original headers and those of the death; documented in docs/reference/wire.md."""
     original = letter.decoded("headers")
     kept = original.items() if isinstance(original, dict) else ()
     return {

@@ -1,1 +1,1 @@
-"""The only place that knows Celery's internals."""
+"""The worker's side of the plugin: the only package that touches Celery's internals."""

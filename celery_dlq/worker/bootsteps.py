@@ -1,4 +1,4 @@
-"""Bootsteps: start the guard with the worker, tick with its timer, close it at the end."""
+"""Bootsteps: start the guard with the worker, tick with its timer, close it on shutdown."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ logger = get_logger("celery_dlq.worker")
 
 TICK_SECONDS = 1.0
 
-# Transports that mark a message which was delivered before. On all others every
-# count is waited for.
+# Transports that mark redelivered messages. On others, the worker waits for every count.
 FLAGS_REDELIVERY = frozenset({"amqp", "redis"})
 
 _STOP_SECONDS = 5.0
 
 
 def assembly_of(app: Any) -> Any:
-    """What `celery_dlq.assembly` made for an app."""
-    return app._celery_dlq.assembly  # noqa: SLF001 - our own mark on it
+    """The `celery_dlq.assembly` object of an app."""
+    return app._celery_dlq.assembly  # noqa: SLF001 - our own attribute
 
 
 class GuardStep(bootsteps.StartStopStep):
     """Worker bootstep: check settings and store, then guard every task of the app.
 
-    Runs before the consumer builds its strategies, which is when Celery looks at
-    ``Task.Request``.
+    Runs before the consumer builds its strategies, which read ``Task.Request``.
     """
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
@@ -61,13 +59,13 @@ class GuardStep(bootsteps.StartStopStep):
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
 
     def terminate(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """A cold shutdown: what still runs is given up, not charged; the pool goes next."""
+        """Uncharge running tasks at a cold shutdown, before the pool is terminated."""
         for request in list(state.active_requests):
             if hasattr(request, "dlq_in_flight"):
                 _quietly(self.guard.interrupted, request)
 
     def _close(self, **_: Any) -> None:
-        """Sent when the pool is gone, so that the last outcomes are written too."""
+        """Close the guard when the pool is gone, so that the last outcomes are written too."""
         _quietly(self.guard.close)
 
 
@@ -84,7 +82,7 @@ class TickStep(bootsteps.StartStopStep):
         worker.dead_letter_tasks.watch(consumer)
 
     def start(self, consumer: Any) -> None:
-        """Tick with the consumer's timer; also after a lost connection."""
+        """Tick with the consumer's timer; called again after a lost connection."""
         guard = consumer.controller.dead_letter_guard
         room = consumer.controller.dead_letter_retry_later
         room.opened(consumer)
@@ -101,14 +99,14 @@ class TickStep(bootsteps.StartStopStep):
         self._entry = consumer.timer.call_repeatedly(TICK_SECONDS, tick)
 
     def stop(self, consumer: Any) -> None:
-        """Stop ticking, with one last tick."""
+        """Stop ticking, after a last tick."""
         if self._entry is not None:
             self._entry.cancel()
             self._entry = None
             _quietly(consumer.controller.dead_letter_guard.tick)
 
     def shutdown(self, consumer: Any) -> None:
-        """The worker stops, warm or cold, and its pool is gone.
+        """Uncount what never started, and close the guard: the pool is gone.
 
         Source: ``WorkController.on_stopped`` in
         https://github.com/celery/celery/blob/main/celery/worker/worker.py
@@ -119,10 +117,10 @@ class TickStep(bootsteps.StartStopStep):
 
 
 class ThreadStep(bootsteps.StartStopStep):
-    """Worker bootstep that runs something in a thread beside the tasks.
+    """Worker bootstep that runs a background thread.
 
-    Its connections are the thread's own, and the step keeps them, because a pool child that
-    let go of its copy would close them.
+    The thread has its own connections. The step keeps a reference to them, because a pool child
+    that drops its copy would close them.
     """
 
     requires = ("celery.worker.components:Pool",)
@@ -134,18 +132,18 @@ class ThreadStep(bootsteps.StartStopStep):
         self._thread: threading.Thread | None = None
 
     def prepare(self, worker: Any) -> bool:
-        """Whether there is anything to run."""
+        """Return True if there is something to run."""
         raise NotImplementedError
 
     def run(self, stop: threading.Event) -> None:
-        """Do it until the event is set; soon afterwards return."""
+        """Work until the event is set, then return soon."""
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Let `run` look at the event, if it waits for something else."""
+        """Let `run` check the event, if it waits for something else."""
 
     def start(self, worker: Any) -> None:
-        """Start the thread, if there is anything to run."""
+        """Start the thread, if there is something to run."""
         if self.prepare(worker):
             self._thread = threading.Thread(
                 target=self.run, args=(self._stop,), name=self.thread_name, daemon=True
@@ -153,7 +151,7 @@ class ThreadStep(bootsteps.StartStopStep):
             self._thread.start()
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """End with what is at hand."""
+        """Stop the thread; wait at most 5 seconds for it."""
         self._stop.set()
         self.wake()
         if self._thread is not None:
@@ -164,49 +162,47 @@ class ThreadStep(bootsteps.StartStopStep):
 
 
 class RetryLater:
-    """Requests that are given to the pool again at the next tick.
+    """Requests that are handed to the pool again at the next tick.
 
-    A redelivered message may still run on a worker that is alive, or its worker may
-    just have died; a few seconds tell. Bounded by the prefetch count: the messages
-    in here are not acknowledged.
+    A redelivered message may still run on a live worker, or its worker may just have died; a few
+    seconds later that is known. Bounded by the prefetch count: these messages are not acknowledged.
     """
 
     def __init__(self) -> None:
         self._consumer: Any = None
-        self._requests: deque[GuardedRequest] = (
-            deque()
-        )  # pools of threads add while the timer takes
+        # A deque: thread pools add while the timer takes.
+        self._requests: deque[GuardedRequest] = deque()
 
     def opened(self, consumer: Any) -> None:
-        """A connection is there."""
+        """Start anew with a new connection."""
         self._consumer = consumer
         self.empty()
 
     def empty(self) -> None:
-        """The connection is gone: its messages are delivered anew."""
+        """Forget all: the connection is lost, and the broker redelivers their messages."""
         self._requests.clear()
 
     def add(self, request: GuardedRequest) -> None:
-        """Let a request wait for the next tick."""
+        """Keep a request until the next tick."""
         self._requests.append(request)
 
     def tick(self) -> None:
-        """Give all to the pool again; one that fails keeps no other back."""
+        """Hand all requests to the pool again; an error of one does not stop the others."""
         for _ in range(len(self._requests)):
             try:
                 request = self._requests.popleft()
             except IndexError:
-                return  # the connection was lost meanwhile
+                return  # the connection was lost in the meantime
             _quietly(self._consumer.on_task_request, request)
 
 
 class TaskGuard:
-    """Mixes the guard into the Request class of every task, also of tasks to come.
+    """Mixes the guard into the Request class of every task, also of tasks registered later.
 
     Args:
         guard: The worker's guard.
-        room: Where requests wait.
-        here: Tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
+        room: Keeps requests that were put off.
+        here: True if tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
     """
 
     def __init__(self, guard: Guard, room: RetryLater, here: bool) -> None:  # noqa: FBT001 - one of three
@@ -228,10 +224,10 @@ class TaskGuard:
             task.Request = made
 
     def watch(self, consumer: Any) -> None:
-        """Guard tasks that were registered since, whenever the consumer looks at its tasks.
+        """Guard newly registered tasks whenever the consumer updates its strategies.
 
-        A task class of the user's own has Celery's Request, not the app's. The consumer looks
-        at every (re)connection and when its pool is restarted.
+        A custom task class has Celery's Request, not the app's. The consumer updates at every
+        (re)connection and when its pool restarts.
         """
         if "update_strategies" in vars(consumer):
             return
@@ -244,18 +240,17 @@ class TaskGuard:
         consumer.update_strategies = update_strategies
 
     def more(self, consumer: Any) -> None:
-        """Guard tasks that nothing guarded when the worker started: an override does now."""
+        """Guard tasks that no policy guarded at the start, but that an override guards now."""
         if not self._guard.guards_all and self._guard.may_guard(None):
             self._guard.guards_all = True
             consumer.update_strategies()
 
 
 def read_before_put_back(pool: Any) -> None:
-    """Let a prefork pool read that a lost process had begun its job before it gives the job away.
+    """Let a prefork pool read that a dead process accepted its job before it reassigns the job.
 
-    When two processes die at once, billiard looks at the second one's job before it has
-    read that the job was accepted, and Celery hands it to another process: a second start
-    that nobody counts.
+    When two processes die at once, billiard handles the second one's job before it has read that
+    the job was accepted, and Celery hands it to another process: a second, uncounted start.
 
     Source: ``AsynPool.on_partial_read`` in
     https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
@@ -267,7 +262,7 @@ def read_before_put_back(pool: Any) -> None:
     inner.dlq_reads_first = True
 
     def on_partial_read(job: Any, process: Any) -> None:
-        if not job._accepted:  # noqa: SLF001 - as the pool itself asks
+        if not job._accepted:  # noqa: SLF001 - as the pool itself checks
             _quietly(inner.process_flush_queues, process)
         put_back(job, process)
 
@@ -286,7 +281,7 @@ def _driver_type(worker: Any) -> str:
 
 
 def refuse_to_start(exc: DLQError) -> NoReturn:
-    """One line and exit code 1 on the command line; the error itself for embedded workers."""
+    """Exit with one line and code 1 on the command line; raise in an embedded worker."""
     if click.get_current_context(silent=True) is None:
         raise exc
     raise click.ClickException(str(exc)) from exc

@@ -1,4 +1,4 @@
-"""From a Celery message to the fields of a letter: bytes and headers as they came."""
+"""Captures the fields of a letter from a Celery message; bytes and headers stay untouched."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from celery_dlq.headers import REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_num
 from celery_dlq.letters import json_codec
 
 _JSON_TYPES = ("application/json",)
-_MOST_JSON = 1024 * 1024  # beyond that, args and kwargs are not kept a second time
+_MAX_JSON_BYTES = 1024 * 1024  # in larger bodies, args and kwargs are not stored separately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What a letter keeps of the original message."""
+    """The part of the original message that a letter keeps."""
 
     task_id: str
     task_name: str
@@ -48,15 +48,15 @@ class Message:
 
 
 def captured(message: Any, request: Mapping[str, Any]) -> Message:
-    """Take from a message all that a letter keeps.
+    """Capture the part of a message that a letter keeps.
 
     Args:
         message: The kombu message as the worker received it.
-        request: Celery's view of it: the headers of protocol 2, whatever the protocol.
+        request: The headers in the form of protocol 2, whatever the protocol.
     """
     delivery = message.delivery_info or {}
     headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
-    # A body that could not be decompressed is still as it came.
+    # A body that could not be decompressed is still compressed.
     compression = None if message.errors else headers.get("compression")
     body = wire_body(message.body, compression)
     content_type = _text(message.content_type) or ""
@@ -90,16 +90,16 @@ def captured(message: Any, request: Mapping[str, Any]) -> Message:
 
 
 def message_id(message: Any, request: Mapping[str, Any]) -> str:
-    """The task's id, else what else tells this message from others, also when it comes back."""
+    """The task's id, else another id that stays the same when the message is redelivered."""
     properties = message.properties or {}
     known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
-    # Redis gives each message a tag for life; AMQP's is a number that counts deliveries.
+    # On Redis the tag stays with the message; on AMQP it is a number per delivery.
     tag = message.delivery_tag if isinstance(message.delivery_tag, str) else None
     return str(known or tag or uuid4())
 
 
 def wire_body(body: Any, compression: str | None) -> bytes:
-    """The body as it travels: kombu decompresses on arrival, so compress again."""
+    """The body as sent: kombu decompresses on arrival, so compress it again."""
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body or b"")
     if not compression:
         return data
@@ -110,13 +110,13 @@ def wire_body(body: Any, compression: str | None) -> bytes:
 
 
 def json_parts(body: bytes, content_type: str) -> tuple[str | None, str | None]:
-    """The texts of args and kwargs, cut out of a JSON body without writing them anew.
+    """Cut the texts of args and kwargs out of a JSON body, without encoding them again.
 
     Returns:
         Two JSON texts, or ``(None, None)`` for any body that is not Celery's
         ``[args, kwargs, embed]`` in JSON.
     """
-    if content_type not in _JSON_TYPES or len(body) > _MOST_JSON:
+    if content_type not in _JSON_TYPES or len(body) > _MAX_JSON_BYTES:
         return None, None
     try:
         text = body.decode("utf-8")
@@ -139,7 +139,7 @@ def _value(text: str, start: int) -> tuple[Any, int]:
 
 
 def _skip(text: str, at: int, character: str) -> int:
-    """The place behind a character and the white space around it."""
+    """The position after a character and the white space around it."""
     while text[at : at + 1].isspace():
         at += 1
     if text[at : at + 1] != character:
@@ -157,7 +157,7 @@ def _text(value: object) -> str | None:
 
 
 def _time(value: object) -> datetime | None:
-    """An ISO time of a message as aware UTC; anything else is no reason to fail."""
+    """Parse an ISO time to aware UTC; ``None`` for anything else."""
     if not isinstance(value, str):
         return None
     try:

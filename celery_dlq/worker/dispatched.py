@@ -1,8 +1,8 @@
-"""Starts that are counted, and that no pool process has accepted yet.
+"""Counted starts that no pool process has accepted yet.
 
-A prefork pool gets a job from the main process, which must count it before. A lost connection
-and a shutdown drop jobs that no process has taken: those never start, and are not charged.
-What was written to a process whole, it will start.
+The main process counts a job before it hands it to a prefork pool. A lost connection or a
+shutdown drops jobs that no process has taken: these never start and are not charged. A job that
+was written to a process completely will start.
 
 Source: ``AsynPool.flush`` in
 https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py and ``ApplyResult`` in
@@ -18,12 +18,12 @@ from celery_dlq.worker.lifecycle import GuardedRequest
 
 _RUN = 0  # billiard.pool.RUN
 
-# Pools that run a job in this process, and say so right before, in the place where it runs.
+# Pools that run a job in this process and report its start right before, where it runs.
 _HERE = frozenset(f"celery.concurrency.{name}" for name in ("solo", "thread", "gevent", "eventlet"))
 
 
 def starts_here(pool_class: Any) -> bool:
-    """Whether a pool's ``accept_callback`` runs right before the task, where the task runs.
+    """True if a pool's ``accept_callback`` runs right before the task, where the task runs.
 
     Source: ``apply_target`` in
     https://github.com/celery/celery/blob/main/celery/concurrency/base.py
@@ -32,12 +32,12 @@ def starts_here(pool_class: Any) -> bool:
 
 
 def is_closed(pool: Any) -> bool:
-    """Whether a prefork pool drops what it is given; see ``Pool.apply_async`` of billiard."""
+    """True if a prefork pool drops new jobs; see ``Pool.apply_async`` of billiard."""
     return getattr(getattr(pool, "_pool", None), "_state", _RUN) != _RUN
 
 
 def drop_failed(pool: Any, task_id: Any) -> None:
-    """Forget a job that could not be made ready for a process; a shutdown would wait for it."""
+    """Forget a job that could not be serialized; a shutdown would wait for it."""
     cache = getattr(getattr(pool, "_pool", None), "_cache", None)
     for job in list((cache or {}).values()):
         if job.correlation_id == task_id and not hasattr(job, "_payload"):
@@ -45,13 +45,13 @@ def drop_failed(pool: Any, task_id: Any) -> None:
 
 
 class Dispatched:
-    """The requests that were counted and given to a prefork pool, until a process accepts them."""
+    """Requests that were counted and handed to a prefork pool, until a process accepts them."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, tuple[GuardedRequest, Any]] = {}
 
     def add(self, request: GuardedRequest, job: Any) -> None:
-        """A pool was given a request.
+        """Track a request that was handed to a pool.
 
         Args:
             request: Celery's request.
@@ -60,39 +60,39 @@ class Dispatched:
         self._jobs[id(request)] = (request, job)
 
     def accepted(self, request: GuardedRequest) -> None:
-        """A process accepted it, or it came to an end otherwise."""
+        """Forget a request: a process accepted it, or it ended."""
         self._jobs.pop(id(request), None)
 
     def requests(self) -> list[GuardedRequest]:
-        """All that wait to be accepted."""
+        """All requests that no process has accepted."""
         return [request for request, _job in list(self._jobs.values())]
 
     def before_flush(self, pool: Any) -> list[GuardedRequest]:
-        """Celery is about to drop the jobs that no process has accepted.
+        """Find the requests that Celery is about to drop because no process has accepted them.
 
-        A job that was written to a live process starts all the same: the pool keeps it, as
-        it keeps accepted ones, so that its start and its end are seen.
+        A job that was written to a live process starts all the same: it is marked as accepted,
+        so that the pool keeps it and reports its start and its end.
 
         Returns:
             The requests that never start.
         """
         inner: Any = getattr(pool, "_pool", None)
         if not hasattr(inner, "outbound_buffer"):
-            return []  # nothing is dropped but by the pool of the event loop
+            return []  # only the event loop's pool drops jobs
         never: list[GuardedRequest] = []
         for request, job in list(self._jobs.values()):
             process = getattr(job, "_write_to", None)
-            if process is not None and not process._is_alive():  # noqa: SLF001 - as the pool asks
-                _read_what_it_said(inner, process)
+            if process is not None and not process._is_alive():  # noqa: SLF001 - as the pool checks
+                _read_pending(inner, process)
             elif process is not None and (_is_written(job) or inner._state == _RUN):  # noqa: SLF001
-                job._accepted = True  # noqa: SLF001 - the only word that `flush` listens to
+                job._accepted = True  # noqa: SLF001 - all that `flush` checks
                 continue
             if self._jobs.pop(id(request), None) is not None:
                 never.append(request)
         return never
 
     def lost(self, pool: Any) -> list[GuardedRequest]:
-        """The requests whose process died before it took the job, which the pool had kept."""
+        """Forget and return kept requests whose process died before it took the job."""
         inner: Any = getattr(pool, "_pool", None)
         never: list[GuardedRequest] = []
         for request, job in list(self._jobs.values()):
@@ -100,14 +100,14 @@ class Dispatched:
             kept = process is not None and job._accepted  # noqa: SLF001
             if not kept or process._is_alive():  # noqa: SLF001
                 continue
-            _read_what_it_said(inner, process)
+            _read_pending(inner, process)
             if self._jobs.pop(id(request), None) is not None:
                 job.discard()
                 never.append(request)
         return never
 
     def all_lost(self) -> list[GuardedRequest]:
-        """The pool is gone, and with it all that it never started."""
+        """Forget and return all requests: the pool is gone."""
         never = self.requests()
         self._jobs.clear()
         return never
@@ -119,7 +119,7 @@ def _is_written(job: Any) -> bool:
     return generator is None or generator.gi_frame is None
 
 
-def _read_what_it_said(inner: Any, process: Any) -> None:
-    """A process may have accepted its job and died before anybody read that."""
+def _read_pending(inner: Any, process: Any) -> None:
+    """Read what a dead process reported: it may have accepted its job."""
     with suppress(OSError, ValueError):
         inner.process_flush_queues(process)

@@ -1,8 +1,8 @@
 """Messages that Celery drops before they become a request.
 
-An unknown task, an invalid message, a body that cannot be decoded or whose content
-type is not accepted: Celery logs them and rejects or even acknowledges them, the
-undecodable ones without a signal. Here the letter is stored first.
+An unknown task, an invalid message, a body that cannot be decoded or whose content type is not
+accepted: Celery logs them and rejects or even acknowledges them, undecodable ones without a
+signal. This module stores the letter first.
 
 Source: https://github.com/celery/celery/blob/main/celery/worker/consumer/consumer.py
 (``on_unknown_message``, ``on_unknown_task``, ``on_invalid_task``, ``on_decode_error``).
@@ -28,10 +28,9 @@ logger = logs.get_logger("celery_dlq.worker")
 
 
 def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
-    """Take part in what a consumer does with messages it drops.
+    """Wrap a consumer's handlers of dropped messages.
 
-    Must happen before the consumer builds its message handler; again for the same
-    consumer changes nothing.
+    Call it before the consumer builds its message handler; a second call changes nothing.
 
     Args:
         consumer: Celery's consumer.
@@ -68,7 +67,7 @@ def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
 
 
 def _watch_receiving(consumer: Any, drop: _Drop, invalid_task: Callable[..., None]) -> None:
-    """Let a message that Celery cannot take apart be a letter, not the worker's end."""
+    """Dead-letter a message that Celery cannot parse and that would stop the worker."""
     create_task_handler = consumer.create_task_handler
 
     def create_watched_handler(*args: Any, **kwargs: Any) -> Callable[[Any], None]:
@@ -80,7 +79,7 @@ def _watch_receiving(consumer: Any, drop: _Drop, invalid_task: Callable[..., Non
             except Exception as exc:
                 if _is_not_the_messages(exc, consumer):
                     raise
-                # Once it was dispatched, this is no error of the message's form.
+                # Once it was dispatched, the error is not in the message's form.
                 celerys = getattr(message, "dlq_is_dispatched", False)
                 on_invalid = partial(invalid_task, None, message, exc)
                 if celerys or not drop.instead(message, exc, on_invalid):
@@ -92,7 +91,7 @@ def _watch_receiving(consumer: Any, drop: _Drop, invalid_task: Callable[..., Non
 
 
 def _watch_closing(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
-    """See which starts Celery drops when the connection is lost, or the worker stops."""
+    """Uncount starts that Celery drops when the connection is lost or the worker stops."""
     celerys_on_close = consumer.on_close
 
     def on_connection_closed() -> None:
@@ -101,17 +100,17 @@ def _watch_closing(consumer: Any, guard: Guard, on_close: Callable[[], None]) ->
             guard.pool_is_flushed(consumer.pool)
         except Exception:
             guard.failed("flush")
-            logger.exception("Tasks that never started may be charged for it")
+            logger.exception("Tasks that never started may be charged")
         celerys_on_close()
 
     consumer.on_close = consumer.blueprint.on_close = on_connection_closed
 
 
 def _is_not_the_messages(exc: Exception, consumer: Any) -> bool:
-    """Whether an error is the broker's or the machine's.
+    """True if an error is the broker's or the machine's.
 
-    kombu's Redis transport counts a plain `KeyError` among the errors of a connection; here it
-    is a header that is missing.
+    kombu's Redis transport lists plain `KeyError` as a connection error; here it means that a
+    header is missing.
     """
     theirs = (*consumer.connection_errors, *consumer.channel_errors)
     return isinstance(exc, (MemoryError, *theirs)) and type(exc) is not KeyError
@@ -140,7 +139,7 @@ class _Drop:
         exc: Exception | None,
         go_on: Callable[[], None],
     ) -> None:
-        """Celery drops a message; without a letter it goes on as ever."""
+        """Store the letter, then let Celery drop the message."""
         state = self._decide(message, body, reason, exc, go_on)
         if state is DeliveryState.DONE:
             go_on()
@@ -148,7 +147,7 @@ class _Drop:
             self.settle(message, go_on)
 
     def instead(self, message: Any, exc: Exception, go_on: Callable[[], None]) -> bool:
-        """Celery would end the worker; whether the message is a letter instead, or will be."""
+        """Dead-letter a message that would stop the worker; False leaves it to Celery."""
         state = self._decide(message, None, _reason_of_unreadable(message), exc, go_on)
         if state is DeliveryState.STORED:
             self.settle(message, go_on)
@@ -162,7 +161,7 @@ class _Drop:
         exc: Exception | None,
         go_on: Callable[[], None],
     ) -> DeliveryState:
-        """Store the letter; an error of our own leaves the message to Celery."""
+        """Store the letter; after an internal error, leave the message to Celery."""
         try:
             headers, failure = (
                 _headers(message, body),
@@ -186,14 +185,14 @@ class _Drop:
         try:
             go_on()
         except Exception:
-            # Of a message with odd headers Celery cannot even say that it drops it.
+            # With malformed headers, Celery fails while it logs the drop.
             logger.exception("A message was dead-lettered, but Celery cannot report it")
             message.reject_log_error()
         finally:
             HANDLING.reset(handling)
 
     def _acknowledge_instead(self, message: Any) -> None:
-        """A rejection would also copy it to the broker's own DLX, and not remove it on SQS."""
+        """Acknowledge: a rejection copies it to the broker's DLX, and keeps it on SQS."""
         errors = self._consumer.connection_errors
 
         def acknowledge(*_: Any, **__: Any) -> None:
@@ -212,12 +211,12 @@ class _Waiting:
     go_on: Callable[[], None]
 
     def dlq_wait_is_over(self, _state: DeliveryState) -> None:
-        """The letter is stored, or cannot be: Celery drops the message."""
+        """Let Celery drop the message: its letter is stored, or cannot be stored."""
         self.drop.settle(self.message, self.go_on)
 
 
 def _headers(message: Any, body: Any) -> dict[str, Any]:
-    """Headers in the form of protocol 2; in protocol 1 they are part of the body."""
+    """The headers in the form of protocol 2; in protocol 1 they are part of the body."""
     if isinstance(message.headers, Mapping) and "task" in message.headers:
         return dict(message.headers)
     return dict(body) if isinstance(body, Mapping) else {}

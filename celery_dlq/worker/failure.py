@@ -1,4 +1,4 @@
-"""What went wrong, in words: describing an exception may itself never raise."""
+"""Descriptions of failures; describing an exception never raises."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ SENTRY_EVENT_ID = "dlq_sentry_event_id"
 MESSAGE_LIMIT = 4_000
 TRACEBACK_LIMIT = 64_000
 
-# `Task.retry` raises the task's own exception when no retry is left; only the frame tells.
+# `Task.retry` raises the task's own exception when no retry is left; only its frame shows that.
 _RETRY_FRAME = re.compile(
     r'^ *File "[^"\n]*celery[/\\]app[/\\]task\.py", line \d+, in retry$', re.MULTILINE
 )
 _RETRY_RAISED = re.compile(r"^celery\.exceptions\.Retry: ", re.MULTILINE)
-"""The retry was published; what is raised while Celery deals with that (a result backend that
-does not answer, for one) has its frames in the traceback too."""
+"""The retry was published: an error raised while Celery handles that (e.g. a result backend that
+is down) also has its frames in the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a delivery ended, with the exception described.
+    """The end of a delivery, with its exception as text.
 
     Attributes:
-        end: The facts for `celery_dlq.policies.decisions.decide_end`; ``None`` if the task is done
-            (ignored or revoked) and nothing died.
-        exception_type: Dotted name of the class of what was raised.
-        exception_message: Its text, capped.
-        traceback: Its traceback, capped in the middle.
-        sentry_event_id: The event that the pool process itself sent to Sentry, if it did.
+        end: The facts for `celery_dlq.policies.decisions.decide_end`; ``None`` if the message did
+            not die (ignored or revoked).
+        exception_type: Dotted name of the exception's class.
+        exception_message: Its text, at most `MESSAGE_LIMIT` characters.
+        traceback: Its traceback, cut in the middle to about `TRACEBACK_LIMIT` characters.
+        sentry_event_id: The event that the pool process sent to Sentry, if it did.
     """
 
     end: End | None
@@ -61,7 +61,7 @@ class Failure:
 
 
 def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
-    """Describe what a pool reported.
+    """Describe a failure that a pool reported.
 
     Args:
         exc_info: billiard's ``ExceptionInfo``, or anything with ``exception`` and
@@ -90,7 +90,7 @@ def dropped_failure(exc: BaseException | None, text: str) -> Failure:
 
     Args:
         exc: The error, if there is one.
-        text: What to say without one.
+        text: The description if there is none.
     """
     if exc is None:
         return Failure(None, None, text, None)
@@ -106,7 +106,7 @@ def time_limit_failure(seconds: float | None) -> Failure:
 
 
 def unwrapped(exc: BaseException) -> BaseException:
-    """The exception itself: billiard wraps it to carry the traceback."""
+    """The original exception: billiard wraps it to carry the traceback."""
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
 
 

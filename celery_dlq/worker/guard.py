@@ -1,8 +1,8 @@
-"""The guard: what the worker does for each guarded message, at its start and at its end.
+"""The guard: counts and dead-letters guarded messages at their start and at their end.
 
 Celery's hooks (`celery_dlq.worker.request`, `celery_dlq.worker.dropped`) call it; it
-gathers facts, asks `celery_dlq.policies.decisions`, and carries the verdict out. An error in
-here is logged and neither fails a task nor acknowledges one.
+gathers facts, lets `celery_dlq.policies.decisions` decide, and carries out the verdict. An error
+in this module is logged; it neither fails a task nor acknowledges a message.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from celery_dlq.worker.starts import Starts
 logger = get_logger("celery_dlq.worker")
 
 _RUN = Run()
-_LONGEST_ID = 64
+_MAX_REDRIVE_ID_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A message is not executed.
+    """The decision not to execute a message.
 
     Attributes:
-        verdict: Why: it died of a limit, or it is a late copy of one whose letter is stored.
-        dead_letter_queue: Where its letter is, or will be.
+        verdict: ``Die`` at a limit; ``Leave`` for a late copy of a message whose letter is stored.
+        dead_letter_queue: The queue of its letter.
         state: ``STORED``, ``WAITING_FOR_STORE`` or, for a late copy, ``DONE``.
     """
 
@@ -72,17 +72,17 @@ class Guard:
     """Guards the messages of one worker.
 
     Args:
-        policy_cache: Tells what guards a message.
+        policy_cache: Resolves the policy of a message.
         letter_writer: Stores letters.
         counter: Counts deliveries.
-        clock: The present, aware UTC.
+        clock: Returns the current time, aware UTC.
         hostname: Node name of the worker.
         pid: Process id of the worker's main process.
-        flags_redelivery: Whether the broker marks redelivered messages; if not, every
-            count is waited for.
+        flags_redelivery: True if the broker marks redelivered messages; if not, the worker
+            waits for every count.
         release: Version of the user's code, for the letters.
-        counts: Where deliveries are counted, by outcome.
-        sampler: Told of messages whose tasks returned, if some are to be sampled.
+        counts: Metrics: deliveries by outcome, and internal errors.
+        sampler: Called with each message whose task returned; ``None`` if none is sampled.
     """
 
     def __init__(
@@ -110,20 +110,20 @@ class Guard:
         self._counts = Counts() if counts is None else counts
         self._sampler = sampler
         self._dispatched = Dispatched()
-        self.accepted = self._dispatched.accepted  # a process begins with a request, or it is over
+        self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
         self.periodic_tasks = PeriodicTasks()
         self.guards_all = policy_cache.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:
-        """Whether any message of this task could be guarded; ``None``: of every task."""
+        """True if a message of this task could be guarded; with ``None``, of any task."""
         return self._policies.may_guard(task)
 
     def begin(self, request: GuardedRequest) -> Run | PutOff | Refusal:
-        """Count a start of execution, and decide whether it may happen.
+        """Count a start of execution and decide whether it may happen.
 
         Args:
-            request: Celery's request, about to be given to the pool.
+            request: Celery's request, about to be handed to the pool.
         """
         resolved = self._policies.of(request.delivery_info, request.task)
         if resolved.policy is None:
@@ -137,45 +137,45 @@ class Guard:
         return self._refused(request, in_flight, verdict)
 
     def dispatched(self, request: GuardedRequest, job: Any, *, dropped: bool) -> None:
-        """A pool was given a request that was counted; maybe no process has accepted it yet.
+        """Track a counted request that was handed to a pool, until a process accepts it.
 
         Args:
             request: Celery's request.
             job: What the pool returned.
-            dropped: The pool closed meanwhile, and dropped it.
+            dropped: True if the pool was closed in the meantime and dropped it.
         """
         if dropped:
             self._take_back([request])
         elif hasattr(job, "_accepted"):
             self._dispatched.add(request, job)
-            if request.time_start is not None:  # a pool with threads was quicker
+            if request.time_start is not None:  # a pool with a result thread was faster
                 self.accepted(request)
 
     def pool_is_flushed(self, pool: Any) -> None:
-        """Celery is about to drop what the pool has not begun: it closes, or the broker is lost."""
+        """Uncount what Celery is about to drop: the pool closes, or the connection is lost."""
         self._take_back(self._dispatched.before_flush(pool))
 
     def pool_is_gone(self) -> None:
-        """Nothing starts any more."""
+        """Uncount all that never started: the pool is gone."""
         self._take_back(self._dispatched.all_lost())
 
     def look_for_lost(self, pool: Any) -> None:
-        """Once a second: jobs whose process died before it took them."""
+        """Uncount jobs whose process died before it took them; called once a second."""
         self._take_back(self._dispatched.lost(pool))
 
     def _take_back(self, requests: list[GuardedRequest]) -> None:
-        """Uncount starts that never happened; their messages are delivered anew."""
+        """Uncount starts that never happened; the broker redelivers their messages."""
         for request in requests:
             request.dlq_move(DeliveryState.NEW)
             self._starts.take_back(request)
             logger.debug("Task %s never started here: it is not charged", request.id)
 
     def failed(self, operation: str) -> None:
-        """Count an error of our own; who calls logs it."""
+        """Count an internal error; the caller logs it."""
         self._counts.count(INTERNAL_ERRORS, operation)
 
     def returned(self, request: GuardedRequest) -> None:
-        """A guarded message's task returned: it succeeded, and may be sampled."""
+        """Forget a message whose task returned, and sample it perhaps."""
         self.succeeded(request)
         if self._sampler is not None and request.dlq_in_flight is not None:
             self._sampler(request, request.dlq_in_flight)
@@ -184,7 +184,7 @@ class Guard:
         """Forget a message whose task succeeded, was ignored or was revoked."""
         in_flight = request.dlq_in_flight
         if in_flight is not None:
-            # As `_forget` does: this is what each task pays.
+            # `_forget`, inlined: every task pays for this.
             self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
             self._starts.uncounted.forget(in_flight.key)
             self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED)
@@ -192,16 +192,16 @@ class Guard:
                 self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
 
     def end(self, request: GuardedRequest, failure: Failure, *, requeued: bool) -> DeliveryState:
-        """A delivery ended otherwise than by success, and Celery is about to let go of it.
+        """Decide a delivery that ended without success and that Celery is about to settle.
 
         Args:
-            request: Celery's request; told later if the letter must wait.
-            failure: How it ended.
-            requeued: Celery gives the message back to its queue.
+            request: Celery's request; its ``dlq_wait_is_over`` is called if the letter waits.
+            failure: The end.
+            requeued: True if Celery returns the message to its queue.
 
         Returns:
-            ``DONE``: nothing died, or no letter can be made, and Celery goes on as ever.
-            ``STORED``: acknowledge it. ``WAITING_FOR_STORE``: do not.
+            ``DONE``: it did not die, or no letter can be made; Celery goes on.
+            ``STORED``: acknowledge it. ``WAITING_FOR_STORE``: do not acknowledge it.
         """
         if failure.end is None:
             self.succeeded(request)
@@ -218,10 +218,10 @@ class Guard:
         return DeliveryState.DONE
 
     def expired(self, request: GuardedRequest) -> DeliveryState:
-        """A message is past its expiry and will never run; see `end` for what is returned.
+        """Decide a message that is past its expiry and will never run; returns as `end` does.
 
         Args:
-            request: Celery's request; told later if the letter must wait.
+            request: Celery's request.
         """
         resolved = self._policies.of(request.delivery_info, request.task)
         verdict = decide_drop(
@@ -240,14 +240,14 @@ class Guard:
         failure: Failure,
         waits: WaitsForStore,
     ) -> DeliveryState:
-        """Celery is about to drop a message before it could run; see `end` for what is returned.
+        """Decide a message that Celery is about to drop unexecuted; returns as `end` does.
 
         Args:
             message: The kombu message.
-            headers: Its headers in the form of protocol 2, as far as they are known.
-            reason: Why Celery drops it.
-            failure: The error, described.
-            waits: Told later if the letter must wait.
+            headers: Its headers in the form of protocol 2, as far as known.
+            reason: The reason for its letter.
+            failure: The error.
+            waits: Its ``dlq_wait_is_over`` is called if the letter waits.
         """
         resolved = self._policies.of(message.delivery_info or {})
         verdict = decide_drop(resolved.policy, reason, failure.exception_message or reason.value)
@@ -265,7 +265,7 @@ class Guard:
         return self._write(death, acknowledged=False, waits=waits)
 
     def interrupted(self, request: GuardedRequest) -> None:
-        """The worker gives a running message up because it shuts down: recorded, not charged."""
+        """Record a delivery that a shutdown ends, and do not charge it."""
         in_flight = request.dlq_in_flight
         if in_flight is None or in_flight.resolved.policy is None or request.acknowledged:
             return
@@ -281,9 +281,9 @@ class Guard:
             in_flight.charged = False
 
     def keeps(self, task: Any, delivery_info: dict[str, Any], failure: Failure) -> bool:
-        """Whether this end of a delivery will be a letter; decides nothing, changes nothing.
+        """True if this end of a delivery will become a letter; changes nothing.
 
-        This is asked in pool processes, which know the configured policies and no override.
+        Also called in pool processes, which know the configured policies but no override.
         """
         if failure.end is None:
             return False
@@ -291,33 +291,33 @@ class Guard:
         return isinstance(verdict, Die) and verdict.kept
 
     def crashed(self, request: GuardedRequest, failure: Failure) -> None:
-        """The worker's main process is about to die of this result; leave a note at least."""
+        """Record the end of a delivery whose result stops the worker's main process."""
         in_flight = request.dlq_in_flight
         if in_flight is not None and failure.end is not None and not request.acknowledged:
             self._close_delivery(request, in_flight, failure)
             self._note(in_flight, final=False)
 
     def tick(self) -> None:
-        """Once a second: a heartbeat, what was put off, and what waits for the store."""
+        """Send a heartbeat, buffered counts and waiting letters; called once a second."""
         self._counter.heartbeat(self._running_queues())
         self._counter.flush()
         self._letter_writer.tick()
         self.periodic_tasks.tick()
 
     def close(self) -> None:
-        """A last tick, then let go of connections."""
+        """Tick a last time, then close connections."""
         self.tick()
         self.periodic_tasks.close()
         self._counter.close()
 
     def _running_queues(self) -> set[str]:
-        """The dead-letter queues of the messages that run here, or are about to."""
+        """The dead-letter queues of messages that run, or are about to run, on this worker."""
         requests = [*self._dispatched.requests(), *state.active_requests]
         in_flight = (getattr(request, "dlq_in_flight", None) for request in requests)
         return {one.key.dead_letter_queue for one in in_flight if one is not None}
 
     def _redrive_succeeded(self, redrive_id: object) -> None:
-        if isinstance(redrive_id, str) and len(redrive_id) <= _LONGEST_ID:
+        if isinstance(redrive_id, str) and len(redrive_id) <= _MAX_REDRIVE_ID_CHARS:
             self._counter.redrive_succeeded(redrive_id)
 
     def _track(self, request: GuardedRequest, resolved: ResolvedPolicy) -> InFlight:
@@ -325,7 +325,7 @@ class Guard:
         retries = whole_number(headers.get("retries"))
         key = MessageKey(
             dead_letter_queue=resolved.dead_letter_queue,
-            # Quick for what every message has: this is what each task pays.
+            # The fast path for the usual id: every task pays for this.
             task_id=request.id if type(request.id) is str else message_id(request.message, headers),
             retries=retries,
             redrives=whole_number(headers.get(REDRIVES_HEADER)),
@@ -346,7 +346,7 @@ class Guard:
     ) -> Run | Refusal:
         dead_letter_queue = in_flight.key.dead_letter_queue
         if isinstance(verdict, Leave):
-            logger.info("A late copy of task %s is dropped: its letter is stored", request.id)
+            logger.info("Late copy of task %s dropped: its letter is stored", request.id)
             return Refusal(verdict, dead_letter_queue, DeliveryState.DONE)
         state = self._die(request, in_flight, verdict, None)
         if state is DeliveryState.DONE:
@@ -359,13 +359,13 @@ class Guard:
         return Refusal(verdict, dead_letter_queue, state)
 
     def _forget(self, in_flight: InFlight) -> None:
-        """The message is done; what else runs under its task id keeps its count."""
+        """Forget a message that is done; others with its task id keep their counts."""
         self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
 
     def _die(
         self, request: GuardedRequest, in_flight: InFlight, verdict: Die, failure: Failure | None
     ) -> DeliveryState:
-        """A letter is made and stored, if the policy keeps one; the request settles the message."""
+        """Store the letter, if the policy keeps one; the request then settles the message."""
         if not verdict.kept:
             logger.warning(
                 "Task %s died and is not kept: %s (%s)",
@@ -418,13 +418,13 @@ class Guard:
         )
 
     def _write(self, death: Death, *, acknowledged: bool, waits: WaitsForStore) -> DeliveryState:
-        """Store the letter; after an error of our own a plainer one; at last leave it to Celery."""
+        """Store the letter; after an internal error a plainer one; else leave it to Celery."""
         try:
             try:
                 letter = letter_of(death)
             except Exception:
                 self._counts.count(INTERNAL_ERRORS, "letter")
-                logger.exception("Task %s died; its letter says less now", death.key.task_id)
+                logger.exception("Task %s died; its letter lacks details", death.key.task_id)
                 letter = letter_of(bare(death))
             return self._letter_writer.write(PendingLetter(letter, death.key, acknowledged, waits))
         except Exception:
@@ -439,7 +439,7 @@ class Guard:
     def _close_delivery(
         self, request: GuardedRequest, in_flight: InFlight, failure: Failure
     ) -> None:
-        assert failure.end is not None  # noqa: S101 - the callers looked
+        assert failure.end is not None  # noqa: S101 - the callers checked
         if in_flight.resolved.policy is not None:
             self._counts.count(DELIVERIES, in_flight.resolved.queue, failure.end.outcome.value)
         in_flight.delivery = replace(
@@ -453,7 +453,7 @@ class Guard:
 
     def _note(self, in_flight: InFlight, *, final: bool) -> None:
         """Record the end of a delivery whose message did not become a letter."""
-        if final:  # expected, or a death that the policy does not keep
+        if final:  # an expected error, or a death that the policy does not keep
             self._forget(in_flight)
         elif in_flight.charged:
             self._counter.ended(in_flight.key, in_flight.delivery)

@@ -1,4 +1,4 @@
-"""A worker among the others: its info, the overrides it obeys, the differences it sees."""
+"""Heartbeat of a worker: registers it, applies overrides, warns of other policies."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from celery_dlq.policies.policy import Policy
 logger = get_logger("celery_dlq.worker")
 
 REST_TICKS = 2
-"""How many ticks pass between two heartbeats."""
+"""Ticks between two heartbeats."""
 
-LOOK_TICKS = 4
-"""The other workers' policies are looked at with every so many heartbeats."""
+HEARTBEATS_PER_LOOK = 4
+"""Heartbeats between two comparisons with the other workers' policies."""
 
-_MOST_TOLD = 1000
+_MAX_WARNINGS = 1000
 _SECOND = timedelta(seconds=1)
 
 Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
 
 
 class Heartbeat:
-    """Keeps one worker's info up to date; ticks once a second, and rests in between.
+    """Keeps one worker registered; ticks once a second, and sends a heartbeat every few ticks.
 
     Args:
-        registry: Where infos and overrides are.
-        info: The worker's info.
-        obey: Called with the overrides in force whenever they change.
-        clock: Monotonic seconds.
+        registry: Keeps worker infos and overrides.
+        info: This worker's `WorkerInfo`.
+        obey: Called with the active overrides whenever they change.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -51,29 +51,29 @@ class Heartbeat:
         self._ticks = self._rest = 0
         self._revision = 0
         self._next_end: float | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def tick(self) -> None:
-        """Send a heartbeat, entry overrides, and look at the other workers now and then.
+        """Send a heartbeat, apply overrides, and now and then compare with other workers.
 
         Raises:
-            StoreUnavailable: The store does not answer.
+            StoreUnavailable: The store is down.
         """
         if self._rest > 0 and not self._over():
             self._rest -= 1
             return
         self._ticks += 1
-        self._alive()  # first: it goes where a store that hangs is noticed, at no further wait
+        self._alive()  # first: it detects a hanging store at no extra wait
         self._rest = REST_TICKS
-        if self._ticks % LOOK_TICKS == 1:
+        if self._ticks % HEARTBEATS_PER_LOOK == 1:
             self._look()
 
     def close(self) -> None:
-        """Take the info down."""
+        """Deregister this worker; never raises."""
         try:
             self._registry.deregister(self._info.hostname)
         except StoreUnavailable as exc:
-            logger.debug("The info of this worker stays up until it is old: %s", exc)
+            logger.debug("This worker stays registered until its heartbeat expires: %s", exc)
 
     def _alive(self) -> None:
         known, revision = self._registry.heartbeat(self._info.hostname)
@@ -89,16 +89,16 @@ class Heartbeat:
             self._obey(by_queue(overrides))
 
     def _over(self) -> bool:
-        """Whether an override ends about now; the store's clock says whether it has."""
+        """True if an override ends about now; the store's clock decides whether it has ended."""
         return self._next_end is not None and self._next_end <= self._clock()
 
     def _look(self) -> None:
         for other in self._registry.workers(with_tasks=False):
             if other.hostname != self._info.hostname:
                 for difference in differences(self._info, other):
-                    self._tell(difference)
+                    self._warn(difference)
 
-    def _tell(self, difference: str) -> None:
-        if difference not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(difference)
+    def _warn(self, difference: str) -> None:
+        if difference not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(difference)
             logger.warning("%s; each worker applies its own", difference)

@@ -1,4 +1,4 @@
-"""The deliveries of a message so far, for its letter."""
+"""The delivery history of a message, for its letter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_dlq.worker.lifecycle import InFlight
 logger = get_logger("celery_dlq.worker")
 
 HISTORY_IN_LETTER = 50
-"""Most deliveries that a letter tells of: the first one, and the latest."""
+"""Maximum number of deliveries in a letter: the first one, and the latest."""
 
 
 def history_of(
@@ -22,10 +22,10 @@ def history_of(
     """All deliveries of a message so far, oldest first.
 
     Args:
-        counter: Remembers them; asked only if there were any before this one. If it does not
-            answer, the present delivery is all there is.
+        counter: Keeps earlier deliveries; read only if there can be any. If it is down, the
+            history is the current delivery alone.
         in_flight: The message.
-        with_current: Whether its present delivery has begun.
+        with_current: True if its current delivery has started.
     """
     key = in_flight.key
     earlier: tuple[Delivery, ...] = ()
@@ -47,15 +47,15 @@ def _recorded(counter: DeliveryCounter, key: MessageKey) -> tuple[Delivery, ...]
     try:
         return counter.history(key)
     except StoreUnavailable as exc:
-        logger.warning("History of %s is not at hand: %s", key.task_id, exc)
+        logger.warning("The history of %s is missing: %s", key.task_id, exc)
         return ()
 
 
 def _closed(delivery: Delivery, key: MessageKey) -> Delivery:
-    """An earlier delivery, with an outcome even if nobody recorded one.
+    """An earlier delivery, with an inferred outcome if none was recorded.
 
-    A message that was retried cannot have vanished: its retry is what we hold. The
-    note of it may still be on its way when the retry ends first.
+    A delivery that was retried cannot have vanished: this message is its retry. Its outcome may
+    be recorded only after the retry has ended.
     """
     if delivery.outcome is not None:
         return delivery

@@ -1,4 +1,4 @@
-"""From a death to its letter."""
+"""Makes the letter of a death."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _FROM_MESSAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """All that is known about a death.
+    """The facts of a death.
 
     Attributes:
-        resolved: What guards the message.
-        key: Which message it is.
-        message: What the letter keeps of it.
-        verdict: Why it dies.
-        failure: How its last delivery ended; ``None`` if there was none, or none that ended it.
+        resolved: The policy and queues that apply.
+        key: The message's identity.
+        message: The captured message.
+        verdict: Reason and description.
+        failure: The end of its last delivery; ``None`` if no delivery led to the death.
         history: Its deliveries, oldest first.
-        deliveries: How often it was delivered.
-        now: When it dies.
-        hostname: Node name of the worker that saw it die.
-        pid: The process that did.
+        deliveries: Number of deliveries.
+        now: Time of death, aware UTC.
+        hostname: Node name of the worker that dead-letters it.
+        pid: Process of the last delivery, else of the worker.
         release: Version of the user's code.
     """
 
@@ -69,7 +69,7 @@ class Death:
 
 
 def letter_of(death: Death) -> DeadLetter:
-    """The letter of a death."""
+    """Make the letter of a death."""
     key, failure, policy = death.key, death.failure, death.resolved.policy
     exception_type = failure.exception_type if failure else None
     traceback = failure.traceback if failure else None
@@ -106,21 +106,21 @@ def letter_of(death: Death) -> DeadLetter:
 
 
 def bare(death: Death) -> Death:
-    """A death without what is only told of it: the message and the reason are left."""
-    told = ("args_json", "kwargs_json", "argsrepr", "kwargsrepr", "eta", "expires")
-    nothing: dict[str, Any] = dict.fromkeys(told)
+    """Strip a death to its message and reason."""
+    details = ("args_json", "kwargs_json", "argsrepr", "kwargsrepr", "eta", "expires")
+    nothing: dict[str, Any] = dict.fromkeys(details)
     message = replace(death.message, properties="{}", **nothing)
     return replace(death, message=message, failure=None, history=())
 
 
 def plain(letter: DeadLetter) -> DeadLetter:
-    """A letter with nothing but the message, why it died and when; in text that any store takes."""
+    """Strip a letter to message, reason and time, in ASCII, which every store accepts."""
     changes: dict[str, Any] = {
         field.name: value.encode("ascii", "backslashreplace").decode()
         for field in fields(letter)
         if isinstance(value := getattr(letter, field.name), str) and not isinstance(value, Reason)
     }
-    told = (
+    details = (
         "traceback",
         "exception_message",
         "args_json",
@@ -132,11 +132,13 @@ def plain(letter: DeadLetter) -> DeadLetter:
         "first_delivered_at",
         "sentry_event_id",
     )
-    return replace(letter, **{**changes, **dict.fromkeys(told), "history": (), "properties": "{}"})
+    return replace(
+        letter, **{**changes, **dict.fromkeys(details), "history": (), "properties": "{}"}
+    )
 
 
 def _description(death: Death) -> str:
-    """The verdict's words, led by how the last delivery ended, which is what people look for."""
+    """The verdict's text, after the last delivery's outcome, which is what people look for."""
     if death.failure is not None or not death.history:
         return death.verdict.description
     last = death.history[-1]
@@ -144,4 +146,4 @@ def _description(death: Death) -> str:
     return f"{last.outcome}{said}; {death.verdict.description}"
 
 
-assert set(_FROM_MESSAGE) <= {f.name for f in fields(Message)}  # noqa: S101 - at import, for us
+assert set(_FROM_MESSAGE) <= {f.name for f in fields(Message)}  # noqa: S101 - checked at import

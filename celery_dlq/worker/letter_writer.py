@@ -1,8 +1,7 @@
-"""Storing letters, and what happens to a death while the store does not answer.
+"""Stores letters, and keeps them while the store is down.
 
-A message that is not acknowledged yet stays so: its letter waits in memory, and
-the broker has the message. A message that was acknowledged early exists nowhere
-else: its letter waits in a file of the spool.
+A message that is not acknowledged yet stays unacknowledged: its letter waits in memory. A
+message that was acknowledged early is no longer at the broker: its letter waits in the spool.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from celery_dlq.worker.spool import Spool
 
 logger = get_logger("celery_dlq.worker")
 
-_MOST_HELD = 10_000
+_MAX_WAITING_LETTERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,9 @@ class PendingLetter:
 
     Attributes:
         letter: The letter.
-        key: Its message.
-        acknowledged: The broker has the message no more.
-        waits: Whose message it is; told if the letter has to wait, once it is stored.
+        key: The message's identity.
+        acknowledged: True if the broker no longer has the message.
+        waits: The message's owner; called when a letter that had to wait is stored.
     """
 
     letter: DeadLetter
@@ -44,17 +43,16 @@ class PendingLetter:
 
 
 class LetterWriter:
-    """Stores letters, keeps those that wait, and tries them again.
+    """Stores letters, and retries those that wait.
 
     Args:
-        store: Where letters go.
-        spool: Where letters of acknowledged messages wait.
-        outbox: Keeps an entry of each letter that a dead-letter exchange is to get; ``None`` if
+        store: Keeps letters.
+        spool: Keeps letters of acknowledged messages while the store is down.
+        outbox: Keeps an entry for each letter that goes to a dead-letter exchange; ``None`` if
             no policy names one.
-        events: Carries the news of each letter that is stored.
-        mark: Gives the letter as it is to be stored: with the id of the Sentry event that will
-            tell of it, if one will.
-        counts: Where letters and errors are counted.
+        events: Emits an event for each stored letter.
+        mark: Adds the id of the letter's Sentry event, if there will be one.
+        counts: Metrics: letters and errors.
     """
 
     def __init__(
@@ -79,11 +77,11 @@ class LetterWriter:
         """Store a letter.
 
         Returns:
-            ``STORED``: the letter is in the store or, if the broker has the message no more, in
-            the spool. ``WAITING_FOR_STORE``: it is in memory; its message must not be let go.
+            ``STORED``: the letter is in the store or, if the message was acknowledged, in the
+            spool. ``WAITING_FOR_STORE``: it is in memory; do not acknowledge its message.
 
         Raises:
-            Exception: An error of our own; no letter of this message can be stored.
+            Exception: An internal error; no letter of this message can be stored.
         """
         try:
             self._save_or_plain(pending.letter, pending.key)
@@ -95,7 +93,7 @@ class LetterWriter:
         return DeliveryState.STORED
 
     def tick(self) -> None:
-        """Try again what waits; one refusal of the store ends the attempt."""
+        """Retry waiting letters until the store fails."""
         for _ in range(len(self._waiting)):
             pending = self._waiting[0]
             state = DeliveryState.STORED
@@ -116,16 +114,16 @@ class LetterWriter:
         self._spool.flush(self._save_or_plain)
 
     def __len__(self) -> int:
-        """How many letters wait in memory."""
+        """The number of letters in memory."""
         return len(self._waiting)
 
     @property
     def spooled(self) -> int:
-        """How many letters wait on disk."""
+        """The number of letters on disk."""
         return len(self._spool)
 
     def _save_or_plain(self, letter: DeadLetter, key: MessageKey) -> None:
-        """Store a letter; one that an error of our own stops, as plainly as it can be made."""
+        """Store a letter; if that fails by an internal error, store it without details."""
         try:
             self._save(letter, key)
         except StoreUnavailable:
@@ -133,15 +131,15 @@ class LetterWriter:
         except Exception:
             self._counts.count(INTERNAL_ERRORS, "letter")
             logger.exception(
-                "The letter of task %s is stored without what is told of its death", letter.task_id
+                "The letter of task %s is stored without details of its death", letter.task_id
             )
             self._save(plain(letter), key)
 
     def _save(self, letter: DeadLetter, key: MessageKey) -> None:
-        """The outbox entry, the letter, the news of it; who called settles the message then.
+        """Add the outbox entry, store the letter, emit the event; the caller settles the message.
 
-        In this order: whatever is killed in between, no letter is stored that a dead-letter
-        exchange does not get, and no message is acknowledged whose letter is not stored.
+        The order matters when the worker is killed in between: every stored letter reaches its
+        dead-letter exchange, and no message is acknowledged before its letter is stored.
         """
         letter = _marked(letter, self._mark)
         try:
@@ -160,9 +158,9 @@ class LetterWriter:
                 letter.reason,
                 letter.description,
             )
-            self._tell(letter)
+            self._announce(letter)
 
-    def _tell(self, letter: DeadLetter) -> None:
+    def _announce(self, letter: DeadLetter) -> None:
         queues = (letter.source_queue, letter.dead_letter_queue)
         self._counts.count(DEAD_LETTERS, *queues, letter.reason.value)
         if letter.redrives:
@@ -174,8 +172,7 @@ class LetterWriter:
             self._spool.add(pending.letter, pending.key)
         except OSError as problem:
             logger.critical(
-                "Task %s[%s] is acknowledged, and its letter is only in memory: the spool says "
-                "%s, the store says %s",
+                "Task %s[%s] is acknowledged, its letter is only in memory: spool: %s; store: %s",
                 pending.letter.task_name,
                 pending.letter.task_id,
                 problem,
@@ -192,10 +189,10 @@ class LetterWriter:
         return True
 
     def _wait(self, pending: PendingLetter, exc: StoreUnavailable) -> None:
-        if len(self._waiting) >= _MOST_HELD:
-            # Not acknowledged: the broker gives it out again, and it dies again.
+        if len(self._waiting) >= _MAX_WAITING_LETTERS:
+            # Not acknowledged: the broker redelivers it, and it dies again.
             logger.critical(
-                "Task %s waits for its letter only at the broker: too many wait here",
+                "Task %s stays unacknowledged without a letter: too many letters wait in memory",
                 pending.letter.task_id,
             )
             return
@@ -214,7 +211,7 @@ def _marked(letter: DeadLetter, mark: Callable[[DeadLetter], DeadLetter] | None)
     try:
         return letter if mark is None else mark(letter)
     except Exception:
-        logger.exception("Letter %s is stored without the mark of an event", letter.id)
+        logger.exception("Letter %s is stored without its Sentry event id", letter.id)
         return letter
 
 

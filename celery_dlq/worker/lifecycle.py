@@ -1,11 +1,11 @@
-"""The states of one delivery, the legal ways between them, and what the guard sees of a request.
+"""The states of one delivery, their legal transitions, and the guard's view of a request.
 
-A state says what an acknowledgement by Celery means now:
+A state decides what an acknowledgement by Celery does:
 
 | state | Celery acknowledges or rejects the message |
 |---|---|
-| NEW, DISPATCHED, RUNNING, DONE, STORED | as ever |
-| ENDING | only after it was decided whether this is a death, and its letter is stored |
+| NEW, DISPATCHED, RUNNING, DONE, STORED | unchanged |
+| ENDING | once it is decided whether this is a death, and the letter is stored |
 | WAITING_FOR_STORE, RELEASED | not at all |
 
 An illegal transition is an error of this plugin, and so never the task's: it is logged and counted
@@ -26,25 +26,25 @@ from celery_dlq.record import Delivery
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 
 
-class DeliveryState(str, Enum):  # text: every task hashes three of them
-    """Where one delivery of a message is."""
+class DeliveryState(str, Enum):  # a str hashes faster, and every task hashes three states
+    """The state of one delivery of a message."""
 
     NEW = "new"
     """Received and not counted: prefetched, put off, or dropped by its pool before its start."""
     DISPATCHED = "dispatched"
-    """Counted and given to a prefork pool; no process has accepted it yet."""
+    """Counted and handed to a prefork pool; no process has accepted it yet."""
     RUNNING = "running"
-    """Its task runs; or Celery handled an end that was none."""
+    """The task runs, or Celery reported an end that was not one."""
     ENDING = "ending"
-    """Celery handles its end: the next acknowledgement or rejection is the moment of death."""
+    """Celery handles the end: the next acknowledgement or rejection is the moment of death."""
     RELEASED = "released"
-    """Given back to its queue by a shutdown or a lost connection; it may still succeed."""
+    """Returned to its queue by a shutdown or a lost connection; it may still succeed."""
     WAITING_FOR_STORE = "waiting_for_store"
-    """Dead, but the store did not answer: its letter is in memory, the message at the broker."""
+    """Dead, but the store is down: the letter is in memory, the message at the broker."""
     STORED = "stored"
     """Dead: its letter is stored, or its policy keeps none."""
     DONE = "done"
-    """Over without a letter: it succeeded, was revoked, comes again, or is left to Celery."""
+    """Over without a letter: it succeeded, was revoked, will be redelivered, or is Celery's."""
 
 
 _S = DeliveryState
@@ -63,21 +63,21 @@ NEXT: Mapping[DeliveryState, frozenset[DeliveryState]] = {
     _S.STORED: frozenset(),
     _S.DONE: frozenset(),
 }
-"""The one table of legal transitions."""
+"""Legal transitions."""
 
 DECIDED = frozenset({_S.WAITING_FOR_STORE, _S.STORED, _S.DONE})
-"""States in which what becomes of the message is decided for good."""
+"""States in which the message's outcome is final."""
 
 OVER = DECIDED | {_S.RELEASED}
-"""States in which the end was dealt with: a failure that Celery tells of later changes nothing."""
+"""States in which the end was handled: a failure that Celery reports later changes nothing."""
 
 HELD = frozenset({_S.RELEASED, _S.WAITING_FOR_STORE})
 """States in which the message is neither acknowledged nor rejected."""
 
 HANDLING: ContextVar[bool] = ContextVar("dlq_handling", default=False)
-"""Whether Celery now handles the end of a guarded delivery, in this thread or greenlet.
+"""True while Celery handles the end of a guarded delivery in this thread or greenlet.
 
-For observers of what is logged meanwhile, which know no request: the letter tells of it.
+For observers of log records, which see no request: the letter reports this end already.
 """
 
 
@@ -86,15 +86,15 @@ class InFlight:
     """One guarded message between its start and its end.
 
     Attributes:
-        resolved: What guards it.
-        key: Which message it is.
-        delivery: Its present delivery.
-        first: It was never delivered before.
-        charged: The delivery is counted now. Not so before its start, or if the message
+        resolved: The policy and queues that apply.
+        key: The message's identity.
+        delivery: The current delivery.
+        first: True if it was never delivered before.
+        charged: True while the delivery is counted: not before its start, nor if the message
             already runs elsewhere.
-        uncounted: It could not be counted: the store did not answer.
-        seen_at: When it was first put off, in monotonic seconds.
-        suspect: Its last delivery vanished: it may have killed its worker.
+        uncounted: True if it could not be counted because the store was down.
+        seen_at: Time it was first put off, in monotonic seconds.
+        suspect: True if its last delivery vanished: it may have killed its worker.
     """
 
     resolved: ResolvedPolicy
@@ -108,17 +108,17 @@ class InFlight:
 
 
 class WaitsForStore(Protocol):
-    """Who is told how waiting for the store ended."""
+    """The owner of a message whose letter waits for the store."""
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
-        """The letter is ``STORED``, or cannot be: the message is left to Celery, ``DONE``."""
+        """End the wait: the letter is ``STORED``, or cannot be stored (``DONE``)."""
 
 
 class GuardedRequest(WaitsForStore, Protocol):
-    """What the guard asks of Celery's request, and what it keeps there.
+    """Celery's request as the guard uses it.
 
     Attributes:
-        dlq_state: Where the delivery is.
+        dlq_state: The delivery's state.
         dlq_in_flight: The guarded message, from its start on.
     """
 
@@ -127,7 +127,7 @@ class GuardedRequest(WaitsForStore, Protocol):
 
     @property
     def id(self) -> Any:
-        """The task's id: a text, where nobody made the message up."""
+        """The task's id: a ``str``, unless a producer that is not Celery made the message."""
 
     @property
     def task(self) -> Any:
@@ -135,7 +135,7 @@ class GuardedRequest(WaitsForStore, Protocol):
 
     @property
     def message(self) -> Any:
-        """The message as kombu has it."""
+        """The kombu message."""
 
     @property
     def request_dict(self) -> dict[str, Any]:
@@ -143,11 +143,11 @@ class GuardedRequest(WaitsForStore, Protocol):
 
     @property
     def delivery_info(self) -> dict[str, Any]:
-        """Exchange, routing key, and whether it was delivered before."""
+        """Exchange, routing key and redelivered flag."""
 
     @property
     def expires(self) -> Any:
-        """When the message expires; ``None`` for never."""
+        """Expiry of the message; ``None`` if it has none."""
 
     @property
     def worker_pid(self) -> int | None:
@@ -155,11 +155,11 @@ class GuardedRequest(WaitsForStore, Protocol):
 
     @property
     def time_start(self) -> float | None:
-        """When a process accepted it."""
+        """Time at which a process accepted it."""
 
     @property
     def acknowledged(self) -> bool:
-        """Whether the broker has the message no more."""
+        """True if the broker no longer has the message."""
 
     def dlq_move(self, state: DeliveryState) -> None:
-        """Go on to another state, if that is legal."""
+        """Change the state, if the transition is legal."""

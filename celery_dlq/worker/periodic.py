@@ -1,4 +1,4 @@
-"""What a worker does beside its tasks, once a second, in the thread of its event loop."""
+"""Periodic tasks of a worker, run once a second in the thread of its event loop."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.worker")
 
-_LONGEST_REST_TICKS = 30
+_MAX_REST_TICKS = 30
 
 
 class PeriodicTask(Protocol):
-    """Something that a worker does in the background; it is asked once a second."""
+    """A background task of a worker."""
 
     def tick(self) -> None:
-        """Do the next bit; short, because the worker's event loop waits."""
+        """Do the next step; called once a second. Keep it short: the event loop waits."""
 
     def close(self) -> None:
-        """The worker stops; never raises."""
+        """Release resources when the worker stops; never raises."""
 
 
 class PeriodicTasks:
-    """Runs periodic tasks in order, until the store does not answer; then none for a while.
+    """Runs periodic tasks in order; while the store is down, pauses them with a back-off.
 
-    A store that hangs costs a time-out a question, and the tasks of users wait meanwhile.
+    Each call to a hanging store costs a time-out, during which the user's tasks wait.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class PeriodicTasks:
         self._rest_ticks, self._next_rest = 0, 1
 
     def add(self, *tasks: PeriodicTask) -> None:
-        """Run these too, after the others."""
+        """Add tasks, to run after the others."""
         self._tasks.extend(tasks)
 
     def tick(self) -> None:
-        """Ask each; an error of one keeps no other back."""
+        """Tick each task; an error of one does not stop the others."""
         if self._rest_ticks > 0:
             self._rest_ticks -= 1
             return
@@ -47,14 +47,14 @@ class PeriodicTasks:
             except StoreUnavailable as exc:
                 logger.debug("%s is put off: %s", type(task).__name__, exc)
                 self._rest_ticks = self._next_rest
-                self._next_rest = min(2 * self._next_rest, _LONGEST_REST_TICKS)
+                self._next_rest = min(2 * self._next_rest, _MAX_REST_TICKS)
                 return
             except Exception:
                 logger.exception("%s failed", type(task).__name__)
         self._next_rest = 1
 
     def close(self) -> None:
-        """End all; they are not asked again."""
+        """Close and forget all tasks."""
         for task in self._tasks:
             task.close()
         self._tasks.clear()

@@ -1,4 +1,4 @@
-"""Which policy guards a message, found out once per task, exchange and routing key."""
+"""Resolves the policy of a message, once per task, exchange and routing key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from celery_dlq.policies.table import PolicyTable
 
 logger = get_logger("celery_dlq.worker")
 
-_MOST_PLANS = 4096
+_MAX_RESOLVED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPolicy:
-    """What guards the messages of one task from one queue.
+    """The policy and queues of the messages of one task from one queue.
 
     Attributes:
-        queue: The queue they come from.
-        dead_letter_queue: Where their letters go, also those that a task demands.
+        queue: Their source queue.
+        dead_letter_queue: The queue of their letters, also of those from `RejectToDLQ`.
         policy: The merged policy; ``None`` if they are not guarded.
         max_retries: The policy's limit, else the task's own; for the letter.
     """
@@ -35,7 +35,7 @@ class ResolvedPolicy:
 
 
 class PolicyCache:
-    """Makes and remembers policy_cache.
+    """Resolves policies and caches the results.
 
     Args:
         policies: The app's queue policies.
@@ -47,12 +47,12 @@ class PolicyCache:
         self.policies = policies
         self._queues = queues
         self._default_queue = default_queue
-        self._told = False
+        self._warned = False
         self._queue_names = QueueNames(queues)
         self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
 
     def obey(self, overrides: Mapping[str, tuple[Policy, str]]) -> None:
-        """Put overrides over the configured policies; those of before are forgotten."""
+        """Apply overrides to the configured policies, in place of earlier overrides."""
         self.policies = PolicyTable(self.policies.queues, self.policies.tasks, overrides)
         self._policies.clear()
         for queue, (policy, source) in overrides.items():
@@ -61,15 +61,15 @@ class PolicyCache:
             )
 
     def may_guard(self, task: Any) -> bool:
-        """Whether any message of this task could be guarded; ``None``: of every task."""
+        """True if a message of this task could be guarded; with ``None``, of any task."""
         return bool(self.policies) or (task is not None and policy_of(task) is not None)
 
     def of(self, delivery_info: dict[str, Any], task: Any = None) -> ResolvedPolicy:
-        """The resolved of a message.
+        """The resolved policy of a message.
 
         Args:
             delivery_info: Its exchange and routing key.
-            task: Its task; ``None`` if there is no such task here.
+            task: Its task; ``None`` if this worker does not know it.
         """
         exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key")
         place = (
@@ -79,7 +79,7 @@ class PolicyCache:
         )
         resolved = self._policies.get(place)
         if resolved is None:
-            if len(self._policies) >= _MOST_PLANS:  # routing keys made up at run time
+            if len(self._policies) >= _MAX_RESOLVED:  # routing keys generated at run time
                 self._policies.clear()
             resolved = self._policies[place] = self._make(place[1], place[2], task)
         return resolved
@@ -91,9 +91,9 @@ class PolicyCache:
         return ResolvedPolicy(queue, target, policy, _max_retries(policy, task))
 
     def _known_queue(self, queue: str, routing_key: str) -> str:
-        """A queue that the app knows: anybody can make up routing keys, and each would be one.
+        """A queue that the app knows: else every generated routing key would count as a queue.
 
-        Counts go by the queue's name, so every worker of the app must come to the same one.
+        Counts are kept by queue name, so every worker of the app must choose the same one.
         """
         known, policies = self._queues, self.policies
         if any(
@@ -104,11 +104,11 @@ class PolicyCache:
         if not consumed:
             return queue
         instead = consumed[0] if self._default_queue not in consumed else self._default_queue
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             logger.warning(
-                "Messages with the routing key %r come from no queue that this app knows; they "
-                "and others like them are guarded as those of %r. Name their queue in task_queues",
+                "Messages with the routing key %r come from no queue that this app knows; such "
+                "messages are treated as those of %r. Name their queue in task_queues",
                 routing_key,
                 instead,
             )

@@ -1,4 +1,4 @@
-"""The Request mix-in: where the guard takes part in Celery's handling of a message.
+"""The Request mix-in: the guard's hooks in Celery's handling of a message.
 
 Celery makes one Request class per task (``create_request_cls``) on top of
 ``Task.Request`` and overrides ``execute_using_pool`` and ``on_success`` there
@@ -50,7 +50,7 @@ from celery_dlq.worker.lifecycle import (
 if TYPE_CHECKING:
 
     class _Base:
-        """Celery's Request, as far as the mix-in leans on it: Celery ships no types."""
+        """The part of Celery's Request that the mix-in uses; Celery ships no types."""
 
         id: Any
         name: str
@@ -97,10 +97,10 @@ class DeadLetterRequest(_Base):
 
     Attributes:
         dlq_guard: The worker's guard.
-        dlq_later: Gives a request to the pool again in a moment.
-        dlq_counted: Whether starts are counted: some policy could guard the task.
-        dlq_starts_here: The pool says right before the task, where it runs, that it starts.
-        dlq_state: Where the delivery is; changed by `dlq_move` only.
+        dlq_later: Hands a request to the pool again at the next tick.
+        dlq_counted: True if starts are counted: some policy could guard the task.
+        dlq_starts_here: True if the pool reports a start right before the task, where it runs.
+        dlq_state: The delivery's state; changed by `dlq_move` only.
         dlq_in_flight: The guarded message, from its start on.
     """
 
@@ -111,8 +111,8 @@ class DeadLetterRequest(_Base):
     dlq_state = DeliveryState.NEW
     dlq_in_flight: InFlight | None = None
 
-    _dlq_failure: Failure | None = None  # what Celery tells of the end, while ENDING
-    _dlq_let_go: Callable[[], Any] | None = None  # what is done once the store has answered
+    _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
+    _dlq_let_go: Callable[[], Any] | None = None  # called once the wait for the store is over
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -125,7 +125,7 @@ class DeadLetterRequest(_Base):
             cls.on_success = _forgetting(own["on_success"])
 
     def dlq_move(self, state: DeliveryState) -> None:
-        """Go on to another state; an illegal transition is logged and counted, and changes nothing.
+        """Change the state; an illegal transition is logged and counted, and changes nothing.
 
         See `celery_dlq.worker.lifecycle`.
         """
@@ -137,7 +137,7 @@ class DeadLetterRequest(_Base):
             return
         self.dlq_guard.failed("transition")
         logger.error(
-            "Task %s stays %s and does not become %s: an error of celery_dlq, please report it",
+            "Task %s stays %s, it cannot become %s: a bug in celery_dlq, please report it",
             self.id,
             before.value,
             state.value,
@@ -145,7 +145,7 @@ class DeadLetterRequest(_Base):
         )
 
     def on_accepted(self, pid: Any, time_accepted: Any) -> Any:
-        """A pool process begins with it; in a pool of this process the task is next."""
+        """A pool process starts the task; in a pool inside this process, the task runs next."""
         if self.dlq_starts_here and self.dlq_counted and self.dlq_state is _S.NEW:
             self._dlq_begin_here()
         elif self.dlq_state is not _S.RUNNING:
@@ -163,7 +163,7 @@ class DeadLetterRequest(_Base):
         return self._dlq_while_ending(failure, super().on_timeout, soft, timeout)
 
     def acknowledge(self) -> None:
-        """Acknowledge, but never before the letter of a death is stored."""
+        """Acknowledge; if the message died, only after its letter is stored."""
         if self.dlq_state is _S.ENDING:
             if self._dlq_end() is not _S.WAITING_FOR_STORE:
                 super().acknowledge()
@@ -173,8 +173,8 @@ class DeadLetterRequest(_Base):
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Reject; a death is acknowledged instead, once its letter is stored.
 
-        A rejection would copy the message to a dead-letter exchange of the broker's
-        own, and on SQS it would not even remove it.
+        A rejection would copy the message to the broker's own dead-letter exchange,
+        and on SQS it would not remove it.
         """
         if self.dlq_state is _S.ENDING:
             ended = self._dlq_end(requeued=requeue)
@@ -184,20 +184,20 @@ class DeadLetterRequest(_Base):
                 super().reject(requeue)
         elif self.dlq_state not in HELD:
             seen = self.time_start is not None or hasattr(self.message, "dlq_is_dispatched")
-            # Else Celery drops it before its start: an eta that no clock can show, say.
+            # If not seen, Celery drops it before its start, e.g. for an eta out of range.
             if seen or requeue or not self.dlq_refuse(InvalidTaskError("cannot be scheduled")):
                 super().reject(requeue)
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
-        """The letter is stored, or cannot be: do what had to wait for that."""
+        """Settle the message: its letter is stored, or cannot be stored."""
         self.dlq_move(state)
         self._dlq_let_go_now()
 
     def dlq_settle(self, verdict: Die, dead_letter_queue: str) -> None:
         """End the task of a message that was dead-lettered without being executed.
 
-        The result becomes a failure, so that nobody waits for it for ever; errbacks
-        run and a chord or chain fails as Celery fails it.
+        The result becomes a failure, so that callers stop waiting for it; errbacks run,
+        and a chord or chain fails as usual in Celery.
         """
         exc = refusal_error(f"{self.name}[{self.id}]", verdict, dead_letter_queue)
         task_ready(self)
@@ -211,8 +211,7 @@ class DeadLetterRequest(_Base):
     def dlq_settle_copy(self, dead_letter_queue: str) -> None:
         """Acknowledge a late copy of a message whose letter is stored.
 
-        Its worker may have died between storing the letter and ending the task; then that
-        is made up for.
+        If its worker died between storing the letter and ending the task, end the task now.
         """
         verdict = Die(Reason.MAX_DELIVERIES_EXCEEDED, "dead-lettered before")
         if self._dlq_has_a_result():
@@ -224,16 +223,16 @@ class DeadLetterRequest(_Base):
     def _dlq_has_a_result(self) -> bool:
         try:
             return self.task.backend.get_state(self.id) in READY_STATES
-        except Exception:  # noqa: BLE001 - no backend, or none that answers
+        except Exception:  # noqa: BLE001 - no result backend, or it is down
             return True
 
     def dlq_execute(self, execute: Callable[[], Any], pool: Any) -> Any:
-        """Count the start, and give the task to the pool; else skip it and release its slot."""
+        """Count the start and hand the task to the pool; else skip it and release its slot."""
         self.message.dlq_is_dispatched = True
         if self._dlq_is_revoked():
             raise TaskRevokedError(self.id)
         if is_closed(pool):
-            return execute()  # it is dropped there, and not counted
+            return execute()  # the pool drops it, so it is not counted
         if not self.dlq_starts_here and not self.dlq_begin():
             raise TaskRevokedError(self.id)
         try:
@@ -251,10 +250,10 @@ class DeadLetterRequest(_Base):
         return job
 
     def _dlq_is_revoked(self) -> bool:
-        """As Celery will ask once more; and whether its headers can be looked at, at all."""
+        """Check for revocation, as Celery will again; dead-letter unreadable headers."""
         try:
             limits = self.time_limits
-            if not self.dlq_starts_here:  # the pool would fail at one that is no number
+            if not self.dlq_starts_here:  # the pool would fail on one that is not a number
                 [float(limit) for limit in limits if limit]
             _hard, _soft = limits
             return bool(super().revoked())
@@ -264,7 +263,7 @@ class DeadLetterRequest(_Base):
             return True
 
     def dlq_begin(self) -> bool:
-        """Count the start; whether it may happen."""
+        """Count the start; return True if it may happen."""
         start: Run | PutOff | Refusal
         try:
             start = self.dlq_guard.begin(self)
@@ -282,9 +281,9 @@ class DeadLetterRequest(_Base):
         return False
 
     def _dlq_begin_here(self) -> None:
-        """Count the start; not to start is to leave the pool's thread by an exception."""
+        """Count the start; if it may not happen, leave the pool's thread by an exception."""
         if not self.dlq_begin():
-            raise _left_without_a_word()(self.id)
+            raise _silent_exit()(self.id)
 
     def _dlq_end_at_start(self, refusal: Refusal) -> None:
         settle = partial(self.dlq_settle_copy, refusal.dead_letter_queue)
@@ -297,14 +296,14 @@ class DeadLetterRequest(_Base):
         try:
             settle()
         except Exception:
-            # The broker or the result backend, say. The message comes back, and is not run now.
+            # E.g. the broker is down. The message is redelivered, and does not run now.
             logger.exception("Task %s is not executed again, but could not be ended", self.id)
 
     def dlq_refuse(self, exc: Exception) -> bool:
-        """Dead-letter a message that Celery cannot even look at; it would end the worker.
+        """Dead-letter a message that Celery cannot read and that would stop the worker.
 
         Returns:
-            Whether that was done; else the error is Celery's.
+            True if that was done; else Celery handles the error.
         """
         failure = dropped_failure(exc, "not a Celery task message")
 
@@ -323,10 +322,10 @@ class DeadLetterRequest(_Base):
         super().acknowledge()
 
     def dlq_not_started(self, pool: Any, exc: Exception) -> bool:
-        """The pool could not take it: a delivery that ended badly, and may be tried again.
+        """End a delivery that the pool could not take; the message may be tried again.
 
         Returns:
-            Whether it was dealt with; else the error is Celery's.
+            True if that was done; else Celery handles the error.
         """
         drop_failed(pool, self.id)
         in_flight = self.dlq_in_flight
@@ -378,7 +377,7 @@ class DeadLetterRequest(_Base):
     def _dlq_while_ending(
         self, failure: Failure | None, handle: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Let Celery handle an end; its acknowledgement in there is the moment of death."""
+        """Let Celery handle an end; its acknowledgement or rejection is the moment of death."""
         if failure is None or self.dlq_state in OVER:
             return handle(*args, **kwargs)
         self.dlq_move(_S.ENDING)
@@ -387,9 +386,9 @@ class DeadLetterRequest(_Base):
         try:
             result = handle(*args, **kwargs)
             if self.acknowledged and self.dlq_state is _S.ENDING:
-                self._dlq_end()  # acknowledged early: only the letter is left to do
+                self._dlq_end()  # acknowledged early: only the letter is missing
         except BaseException:
-            if self.dlq_state not in OVER:  # a MemoryError, say: it ends the worker
+            if self.dlq_state not in OVER:  # e.g. a MemoryError, which stops the worker
                 _guarded(self.dlq_guard.crashed, self, failure)
             raise
         else:
@@ -397,11 +396,11 @@ class DeadLetterRequest(_Base):
         finally:
             HANDLING.reset(handling)
             self._dlq_failure = None
-            if self.dlq_state is _S.ENDING:  # it was none
+            if self.dlq_state is _S.ENDING:  # it was not an end
                 self.dlq_move(_S.RUNNING)
 
     def _dlq_end(self, *, requeued: bool = False) -> DeliveryState:
-        """Deal with the end, once; what may be done with the message now."""
+        """Handle the end, once; return the state that decides what happens to the message."""
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
             return _S.WAITING_FOR_STORE  # another thread is storing the letter right now
@@ -416,11 +415,11 @@ class DeadLetterRequest(_Base):
     def _dlq_carry_out(
         self, decide: Callable[[], DeliveryState], settle: Callable[[], Any]
     ) -> DeliveryState:
-        """Go on to the state that the guard decides; ``settle`` once its letter has waited."""
+        """Enter the state that the guard decides; call ``settle`` later if the letter waits."""
         try:
             state = decide()
         except Exception:
-            # An error of our own would come again: the message must not wait for us for ever.
+            # A bug of ours would recur: the message must not wait for it forever.
             self.dlq_guard.failed("end")
             logger.critical("The end of task %s is left to Celery", self.id, exc_info=True)
             state = _S.DONE
@@ -432,7 +431,7 @@ class DeadLetterRequest(_Base):
 
     def _dlq_wait(self, settle: Callable[[], Any]) -> None:
         self._dlq_let_go = settle
-        # In a pool of threads the store may have answered meanwhile.
+        # In a thread pool, the store may have answered in the meantime.
         if self.dlq_state in (_S.STORED, _S.DONE):
             self._dlq_let_go_now()
         else:
@@ -444,7 +443,7 @@ class DeadLetterRequest(_Base):
             let_go()
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
-        """Celery revokes a task and acknowledges its message; an expired one is a death."""
+        """Celery revokes a task and acknowledges its message; expiry is a death."""
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
         if self.dlq_state is _S.WAITING_FOR_STORE:
             return  # dead already
@@ -458,7 +457,7 @@ class DeadLetterRequest(_Base):
         announce()
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any:
-        """A cold or soft shutdown, or a lost connection, gives a running task up."""
+        """A cold or soft shutdown, or a lost connection, cancels a running task."""
         if self.dlq_in_flight is not None and self.dlq_state not in OVER:
             _guarded(self.dlq_guard.interrupted, self)
             self.dlq_move(_S.RELEASED)
@@ -469,7 +468,7 @@ class DeadLetterRequest(_Base):
     def _retry_worker_lost(self, *args: Any) -> Any:
         if self.dlq_state is not _S.ENDING:
             return super()._retry_worker_lost(*args)
-        self.dlq_move(_S.RUNNING)  # no death, if the retry can be published
+        self.dlq_move(_S.RUNNING)  # not a death, if the retry can be published
         retried = super()._retry_worker_lost(*args)
         self.dlq_move(_S.DONE if retried else _S.ENDING)
         return retried
@@ -488,12 +487,12 @@ _: type[GuardedRequest] = DeadLetterRequest  # checked by mypy
 def guarded_request_class(
     task: Any, guard: Guard, later: Callable[[GuardedRequest], None], *, starts_here: bool = False
 ) -> type:
-    """The Request class for a task: its own, with the mix-in in front.
+    """Make the Request class for a task: its own, with the mix-in in front.
 
     Args:
         task: A Celery task; its ``Request`` may be a class or a dotted name.
         guard: The worker's guard.
-        later: Gives a request to the pool again in a moment.
+        later: Hands a request to the pool again at the next tick.
         starts_here: Tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
     """
     base = symbol_by_name(task.Request)
@@ -509,12 +508,12 @@ def guarded_request_class(
 
 
 def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
-    """The result of a message that is not executed because of a limit.
+    """Make the result of a message that a limit keeps from running.
 
     Args:
         task: The task's name and id.
-        verdict: Why it is not executed.
-        dead_letter_queue: Where its letter is, if its policy keeps one.
+        verdict: Its death.
+        dead_letter_queue: The queue of its letter, if its policy keeps one.
     """
     spent = verdict.reason is Reason.MAX_RETRIES_EXCEEDED
     kind = MaxRetriesExceededError if spent else MaxDeliveriesExceeded
@@ -523,7 +522,7 @@ def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
 
 
 def _stopping() -> bool:
-    """Whether this worker is in a cold shutdown; the state is an exit code, which may be 0."""
+    """True during a cold shutdown; Celery's flag is an exit code, which may be 0."""
     return state.should_terminate is not None and state.should_terminate is not False
 
 
@@ -536,7 +535,7 @@ def _guarded(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _counted(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Count the start right before the pool gets the task."""
+    """Wrap ``execute_using_pool``: count the start right before the pool gets the task."""
 
     @wraps(execute)
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
@@ -546,11 +545,11 @@ def _counted(execute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class NotStartedError(BaseException):
-    """Leaves a pool's thread before the task; nobody but us catches it."""
+    """Leaves a pool's thread before the task starts; only this module catches it."""
 
 
-def _left_without_a_word() -> type[BaseException]:
-    """The exception that ends a thread or a greenlet without a traceback."""
+def _silent_exit() -> type[BaseException]:
+    """Choose the exception that ends a thread or a greenlet without a traceback."""
     greenlet = sys.modules.get("greenlet")
     if greenlet is None:
         return NotStartedError
@@ -563,7 +562,7 @@ def _silent(greenlet_exit: type[BaseException]) -> type[BaseException]:
 
 
 def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:
-    """Forget the counters of a message whose task succeeded."""
+    """Wrap ``on_success``: forget the counts of a message whose task succeeded."""
 
     @wraps(on_success)
     def wrapper(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:

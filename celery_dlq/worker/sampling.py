@@ -1,8 +1,8 @@
-"""A sample of the messages that succeeded, for the triage to compare letters with.
+"""Samples messages that succeeded, which the triage compares letters with.
 
-A sampled message is written down in the fields of a letter, so that the exporter, the
-redaction and every reader of letters take it as it is: ``reason`` is ``succeeded``,
-``dead_lettered_at`` is when it succeeded, and it has no fingerprint, body or headers of its own.
+A sample has the fields of a letter, so that the exporter, the redaction and every reader of
+letters can read it: ``reason`` is ``succeeded``,
+``dead_lettered_at`` is the time of success; fingerprint, body and original headers are missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = get_logger("celery_dlq.worker")
 
 LONGEST_ARGUMENTS = 8192
-"""Longer texts of args, and of kwargs, are left out of a sample."""
+"""Args or kwargs with more characters of JSON are left out of a sample."""
 
 _KEPT = (
     "schema_version",
@@ -54,18 +54,17 @@ _KEPT = (
 
 
 class Sampler:
-    """Notes a share of the guarded messages that succeeded.
+    """Samples a share of the guarded messages that succeeded.
 
-    A message that is not chosen costs one random number; nothing is sent to the store but
-    with a tick.
+    A message that is not chosen costs one random number. Samples are sent with a tick.
 
     Args:
-        samples: Keeps what was chosen.
-        share: Which share is chosen, above 0 and at most 1.
-        clock: The present, aware UTC.
+        samples: Keeps the samples.
+        share: The share that is chosen, above 0 and at most 1.
+        clock: Returns the current time, aware UTC.
         hostname: Node name of the worker.
         release: Version of the user's code.
-        chance: Gives numbers from 0 to below 1.
+        chance: Returns random numbers from 0 to below 1.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Sampler:
         self._chance = chance
 
     def __call__(self, request: GuardedRequest, in_flight: InFlight) -> None:
-        """A task returned; note its message if it is chosen. Never raises."""
+        """Sample a message whose task returned, if it is chosen; never raises."""
         if self._chance() >= self._share:
             return
         try:
@@ -96,11 +95,11 @@ class Sampler:
             logger.exception("Task %s succeeded, but could not be sampled", request.id)
 
     def tick(self) -> None:
-        """Send what was chosen."""
+        """Send new samples."""
         self._samples.flush()
 
     def close(self) -> None:
-        """Send the last of it; never raises."""
+        """Send the last samples; never raises."""
         self._samples.flush()
 
     def _fields(self, request: GuardedRequest, in_flight: InFlight) -> dict[str, bytes]:
@@ -112,7 +111,7 @@ class Sampler:
             task_name=message.task_name,
             source_queue=resolved.queue,
             dead_letter_queue=key.dead_letter_queue,
-            reason=Reason.FAILED,  # replaced below: succeeding is no reason to die
+            reason=Reason.FAILED,  # replaced below: success is not a `Reason`
             dead_lettered_at=self._clock(),
             first_delivered_at=in_flight.delivery.started_at,
             deliveries=in_flight.delivery.number,

@@ -1,8 +1,7 @@
-"""Letters on disk: where they wait when the store is down and the broker has the message no more.
+"""The spool: letters of acknowledged messages, on disk while the store is down.
 
-One file a letter, written whole or not at all. Every worker of a host that uses
-the same store empties the same folder; storing is idempotent, so two that meet
-there do no harm.
+One file per letter, written atomically. All workers of a host that use the same store share a
+folder; storing is idempotent, so two workers may store the same file.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from celery_dlq.record import DeadLetter
 
 logger = get_logger("celery_dlq.worker")
 
-MOST_FILES = 100_000
-_A_TICK = 1_000
+MAX_FILES = 100_000
+_LETTERS_PER_FLUSH = 1_000
 _LOOK_SECONDS = 30.0
 
 Save = Callable[[DeadLetter, MessageKey], None]
@@ -38,8 +37,7 @@ class Spool:
     Args:
         parent: The setting ``dlq_spool_dir``; ``None`` for a private folder among the
             system's temporary files.
-        store: What tells this store from others, e.g. its URL and key prefix; only a hash
-            of it is used.
+        store: Identity of the store, e.g. its URL and key prefix; only its hash is used.
     """
 
     def __init__(self, parent: str | None, store: str) -> None:
@@ -52,11 +50,11 @@ class Spool:
         """Write a letter durably.
 
         Raises:
-            OSError: The disk is full, the folder cannot be written, or too many wait.
+            OSError: The disk is full, the folder is not writable, or too many files wait.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if sum(1 for _ in os.scandir(self.folder)) >= MOST_FILES:
-            raise OSError(f"{MOST_FILES} letters wait in {self.folder}")
+        if sum(1 for _ in os.scandir(self.folder)) >= MAX_FILES:
+            raise OSError(f"{MAX_FILES} letters wait in {self.folder}")
         fields = {n: base64.b64encode(v).decode("ascii") for n, v in letter.to_fields().items()}
         text = json.dumps({"key": asdict(key), "fields": fields})
         handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".tmp")
@@ -73,13 +71,13 @@ class Spool:
         self._may_hold = True
 
     def flush(self, save: Save) -> int:
-        """Store what waits, and remove its files; never raises.
+        """Store waiting letters and remove their files; never raises.
 
         Args:
             save: Stores one letter; its `StoreUnavailable` ends the flush.
 
         Returns:
-            How many letters were stored.
+            The number of letters stored.
         """
         now = time.monotonic()
         if not self._may_hold and now - self._looked_at < _LOOK_SECONDS:
@@ -89,19 +87,19 @@ class Spool:
             for path in self._files():
                 stored += self._flush_one(path, save)
         except (StoreUnavailable, OSError) as exc:
-            logger.debug("The spool %s waits on: %s", self.folder, exc)
+            logger.debug("The spool %s is not emptied yet: %s", self.folder, exc)
             return stored
-        self._may_hold = stored == _A_TICK
+        self._may_hold = stored == _LETTERS_PER_FLUSH
         return stored
 
     def __len__(self) -> int:
-        """How many letters wait."""
+        """The number of letters that wait."""
         return len(list(self.folder.glob("*.json"))) if self.folder.exists() else 0
 
     def _files(self) -> list[Path]:
         if not self.folder.exists():
             return []
-        return sorted(self.folder.glob("*.json"))[:_A_TICK]
+        return sorted(self.folder.glob("*.json"))[:_LETTERS_PER_FLUSH]
 
     def _flush_one(self, path: Path, save: Save) -> int:
         try:
@@ -111,8 +109,8 @@ class Spool:
         except FileNotFoundError:
             return 0  # another worker was first
         except (ValueError, KeyError, TypeError, CorruptLetter) as exc:
-            # Kept for a person, out of the way.
-            logger.error("%s is no letter, set aside: %r", path, exc)  # noqa: TRY400
+            # Kept for an operator to look at.
+            logger.error("%s is not a letter, renamed to .broken: %r", path, exc)  # noqa: TRY400
             path.replace(path.with_suffix(".broken"))
             return 0
         try:
@@ -120,8 +118,8 @@ class Spool:
         except (StoreUnavailable, OSError):
             raise
         except Exception:
-            # An error of our own, which would come again with every look at the spool.
-            logger.exception("%s cannot be stored, set aside", path)
+            # A bug of ours, which would recur with every flush.
+            logger.exception("%s cannot be stored, renamed to .broken", path)
             path.replace(path.with_suffix(".broken"))
             return 0
         with suppress(FileNotFoundError):

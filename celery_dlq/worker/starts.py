@@ -1,6 +1,7 @@
-"""Starts of execution: each is counted before it happens, or is not to happen.
+"""Starts of execution, counted before they happen.
 
-`celery_dlq.policies.decisions` decides what may run. A first delivery needs no answer of the store.
+`celery_dlq.policies.decisions` decides what may run. A first delivery runs without waiting for
+the store's answer.
 """
 
 from __future__ import annotations
@@ -32,37 +33,37 @@ logger = get_logger("celery_dlq.worker")
 
 _RUN = Run()
 
-LANE_SECONDS = 30.0
-"""Longest wait of a message that may have killed its worker for another one of that kind."""
+MAX_SUSPECT_WAIT_SECONDS = 30.0
+"""Longest wait of one suspect (its last delivery vanished) for another that runs here."""
 
 
 class UncountedDeliveries:
-    """Deliveries that this worker could not count because the store did not answer; bounded."""
+    """Deliveries that this worker could not count because the store was down; bounded."""
 
-    _MOST = 10_000
+    _MAX_MESSAGES = 10_000
 
     def __init__(self) -> None:
         self._counts: OrderedDict[MessageKey, int] = OrderedDict()
 
     def add(self, key: MessageKey) -> None:
-        """One more."""
+        """Count a delivery."""
         self._counts[key] = self._counts.pop(key, 0) + 1
-        while len(self._counts) > self._MOST:
+        while len(self._counts) > self._MAX_MESSAGES:
             self._counts.popitem(last=False)
 
     def of(self, key: MessageKey) -> int:
-        """How many of this message."""
+        """The number of deliveries of a message."""
         return self._counts.get(key, 0) if self._counts else 0
 
     def take_back(self, key: MessageKey) -> None:
-        """One less: it never started."""
+        """Uncount a delivery that never started."""
         if self._counts.get(key, 0) > 1:
             self._counts[key] -= 1
         else:
             self.forget(key)
 
     def forget(self, key: MessageKey) -> None:
-        """They are counted now, or the message is done."""
+        """Forget a message that the store counted, or that is done."""
         if self._counts:
             self._counts.pop(key, None)
 
@@ -72,12 +73,12 @@ class Starts:
 
     Args:
         counter: Counts deliveries.
-        clock: The present, aware UTC.
-        counts: Where metrics are counted.
-        flags_redelivery: Whether the broker marks redelivered messages.
+        clock: Returns the current time, aware UTC.
+        counts: Metrics.
+        flags_redelivery: True if the broker marks redelivered messages.
 
     Attributes:
-        uncounted: Starts that could not be counted.
+        uncounted: Deliveries that could not be counted.
     """
 
     def __init__(
@@ -87,17 +88,17 @@ class Starts:
         self._clock = clock
         self._counts = counts
         self._flags_redelivery = flags_redelivery
-        self._lane: ref[GuardedRequest] | None = None
+        self._suspect: ref[GuardedRequest] | None = None
         self._one_at_a_time = Lock()
         self.uncounted = UncountedDeliveries()
 
     def decide(
         self, policy: Policy, in_flight: InFlight, request: GuardedRequest
     ) -> Run | PutOff | Leave | Die:
-        """Count a start, and decide whether it may happen.
+        """Count a start and decide whether it may happen.
 
         Args:
-            policy: What guards the message.
+            policy: The message's policy.
             in_flight: The message.
             request: Celery's request for it.
         """
@@ -113,10 +114,10 @@ class Starts:
                 self._uncounted(in_flight)
             return verdict
         try:
-            with self._one_at_a_time:  # in pools of threads, too, two suspects do not start at once
+            with self._one_at_a_time:  # thread pools must not start two suspects at once either
                 verdict_again = self._start_again(policy, in_flight)
                 if in_flight.suspect and isinstance(verdict_again, Run):
-                    self._lane = ref(request)
+                    self._suspect = ref(request)
         except StoreUnavailable as exc:
             return self._start_uncounted(policy, in_flight, exc)
         return verdict_again
@@ -124,7 +125,7 @@ class Starts:
     def _start_uncounted(
         self, policy: Policy, in_flight: InFlight, exc: StoreUnavailable
     ) -> Run | Die:
-        """The store is down: healthy work goes on, but no message runs here without end."""
+        """Decide by the local count while the store is down: work goes on, within limits."""
         uncounted = self.uncounted.of(in_flight.key)
         verdict = decide_start(policy, Start(retries=in_flight.key.retries, deliveries=uncounted))
         in_flight.delivery = replace(in_flight.delivery, number=uncounted + 1)
@@ -139,13 +140,13 @@ class Starts:
         self._counts.count(UNCOUNTED, in_flight.resolved.queue)
         self._counts.count(STORE_ERRORS, "count")
 
-    def _lane_is_free(self) -> bool:
-        """Whether no message whose last delivery vanished runs here now.
+    def _no_suspect_runs(self) -> bool:
+        """True if no suspect (a message whose last delivery vanished) runs on this worker.
 
-        One at a time: else a message that kills its worker takes others that came back
-        with it down again and again, until they are dead-lettered for it.
+        Suspects run one at a time: else a message that kills its worker takes down the others
+        that were redelivered with it, again and again, until they are dead-lettered for it.
         """
-        running = self._lane() if self._lane is not None else None
+        running = self._suspect() if self._suspect is not None else None
         return running is None or running.acknowledged or running.dlq_state in OVER
 
     def _start_again(self, policy: Policy, in_flight: InFlight) -> Run | PutOff | Leave | Die:
@@ -159,7 +160,7 @@ class Starts:
             policy.max_deliveries,
             uncounted=self.uncounted.of(in_flight.key),
             waited_seconds=waited,
-            alone=self._lane_is_free() or (waited or 0.0) > LANE_SECONDS,
+            alone=self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS,
             unless_dead=self._flags_redelivery,
         )
         verdict = decide_redelivery(policy, in_flight.key.retries, count)
@@ -170,20 +171,20 @@ class Starts:
         return verdict
 
     def _note_count(self, in_flight: InFlight, count: Count) -> None:
-        """Keep what a count found, and tell the metrics and the log of it."""
-        standing, queue, number = count.status, in_flight.resolved.queue, count.number
-        if standing in (CountStatus.COUNTED, CountStatus.LIMIT_REACHED):
+        """Apply the result of a count to the message, the metrics and the log."""
+        status, queue, number = count.status, in_flight.resolved.queue, count.number
+        if status in (CountStatus.COUNTED, CountStatus.LIMIT_REACHED):
             self.uncounted.forget(in_flight.key)
-        if standing is CountStatus.LIMIT_REACHED:
-            number += 1  # the one that does not happen
+        if status is CountStatus.LIMIT_REACHED:
+            number += 1  # the delivery that is refused
         in_flight.delivery = replace(in_flight.delivery, number=number)
         in_flight.suspect = count.suspect
-        in_flight.charged = standing is CountStatus.COUNTED
+        in_flight.charged = status is CountStatus.COUNTED
         if count.suspect and in_flight.charged:
             self._counts.count(DELIVERIES, queue, Outcome.VANISHED.value)
-        if standing in (CountStatus.DEAD, CountStatus.RUNNING):
+        if status in (CountStatus.DEAD, CountStatus.RUNNING):
             self._counts.count(DUPLICATES, queue)
-        if standing is CountStatus.RUNNING:
+        if status is CountStatus.RUNNING:
             logger.warning(
                 "Task %s is delivered again while delivery %d of it still runs on another worker. "
                 "It is not charged. With the Redis broker, set visibility_timeout above your "
@@ -202,5 +203,5 @@ class Starts:
         elif in_flight.uncounted:
             self.uncounted.take_back(in_flight.key)
         in_flight.charged = in_flight.uncounted = False
-        if self._lane is not None and self._lane() is request:
-            self._lane = None
+        if self._suspect is not None and self._suspect() is request:
+            self._suspect = None

@@ -73,7 +73,7 @@ def test_a_worker_adopts_beside_its_tasks(
     assert found["id-fails"].worker_hostname is not None
     assert "@" in (found["id-fails"].worker_hostname or "")
     assert "cannot be read" in found["id-drops"].description
-    poll(lambda: "a queue named 'nowhere'" in worker.output, timeout_seconds=30)
+    poll(lambda: "no queue 'nowhere'" in worker.output, timeout_seconds=30)
     assert "Traceback" not in worker.output
     # New pool processes are forked beside the thread; they must not end its connection.
     with Connection(rabbit) as connection:
@@ -84,7 +84,7 @@ def test_a_worker_adopts_beside_its_tasks(
     assert (ran("killed"), poll(lambda: ran("healthy"), timeout_seconds=30)) == (3, 1)
     expire(rabbit, "retries")
     letters(count=5)
-    assert f"Nothing is adopted from {DEAD}" not in worker.output
+    assert f"Adopting from {DEAD} is paused" not in worker.output
     worker.process.terminate()
     assert worker.process.wait(30) == 0
 

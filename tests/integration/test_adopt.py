@@ -274,11 +274,11 @@ def test_killed_between_storing_and_acknowledging_makes_one_letter(
 @pytest.mark.parametrize("broker", ["classic"], indirect=True)
 def test_mistakes_are_told_in_one_line(broker: Broker, redis_url: str) -> None:
     """What was expected and what came; no password."""
-    with pytest.raises(NotFound, match=r"a queue named 'nowhere' on the broker amqp://guest:\*\*"):
+    with pytest.raises(NotFound, match=r"no queue 'nowhere' on the broker amqp://guest:\*\*"):
         broker.dlq.adopt("nowhere")
     gone = Celery("gone", broker="amqp://guest:hush@127.0.0.1:1//", set_as_current=False)
     gone.conf.dlq_url = redis_url
-    with pytest.raises(BrokerUnavailable, match="expected the broker") as raised:
+    with pytest.raises(BrokerUnavailable, match="from the broker amqp") as raised:
         DeadLetters(gone).adopt("orders.dead")
     assert "hush" not in str(raised.value)
     guarded = Celery("guarded", broker=broker.app.conf.broker_url, set_as_current=False)
@@ -422,5 +422,5 @@ def test_a_key_of_another_type_is_told(on_redis: tuple[DeadLetters, redis.Redis]
     """Not a list, not a queue."""
     dlq, client = on_redis
     client.set("shop:orders.dead", "x")
-    with pytest.raises(DLQError, match=r"'orders\.dead', got .*WRONGTYPE"):
+    with pytest.raises(DLQError, match=r"'orders\.dead' from .*WRONGTYPE"):
         dlq.adopt("orders.dead")

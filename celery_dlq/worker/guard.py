@@ -148,7 +148,7 @@ class Guard:
             self._take_back([request])
         elif hasattr(job, "_accepted"):
             self._dispatched.add(request, job)
-            if request.time_start is not None:  # a pool with a result thread was faster
+            if request.dlq_state is not DeliveryState.DISPATCHED:  # a result thread was faster
                 self.accepted(request)
 
     def pool_is_flushed(self, pool: Any) -> None:

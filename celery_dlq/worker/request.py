@@ -258,7 +258,8 @@ class DeadLetterRequest(_Base):
             _hard, _soft = limits
             return bool(super().revoked())
         except Exception as exc:
-            if not self.dlq_refuse(exc):
+            # Not NEW: Celery has revoked it, and the result backend, say, did not take that.
+            if self.dlq_state is not _S.NEW or not self.dlq_refuse(exc):
                 raise
             return True
 
@@ -439,8 +440,13 @@ class DeadLetterRequest(_Base):
 
     def _dlq_let_go_now(self) -> None:
         let_go = self.__dict__.pop("_dlq_let_go", None)  # once, whichever thread comes first
-        if let_go is not None:
+        if let_go is None:
+            return
+        if self.dlq_state is _S.STORED:
             let_go()
+        else:  # no letter could be made: an error of ours acknowledges nothing
+            task_ready(self)
+            super().reject(requeue=True)
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
         """Celery revokes a task and acknowledges its message; expiry is a death."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from builders import a_message, a_request, an_app
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.worker.request import create_request_cls
+from celery.worker.state import revoked
 
 from celery_dlq import DeadLetters
 from celery_dlq.backends.memory import MemoryMetrics
@@ -151,6 +153,55 @@ def test_a_message_past_its_limit_waits_for_the_store_too(worker: Worker) -> Non
     worker.down = False
     worker.guard.tick()
     assert (worker.said, request.dlq_state) == (["letter", "ack"], DeliveryState.STORED)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_waiting_letter_that_cannot_be_stored_gives_its_message_back(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """An error of our own acknowledges nothing: without its letter the message would be lost."""
+    request = worker.start()
+    worker.down = True
+    if refused:
+        request = worker.receive(redelivered=True)
+        with pytest.raises(TaskRevokedError):
+            request.execute_using_pool(Pool())
+    else:
+        request.on_failure(an_error(ValueError("x")), return_ok=True)
+    assert request.dlq_state is DeliveryState.WAITING_FOR_STORE
+    monkeypatch.setattr(worker.dlq.store, "dead_letter", lambda *_: 1 / 0)
+    worker.guard.tick()
+    assert (worker.said, request.dlq_state) == (["reject True"], DeliveryState.DONE)
+
+
+def test_a_revoked_task_whose_result_cannot_be_stored_is_no_letter(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is Celery's, as it is without the plugin."""
+    request = worker.receive()
+    revoked.add(worker.id)
+    monkeypatch.setattr(worker.task.backend, "mark_as_revoked", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        request.execute_using_pool(Pool())
+    assert "letter" not in worker.said
+
+
+def test_a_job_that_begins_at_once_is_not_waited_for(tmp_path: Any) -> None:
+    """A pool with a result thread says so before the pool has returned the job."""
+
+    class Quick(Pool):
+        """Accepts a job while it is given one; Celery's own handler has not come so far."""
+
+        def apply_async(self, *_: Any, **kwargs: Any) -> Any:
+            kwargs["accept_callback"](1, 0.0)
+            request.time_start = None
+            return SimpleNamespace(_accepted=False)
+
+    worker = Worker(tmp_path, Quick())
+    request = worker.receive()
+    request.execute_using_pool(Quick())
+    assert request.dlq_state is DeliveryState.RUNNING
+    assert worker.guard._dispatched.requests() == []
 
 
 @pytest.mark.parametrize("down", [False, True])

@@ -1,4 +1,4 @@
-"""Exports in Redis: how far a queue is exported, and which process exports it to a place."""
+"""Exports in Redis: how far a queue is exported, and leases on the places exported to."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from celery_dlq.backends.redis.scripts import ExportLeaseReply, Scripts
 
 
 class RedisExports:
-    """What exports of dead-letter queues note, wherever the letters are.
+    """Export positions and leases, wherever the letters are kept.
 
     Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
         keys: Key names.
     """
 
@@ -27,7 +27,7 @@ class RedisExports:
         self._scripts = Scripts.on(client)
 
     def note(self, dead_letter_queue: str, position: str) -> None:
-        """Note how far a queue is exported; see `DeadLetterStore.note_exported`."""
+        """Record how far a queue is exported; see `DeadLetterStore.note_exported`."""
         with translated(self._url):
             self._scripts.note_exported(
                 keys=[self._keys.exported(dead_letter_queue)], args=[position]
@@ -36,7 +36,7 @@ class RedisExports:
     def until(
         self, dead_letter_queue: str, last_position: Callable[[str], str | None]
     ) -> str | None:
-        """How far a queue is exported; see `DeadLetterStore.exported_until`."""
+        """Return how far a queue is exported; see `DeadLetterStore.exported_until`."""
         with translated(self._url):
             noted = self._client.get(self._keys.exported(dead_letter_queue))
         if noted is None:
@@ -54,12 +54,12 @@ class RedisExports:
         lease_seconds: float,
         state: str = "",
     ) -> ExportLease:
-        """Take, keep, note or end a turn; see `ExportLeaseStore.turn`."""
+        """Acquire, renew, annotate or end a lease; see `ExportLeaseStore.export_lease`."""
         args: list[Any] = [what, place, owner, int(lease_seconds * 1000), state]
         with translated(self._url):
-            reply, told = self._scripts.export_lease(
+            reply, noted = self._scripts.export_lease(
                 keys=[self._keys.export_leases(dead_letter_queue)], args=args
             )
         return ExportLease(
-            reply == ExportLeaseReply.ACQUIRED, told.decode("utf-8", "backslashreplace")
+            reply == ExportLeaseReply.ACQUIRED, noted.decode("utf-8", "backslashreplace")
         )

@@ -1,4 +1,4 @@
-"""Reports in Redis: one small hash per group of letters, which expires."""
+"""Reports in Redis: one small hash per group of letters; it expires."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ _WHY = {
 
 
 class RedisReports:
-    """The `Reports` of Redis.
+    """The `Reports` in Redis.
 
     Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
         keys: Key names.
-        tallied: Whether letters are stored in this Redis, which then knows whether a group
-            has any.
-        gap_seconds: Least time between two returns of a group.
+        tallied: True if letters are stored in this Redis, which then knows if a group is empty.
+        gap_seconds: Minimum time between two reports that a group came back.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class RedisReports:
         ]
 
     def of(self, letter: DeadLetter) -> Report | None:
-        """Ask; see `Reports.of`."""
+        """Decide about a letter."""
         queue, fingerprint = letter.dead_letter_queue, letter.fingerprint
         places = [
             self._keys.report(queue, fingerprint),

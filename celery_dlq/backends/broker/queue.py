@@ -27,10 +27,10 @@ from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")
 
-MOST_LETTERS = 50_000
+MAX_LETTERS = 50_000
 """Maximum number of letters read of one queue; RabbitMQ too has a limit per consumer."""
 
-MOST_BYTES = 8 * 1024**3
+MAX_BYTES = 8 * 1024**3
 """Maximum number of bytes read of one queue; they go to a temporary file."""
 
 WAIT_SECONDS = 10.0
@@ -58,11 +58,11 @@ class QueueDriver:
     Args:
         connect: Opens a connection; takes ``transport_options`` and ``heartbeat``.
         timeout_seconds: Maximum wait for one reply.
-        most_letters: See `MOST_LETTERS`; only tests set it.
+        most_letters: See `MAX_LETTERS`; only tests set it.
     """
 
     def __init__(
-        self, connect: Connect, timeout_seconds: float, most_letters: int = MOST_LETTERS
+        self, connect: Connect, timeout_seconds: float, most_letters: int = MAX_LETTERS
     ) -> None:
         self._connect = connect
         self._options = {
@@ -383,7 +383,7 @@ class HeldQueue:
             self.snapshot.complete = not self._ready()
 
     def _full(self) -> bool:
-        return self._taken >= self._most or self.snapshot.bytes >= MOST_BYTES
+        return self._taken >= self._most or self.snapshot.bytes >= MAX_BYTES
 
     def _settled(self) -> int:
         """Return the number of ready messages once it is stable.

@@ -27,7 +27,7 @@ from celery_dlq.backends.base import (
     stored_at,
 )
 from celery_dlq.backends.broker.message import letter_message
-from celery_dlq.backends.broker.queue import MOST_LETTERS, HeldQueue, QueueDriver
+from celery_dlq.backends.broker.queue import MAX_LETTERS, HeldQueue, QueueDriver
 from celery_dlq.backends.broker.snapshot import Snapshot
 from celery_dlq.backends.grouping import groups_of
 from celery_dlq.errors import CorruptLetter, NotSupported
@@ -58,7 +58,7 @@ class BrokerStore:
         overviews=False,
         bin=False,
         tells_twins=False,
-        most_letters=MOST_LETTERS,
+        most_letters=MAX_LETTERS,
     )
 
     def __init__(
@@ -351,9 +351,7 @@ class BrokerStore:
             if held is not None:
                 self._refresh(name, held)
                 return self._warned(name, held.snapshot)
-            state = self._index.state(
-                name
-            )  # first, so that a letter put meanwhile makes this stale
+            state = self._index.state(name)  # first: a letter put meanwhile makes this stale
             if self._seen is not None:
                 queue, before, at, snapshot = self._seen
                 if (queue, before) == (name, state) and time.monotonic() - at < _FRESH_SECONDS:

@@ -28,6 +28,3 @@ class MemoryReports:
             return None
         why = Why.NEW if number == 1 else Why.GREW
         return Report(why=why, number=number, letter_ids=tuple(ids))
-
-    def close(self) -> None:
-        """Do nothing."""

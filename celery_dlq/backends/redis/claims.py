@@ -7,8 +7,8 @@ from typing import Any
 
 from celery_dlq.backends.base import ClaimState
 from celery_dlq.backends.redis.connect import translated
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import ClaimReply, Scripts, chunks
+from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import ClaimReply, chunks
 
 _STATES = {
     ClaimReply.CLAIMED: ClaimState.CLAIMED,
@@ -19,20 +19,8 @@ _STATES = {
 }
 
 
-class RedisClaims:
-    """Claims of letters, wherever the letters are kept; see `DeadLetterStore.claim`.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
+class RedisClaims(RedisPart):
+    """Claims of letters, wherever the letters are kept; see `DeadLetterStore.claim`."""
 
     def claim(
         self,

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from typing import Any
 
 import redis
@@ -19,7 +18,6 @@ from celery_dlq.backends.redis.scripts import ScriptText
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
-from celery_dlq.record import from_micros
 
 try:
     from hiredis import pack_command
@@ -89,13 +87,6 @@ def translated(url: str) -> Iterator[None]:
         raise
     except (RedisError, OSError) as exc:
         raise unavailable(exc, url) from exc
-
-
-def now(client: Any, url: str) -> datetime:
-    """Return the current time by the clock of Redis, the one that all machines share."""
-    with translated(url):
-        seconds, micros = client.time()
-    return from_micros(seconds * 1_000_000 + micros)
 
 
 class Breaker:

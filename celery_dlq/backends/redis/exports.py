@@ -7,24 +7,12 @@ from typing import Any
 
 from celery_dlq.backends.base import ExportLease, ordered
 from celery_dlq.backends.redis.connect import translated
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import ExportLeaseReply, Scripts
+from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import ExportLeaseReply
 
 
-class RedisExports:
-    """Export positions and leases, wherever the letters are kept.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
+class RedisExports(RedisPart):
+    """Export positions and leases, wherever the letters are kept."""
 
     def note(self, dead_letter_queue: str, position: str) -> None:
         """Record how far a queue is exported; see `DeadLetterStore.note_exported`."""

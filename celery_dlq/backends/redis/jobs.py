@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
-from celery_dlq.backends.redis.connect import now, translated
-from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.keys import spelled
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")
@@ -17,23 +17,8 @@ MOST_JOBS = 500
 _CANCEL = b"cancel"
 
 
-class RedisJobStore:
-    """The `JobStore` in Redis.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-
-    def now(self) -> datetime:
-        """Return the time of Redis."""
-        return now(self._client, self._url)
+class RedisJobStore(RedisPart):
+    """The `JobStore` in Redis."""
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Save a state; delete the oldest ones when there are too many."""

@@ -29,16 +29,16 @@ from celery_dlq.backends.base import (
     stored_at,
 )
 from celery_dlq.backends.redis.claims import RedisClaims
-from celery_dlq.backends.redis.connect import Command, PipelinedConnection, now, translated
+from celery_dlq.backends.redis.connect import Command, PipelinedConnection, translated
 from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.overviews import RedisOverviews, moment, text_of
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.redriven import RedrivenMessages
 from celery_dlq.backends.redis.scripts import (
     DeadLetterReply,
     RestoreReply,
-    Scripts,
     chunks,
     script_text,
 )
@@ -67,7 +67,7 @@ _RESTORED = {
 }
 
 
-class RedisStore:
+class RedisStore(RedisPart):
     """The `DeadLetterStore` in Redis.
 
     Args:
@@ -89,11 +89,8 @@ class RedisStore:
         ttl_seconds: float = 72 * 3600.0,
         connection: PipelinedConnection | None = None,
     ) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
+        super().__init__(client, url, keys)
         self._ttl_millis = int(ttl_seconds * 1000)
-        self._scripts = Scripts.on(client)
         self._reader = StreamReader(client, url)
         self._claims = RedisClaims(client, url, keys)
         self._exports = RedisExports(client, url, keys)
@@ -101,15 +98,6 @@ class RedisStore:
         self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
         self._connection = connection
         self._named: set[str] = set()
-
-    def check(self) -> None:
-        """Ping Redis."""
-        with translated(self._url):
-            self._client.ping()
-
-    def now(self) -> datetime:
-        """Return the time of Redis."""
-        return now(self._client, self._url)
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
@@ -20,7 +21,7 @@ SILENT_SECONDS = 30
 _MOST_FIELDS = 5_000
 
 
-class RedisMetrics:
+class RedisMetrics(RedisPart):
     """The `MetricsStore` in Redis.
 
     Args:
@@ -32,9 +33,7 @@ class RedisMetrics:
     """
 
     def __init__(self, client: Any, url: str, keys: Keys, connection: PipelinedConnection) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
+        super().__init__(client, url, keys)
         self._measure = script_text("measure")
         self._connection = connection
 

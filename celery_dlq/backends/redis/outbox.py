@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from celery_dlq.backends.base import OutboxEntry
 from celery_dlq.backends.redis.connect import translated
-from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.many import of_each
-from celery_dlq.backends.redis.scripts import Scripts
+from celery_dlq.backends.redis.part import RedisPart
 
 
-class RedisOutbox:
-    """The `Outbox` in Redis.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
+class RedisOutbox(RedisPart):
+    """The `Outbox` in Redis."""
 
     def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
         """Add an entry, due at once."""

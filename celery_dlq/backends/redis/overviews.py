@@ -9,29 +9,16 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.base import Glance, Group, QueueSummary, stored_at
-from celery_dlq.backends.redis.connect import now, translated
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.many import of_each
-from celery_dlq.backends.redis.scripts import Scripts
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.record import Reason, from_micros
 
 _HOUR_MINUTES = 60
 
 
-class RedisOverviews:
-    """Reads what concerns dead-letter queues as a whole.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
+class RedisOverviews(RedisPart):
+    """Reads what concerns dead-letter queues as a whole."""
 
     def names(self) -> list[str]:
         """Return the names of all dead-letter queues."""
@@ -86,7 +73,7 @@ class RedisOverviews:
         return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
 
     def _minute(self) -> int:
-        return int(now(self._client, self._url).timestamp()) // 60
+        return int(self.now().timestamp()) // 60
 
     def _looked_into(
         self, names: Sequence[str], *asks: Callable[[Any, str], object]
@@ -128,13 +115,13 @@ def _glance(name: str, letters: int, oldest: bytes, *times: bytes) -> Glance:
 
 def _summary(name: str, replies: Sequence[Any], minute: int) -> QueueSummary:
     (letters, _oldest, oldest_died, newest_died, _end, _now), counts, arrivals = replies
-    counted = zip((reason.value for reason in Reason), counts, strict=True)
+    pairs = zip(Reason, counts, strict=True)
     return QueueSummary(
         name=name,
         letters=letters,
         oldest_at=moment(oldest_died),
         newest_at=moment(newest_died),
-        reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
+        reasons=dict(sorted((reason.value, int(count)) for reason, count in pairs if count)),
         last_hour=_last_hour(arrivals, minute),
     )
 
@@ -158,7 +145,3 @@ def _last_hour(slots: Iterable[bytes], minute: int) -> int:
     """Return the number of letters in the sixty minutes that end with this one."""
     pairs = (slot.split(b":") for slot in slots)
     return sum(int(count) for at, count in pairs if minute - _HOUR_MINUTES < int(at) <= minute)
-
-
-def _first(pair: tuple[str, Any]) -> str:
-    return pair[0]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.base import MessageKey, ordered
 from celery_dlq.backends.redis.claims import RedisClaims
-from celery_dlq.backends.redis.connect import now, translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.overviews import RedisOverviews
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.redriven import RedrivenMessages
-from celery_dlq.backends.redis.scripts import Scripts
 
 PATIENCE_SECONDS = 600.0
 """Maximum wait for a letter that has a position and is not in its queue yet."""
@@ -22,7 +21,7 @@ _KEPT_SECONDS = 300.0  # a letter that is stored again within this time keeps it
 _MAX_PER_MILLISECOND = 10**9  # more letters than any queue gets in one
 
 
-class PositionIndex:
+class PositionIndex(RedisPart):
     """State in Redis of queues whose letters are elsewhere.
 
     A letter gets its position before it is put into its queue. Several workers do so at once,
@@ -43,24 +42,12 @@ class PositionIndex:
     """
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float = 72 * 3600.0) -> None:
+        super().__init__(client, url, keys)
         self.claims = RedisClaims(client, url, keys)
         self.exports = RedisExports(client, url, keys)
         self.overviews = RedisOverviews(client, url, keys)
         self.redriven = RedrivenMessages(client, url, keys, ttl_seconds)
-        self._client = client
-        self._url = url
-        self._keys = keys
         self._ttl_millis = int(ttl_seconds * 1000)
-        self._scripts = Scripts.on(client)
-
-    def check(self) -> None:
-        """Ping Redis."""
-        with translated(self._url):
-            self._client.ping()
-
-    def now(self) -> datetime:
-        """Return the time of Redis."""
-        return now(self._client, self._url)
 
     def place(self, dead_letter_queue: str, letter_id: str) -> str:
         """Assign a position to a letter."""

@@ -9,10 +9,11 @@ from typing import Any
 from celery_dlq.backends.base import MessageKey, RedriveOutcome
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.record import Delivery, to_micros
 
 
-class RedrivenMessages:
+class RedrivenMessages(RedisPart):
     """Marks and reads redriven messages in the hash of their counts.
 
     Args:
@@ -23,9 +24,7 @@ class RedrivenMessages:
     """
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
+        super().__init__(client, url, keys)
         self._ttl_millis = int(ttl_seconds * 1000)
 
     def watch(self, keys: Sequence[MessageKey]) -> None:

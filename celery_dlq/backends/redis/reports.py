@@ -15,7 +15,8 @@ from celery_dlq.backends.base.reports import (
 )
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import ReportReply, Scripts
+from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import ReportReply
 from celery_dlq.record import DeadLetter
 
 _WHY = {
@@ -25,7 +26,7 @@ _WHY = {
 }
 
 
-class RedisReports:
+class RedisReports(RedisPart):
     """The `Reports` in Redis.
 
     Args:
@@ -45,10 +46,7 @@ class RedisReports:
         tallied: bool = True,
         gap_seconds: float = GAP_SECONDS,
     ) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._report = Scripts.on(client).report
+        super().__init__(client, url, keys)
         self._options = [
             int(tallied),
             *(int(seconds * 1000) for seconds in (QUIET_SECONDS, gap_seconds)),
@@ -66,7 +64,7 @@ class RedisReports:
             self._keys.allowance(queue),
         ]
         with translated(self._url):
-            state, number, ids = self._report(
+            state, number, ids = self._scripts.report(
                 keys=places, args=[letter.id, fingerprint, *self._options, letter.redrives]
             )
         if state == ReportReply.NONE:

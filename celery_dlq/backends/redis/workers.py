@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
 from celery_dlq.backends.base import Override, WorkerInfo
-from celery_dlq.backends.redis.connect import PipelinedConnection, now, translated
+from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.scripts import NodeReply, Scripts, script_text
+from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import NodeReply, script_text
 from celery_dlq.events import Change
 from celery_dlq.logs import get_logger
 from celery_dlq.record import from_micros, to_micros
@@ -27,7 +27,7 @@ _NODE = script_text("node")
 _REVISION = b"revision"
 
 
-class RedisWorkerRegistry:
+class RedisWorkerRegistry(RedisPart):
     """The `WorkerRegistry` in Redis.
 
     Args:
@@ -42,14 +42,7 @@ class RedisWorkerRegistry:
         self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
     ) -> None:
         self._connection = connection
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
-
-    def now(self) -> datetime:
-        """Return the time of Redis."""
-        return now(self._client, self._url)
+        super().__init__(client, url, keys)
 
     def register(self, info: WorkerInfo) -> None:
         """Save a worker's info."""

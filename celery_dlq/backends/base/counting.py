@@ -30,7 +30,7 @@ class MessageKey:
 
 
 class CountStatus(Enum):
-    """Result of counting a delivery. Only ``COUNTED`` changes the count."""
+    """Result of counting a delivery; only with ``COUNTED`` was it counted."""
 
     COUNTED = "counted"
     LIMIT_REACHED = "limit_reached"  # the limit of deliveries was reached before
@@ -83,7 +83,7 @@ class DeliveryCounter(Protocol):
             delivery: The start; its ``number`` is ignored.
             limit: ``max_deliveries``; a message that has reached it is not counted.
                 ``None`` for no limit.
-            uncounted: Earlier deliveries that could not be counted then; added first.
+            uncounted: Earlier deliveries that could not be counted then; added before the check.
             waited_seconds: Time since this delivery was first postponed; ``None`` if never.
             alone: True if a message whose last delivery vanished may be counted now.
             unless_dead: Do not count if its letter was stored before. False for new messages
@@ -101,7 +101,7 @@ class DeliveryCounter(Protocol):
         """
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
-        """Delete the counts of a message that is done, at the next write at the latest.
+        """Delete the counts of a message that is done; may be postponed until `flush`.
 
         Another message that runs under the same task id keeps its count. Never raises.
 
@@ -112,7 +112,7 @@ class DeliveryCounter(Protocol):
         """
 
     def redrive_succeeded(self, redrive_id: str) -> None:
-        """Count a success for a redrive, at the next write at the latest. Never raises."""
+        """Count a success for a redrive; may be postponed until `flush`. Never raises."""
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
         """Return all recorded deliveries of the task, over its retries, oldest first.

@@ -161,10 +161,10 @@ class DeadLetterStore(Protocol):
         """Return the current time by the store's clock, by which letters age and leases end."""
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Store a letter and delete the message's counters.
+        """Store a letter and delete the message's counters, in one atomic step.
 
-        Both or neither, in one atomic step; a store without `Capabilities.tells_twins` deletes
-        the counters once the letter is safe. A letter whose id is there already is not stored.
+        A letter whose id is there already is not stored again. Exception: a store without
+        `Capabilities.tells_twins` may store a copy, and deletes the counters afterwards.
         """
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:

@@ -1,1 +1,1 @@
-"""Implementations of the contracts in `celery_dlq.backends.base`, one folder or module each."""
+"""The contracts of a backend (`base`) and their implementations, one folder each."""

@@ -1,4 +1,4 @@
-"""The groups of a queue, for stores that keep no tally of them."""
+"""Groups of letters, for stores that keep no tally."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def groups_of(letters: Iterable[DeadLetter], most: int | None) -> list[Group]:
     """Group letters by their fingerprints.
 
     Args:
-        letters: In the order of storing; the last of a group describes it.
-        most: Most groups; ``None`` for all.
+        letters: In the order of storing; the last letter of a group describes it.
+        most: Maximum number of groups; ``None`` for all.
 
     Returns:
         The groups, largest first.

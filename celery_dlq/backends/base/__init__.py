@@ -1,7 +1,7 @@
-"""The contracts between those who use a backend and its implementations, one file a topic.
+"""The contracts of a backend, one module per topic.
 
-A `Backend` has all of them. Its implementations stand beside this folder, including
-the one in memory, which ships and is tested by the same suite.
+A `Backend` has a part for each. The implementations are in the folders beside this one;
+the one in memory ships too and passes the same contract tests.
 """
 
 from __future__ import annotations
@@ -70,24 +70,24 @@ __all__ = [
 ]
 
 Clock = Callable[[], datetime]
-"""Gives the present as an aware UTC datetime."""
+"""Returns the current time, aware, in UTC."""
 
 
 class Backend(Protocol):
-    """All that an app keeps: one object for each of its processes.
+    """Everything an app stores; each process has one backend.
 
-    Its parts share their connections, which are made when there is first something to send.
+    Its parts share connections, which are opened when the first command is sent.
 
     Attributes:
-        counter: Deliveries.
+        counter: Counts deliveries.
         letters: Dead letters.
-        workers: Live workers, overrides of policies, and the audit.
-        jobs: Redrives and discards.
-        outbox: What dead-letter exchanges must still get.
-        metrics: Counts of all processes.
-        samples: Takes samples of messages that succeeded.
-        sampled: The samples, read as letters are.
-        reports: Decides which letters an error tracker is told of.
+        workers: Live workers, policy overrides and the audit log.
+        jobs: States of redrives and discards.
+        outbox: Letters that are still to be published to dead-letter exchanges.
+        metrics: Counts of all processes, added up.
+        samples: Records samples of messages that succeeded.
+        sampled: The same samples, read like letters.
+        reports: Decides which letters are reported to an error tracker.
     """
 
     @property
@@ -110,11 +110,11 @@ class Backend(Protocol):
     def reports(self) -> Reports: ...  # noqa: D102
 
     def separate(self) -> Backend:
-        """The same place over connections of its own, for another thread or process.
+        """Return a backend on the same data with its own connections.
 
-        Connections to a broker serve one thread, and a forked process must not share any.
-        In memory there is nothing to separate: it is the same object.
+        For another thread or process: a connection to a broker serves one thread, and a
+        forked process must not share any. The backend in memory returns itself.
         """
 
     def close(self) -> None:
-        """Let go of all connections; what is used afterwards opens them again. Never raises."""
+        """Close all connections; later use opens them again. Never raises."""

@@ -1,4 +1,4 @@
-"""How deliveries are counted."""
+"""Counting deliveries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from celery_dlq.record import Delivery
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageKey:
-    """What makes one message of a task: ``Task.retry()`` re-uses the task id.
+    """Identifies one message; the task id alone does not, since ``Task.retry()`` re-uses it.
 
     Attributes:
-        dead_letter_queue: Where its letter would go; counters live beside the letters.
+        dead_letter_queue: Where its letter would go; counters are kept beside the letters.
         task_id: The task's id.
         retries: The message's ``retries`` header.
-        redrives: How often the message was redriven.
-        nesting: How often ``Task.replace`` gave the id to another task before.
+        redrives: Number of times the message was redriven.
+        nesting: Number of times ``Task.replace`` passed the id on before.
     """
 
     dead_letter_queue: str
@@ -30,24 +30,24 @@ class MessageKey:
 
 
 class CountStatus(Enum):
-    """What counting a delivery found."""
+    """Result of counting a delivery; only with ``COUNTED`` was it counted."""
 
     COUNTED = "counted"
-    LIMIT_REACHED = "limit_reached"  # nothing was counted
-    RUNNING = "running"  # an earlier delivery runs on a live worker; nothing was counted
-    UNCERTAIN = "uncertain"  # its worker may have died this moment; nothing was counted
-    SUSPECT = "suspect"  # its last delivery vanished, and it must not run now; nothing was counted
-    DEAD = "dead"  # its letter was stored before; nothing was counted
+    LIMIT_REACHED = "limit_reached"  # the limit of deliveries was reached before
+    RUNNING = "running"  # an earlier delivery runs on a live worker
+    UNCERTAIN = "uncertain"  # the worker of an earlier delivery may just have died; ask again
+    SUSPECT = "suspect"  # its last delivery vanished, and ``alone`` was false
+    DEAD = "dead"  # its letter was stored before
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The answer to a count.
+    """Reply to `DeliveryCounter.count`.
 
     Attributes:
-        status: What was found.
+        status: The result.
         number: The number of this delivery, or of the last one counted.
-        suspect: The message's last delivery vanished: it may have killed its worker.
+        suspect: True if the last delivery vanished: it may have killed its worker.
     """
 
     status: CountStatus
@@ -56,13 +56,13 @@ class Count:
 
 
 class DeliveryCounter(Protocol):
-    """Counts the deliveries of messages and remembers how each ended."""
+    """Counts the deliveries of messages and records how each ended."""
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
-        """Count a delivery without waiting for the store's answer.
+        """Count a first delivery without waiting for the store. Never raises.
 
         Returns:
-            Whether the mark is on the wire. What the store says to it is logged later.
+            True if the count was sent. If the store refuses it, that is logged later.
         """
 
     def count(
@@ -76,16 +76,17 @@ class DeliveryCounter(Protocol):
         alone: bool = True,
         unless_dead: bool = False,
     ) -> Count:
-        """Count a delivery and wait for the answer.
+        """Count a delivery and wait for the reply.
 
         Args:
             key: The message.
-            delivery: The start; its ``number`` is not looked at.
-            limit: Most deliveries; at the limit nothing is counted.
-            uncounted: Deliveries that could not be counted before, and are now.
-            waited_seconds: How long ago this delivery was first put off; ``None`` if never.
-            alone: Whether a message whose last delivery vanished may be counted now.
-            unless_dead: Count only if its letter was not stored before. Not for new messages
+            delivery: The start; its ``number`` is ignored.
+            limit: ``max_deliveries``; a message that has reached it is not counted.
+                ``None`` for no limit.
+            uncounted: Earlier deliveries that could not be counted then; added before the check.
+            waited_seconds: Time since this delivery was first postponed; ``None`` if never.
+            alone: True if a message whose last delivery vanished may be counted now.
+            unless_dead: Do not count if its letter was stored before. False for new messages
                 that re-use a task id.
 
         Raises:
@@ -93,38 +94,38 @@ class DeliveryCounter(Protocol):
         """
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
-        """Record how a delivery ended; with ``charged=False`` it no longer counts.
+        """Record how a delivery ended; with ``charged=False`` take its count back.
 
-        A delivery without an outcome that is not charged never started: nothing is kept of it.
-        Changes nothing if the start of this delivery is not on record. Never raises.
+        An uncharged delivery without an outcome never started: no record of it is kept.
+        Does nothing if the start of this delivery is not on record. Never raises.
         """
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
-        """Forget a message that is done; may be put off to the next write.
+        """Delete the counts of a message that is done; may be postponed until `flush`.
 
-        Another message that runs under the same task id keeps its count.
+        Another message that runs under the same task id keeps its count. Never raises.
 
         Args:
             key: The message.
-            delivery: Its last one.
-            first: It was never delivered before, so earlier starts are another message's.
+            delivery: Its last delivery.
+            first: True if that was its first: earlier starts belong to another message.
         """
 
     def redrive_succeeded(self, redrive_id: str) -> None:
-        """Count that a message of a redrive succeeded; may be put off to the next write."""
+        """Count a success for a redrive; may be postponed until `flush`. Never raises."""
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
-        """All recorded deliveries of the task of this message, over its retries, oldest first.
+        """Return all recorded deliveries of the task, over its retries, oldest first.
 
         Raises:
             StoreUnavailable: The store does not answer.
         """
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """Send a heartbeat beside the counters of these queues; never raises."""
+        """Record that this worker is alive, for the counters of these queues. Never raises."""
 
     def flush(self) -> None:
-        """Send what was put off and read outstanding answers; never raises."""
+        """Send postponed writes and check that the store accepts them. Never raises."""
 
     def close(self) -> None:
-        """Flush and let go of connections; never raises."""
+        """Flush and close the connection. Never raises."""

@@ -1,4 +1,4 @@
-"""How one export at a time writes to a place."""
+"""The lease that lets one export at a time write to a place."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 
 class ExportLease(NamedTuple):
-    """Whose turn it is to export a queue to a place.
+    """Result of asking for the lease on a place that a queue is exported to.
 
     Attributes:
-        acquired: Whether it is the asker's.
-        state: What was noted last if it is; else who has it, and until when.
+        acquired: True if the caller holds the lease.
+        state: The last state noted, if acquired; else ``owner|end``, the end in milliseconds
+            since 1970.
     """
 
     acquired: bool
@@ -19,7 +20,7 @@ class ExportLease(NamedTuple):
 
 @runtime_checkable
 class ExportLeaseStore(Protocol):
-    """What a store can do that all machines share: let one export at a time write to a place."""
+    """A store that all machines share and that can therefore grant export leases."""
 
     def export_lease(
         self,
@@ -31,13 +32,17 @@ class ExportLeaseStore(Protocol):
         lease_seconds: float,
         state: str = "",
     ) -> ExportLease:
-        """Take the turn if it is free, keep it, note something if it is still ours, or end it.
+        """Acquire, renew, annotate or end a lease.
 
         Args:
-            dead_letter_queue: What is exported.
-            what: What to do.
+            dead_letter_queue: The queue that is exported.
+            what: ``take``: acquire it if it is free; ``keep``: renew it; ``note``: renew it and
+                store ``state``; ``end``: give it up. The last three need the lease.
             place: Where the files go.
-            owner: Who asks.
-            lease_seconds: How long the turn is kept without a heartbeat.
-            state: What to note; it is there for every later owner.
+            owner: The caller's name, without ``|``.
+            lease_seconds: Time after which the lease is free unless renewed.
+            state: Text to store; every later owner gets it.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
         """

@@ -1,4 +1,4 @@
-"""What is kept of redrives and discards."""
+"""Storage for the states of redrives and discards."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from typing import Any, Protocol
 
 
 class JobStore(Protocol):
-    """Keeps what is known of jobs, bounded. Every method may raise `StoreUnavailable`."""
+    """Keeps the states of the newest 500 jobs. Every method may raise `StoreUnavailable`."""
 
     def now(self) -> datetime:
-        """The present by the clock of the store, by which jobs fall silent."""
+        """Return the current time by the store's clock, which decides if a job has gone silent."""
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
-        """Keep the state of a job; whether somebody wants it cancelled.
-
-        The states of the five hundred newest jobs are kept.
-        """
+        """Save the state of a job; return True if its cancellation was requested."""
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
-        """The state of a job, or ``None``."""
+        """Return the state of a job, or ``None``."""
 
     def all(self) -> list[Mapping[str, Any]]:
-        """The states of all jobs, newest first."""
+        """Return the states of all jobs, newest first."""
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
-        """Want a job cancelled, or no more."""
+        """Request the cancellation of a job, or withdraw the request."""
 
     def succeeded(self, job_id: str) -> int:
-        """How many messages of a redrive have succeeded, as far as guarded queues tell."""
+        """Return how many messages of a redrive succeeded; only guarded queues report this."""
 
     def acquire_run(self, job_id: str, run: int) -> bool:
-        """Become the one process that does this run of a job; whether nobody else has."""
+        """Return True for the first process that asks to do this run of a job, else False."""

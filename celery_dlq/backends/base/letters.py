@@ -1,4 +1,4 @@
-"""How dead letters are kept, claimed and removed."""
+"""Storing, reading, claiming and removing dead letters."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from celery_dlq.record import DeadLetter, Delivery
 
 
 class Stored(Enum):
-    """What storing a letter did."""
+    """Result of storing a letter."""
 
     NEW = 1
     ALREADY_THERE = 0
 
 
 class ClaimState(Enum):
-    """What a claim says of a letter."""
+    """State of a letter after an operation tried to claim it."""
 
-    CLAIMED = "claimed"  # ours now, never published before
-    RECLAIMED = "reclaimed"  # a redrive died with it: it may have been published
-    PUBLISHED = "published"  # a redrive died after publishing it: only removal is left
-    HELD = "held"  # another redrive has it
-    GONE = "gone"  # no such letter any more
+    CLAIMED = "claimed"  # the caller has it; it was never published
+    RECLAIMED = "reclaimed"  # the caller has it; an earlier operation may have published it
+    PUBLISHED = "published"  # the caller has it; it was published and is only to be removed
+    HELD = "held"  # another operation has it
+    GONE = "gone"  # there is no such letter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSummary:
-    """One dead-letter queue at a glance."""
+    """Size, age and reasons of one dead-letter queue."""
 
     name: str
     letters: int
     oldest_at: datetime | None = None
     newest_at: datetime | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)
-    last_hour: int = field(default=0, compare=False)  # letters that were stored in the last hour
+    last_hour: int = field(default=0, compare=False)  # letters stored in the last hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """What tells whether retention has anything to do in a queue.
+    """A queue as retention first sees it, to decide if there is anything to remove.
 
     Attributes:
         name: The dead-letter queue.
-        at: The moment of looking, by the store's clock.
-        letters: How many it has.
-        oldest_stored_at: When the first of them was stored, by the same clock.
-        first_end_at: When the first message of them expires, or did.
+        at: The current time by the store's clock.
+        letters: Number of letters.
+        oldest_stored_at: When the oldest letter was stored, by the same clock.
+        first_end_at: Earliest expiry of a letter's message, past or future.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Glance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The letters of one fingerprint."""
+    """The letters of one fingerprint, summed up."""
 
     fingerprint: str
     letters: int
@@ -84,13 +84,14 @@ class StoredLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterSummary:
-    """What retention looks at.
+    """A letter as retention sees it.
 
     Attributes:
-        position: Where the letter is.
-        letter_id: Which one.
-        dead_lettered_at: When it died, as its worker's clock says; ``None``: it is no letter.
-        stored_at: When it was stored, by the store's clock; ``None`` if nothing tells.
+        position: Its position.
+        letter_id: Its id.
+        dead_lettered_at: When it died, by its worker's clock. ``None`` if the entry is not a
+            letter, and from `DeadLetterStore.ended`.
+        stored_at: When it was stored, by the store's clock; ``None`` if unknown.
     """
 
     position: str
@@ -100,31 +101,33 @@ class LetterSummary:
 
 
 class Restored(Enum):
-    """What taking a letter out of the bin did."""
+    """Result of restoring a letter from the bin."""
 
     RESTORED = "restored"
     NOT_THERE = "not_there"
-    TAKEN = "taken"  # the queue has a letter of this id again
+    TAKEN = "taken"  # the queue has another letter of this id
 
 
 class RedriveOutcome(Enum):
-    """What became of a redriven message that is watched."""
+    """Outcome of a watched redriven message."""
 
-    OPEN = "open"  # it waits, or runs
+    OPEN = "open"  # it waits or runs
     DIED = "died"
     SUCCEEDED = "succeeded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a store can do by its nature; declared on its class.
+    """Features of a store, declared on its class.
 
     Attributes:
-        random_access: One letter is found, and the oldest ones are, without reading all.
-        overviews: `DeadLetterStore.queues` knows ages and reasons; else only lengths.
-        bin: Discarded letters are kept for some time, and can be restored.
-        tells_twins: Storing a letter again says so. Else there are two copies, seen as one.
-        most_letters: How many letters of a queue can be read; ``None`` for any number.
+        random_access: True if a letter, or the oldest ones, can be read without reading all.
+        overviews: True if `DeadLetterStore.queues` knows ages and reasons, not only lengths,
+            and `DeadLetterStore.glances` is supported.
+        bin: True if discarded letters are kept for some time and can be restored.
+        tells_twins: True if storing a letter twice is detected. If not, the queue may hold two
+            copies, which reads deduplicate.
+        most_letters: Maximum number of letters of a queue that can be read; ``None``: no limit.
     """
 
     random_access: bool = True
@@ -135,51 +138,59 @@ class Capabilities:
 
 
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
-"""Positions and storage forms, nothing decoded."""
+"""Entries as (position, raw fields in storage form); nothing is decoded."""
 
 
 class DeadLetterStore(Protocol):
-    """Keeps the letters of dead-letter queues. Every method may raise `StoreUnavailable`.
+    """Stores the letters of dead-letter queues.
 
-    What a store cannot do raises `NotSupported`.
+    Every method may raise `StoreUnavailable`, and `NotSupported` where `capabilities` says no.
+    An *entry* may be something other than a letter, put into the queue by another program; it
+    has a position but no id. Methods that take letter ids accept a position in its place.
 
     Attributes:
-        capabilities: What it can do.
+        capabilities: The features of this store.
     """
 
     capabilities: Capabilities
 
     def check(self) -> None:
-        """Do nothing but answer."""
+        """Return if the store answers, raise if it does not."""
 
     def now(self) -> datetime:
-        """The present by the store's clock, which decides about everybody's letters."""
+        """Return the current time by the store's clock, by which letters age and leases end."""
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Store a letter and forget the message's counters, in one atomic step.
+        """Store a letter and delete the message's counters, in one atomic step.
 
-        Idempotent: a letter with the id of one that is there changes nothing.
+        A letter whose id is there already is not stored again. Exception: a store without
+        `Capabilities.tells_twins` may store a copy, and deletes the counters afterwards.
         """
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
-        """One letter, or ``None``."""
+        """Return one letter, or ``None``.
+
+        Raises:
+            CorruptLetter: The entry is not a readable letter.
+        """
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
-        """The first of some queues that has a letter of this id, or an entry at this position."""
+        """Return the first of the given queues that has this letter, or ``None``."""
 
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
     ) -> list[tuple[str, str]]:
-        """Letters of some queues whose ids begin with a text; reads ids only.
+        """Find letters whose ids begin with a prefix; reads ids only where it can.
 
         Returns:
-            Queues and ids, at most ``most``.
+            At most ``most`` pairs of queue and id.
         """
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
-        """All letters, read in bounded pages while the caller iterates.
+        """Iterate over all letters, reading bounded pages.
 
         Letters that arrive meanwhile are left out: the end is fixed at the first page.
+        Entries that are not readable letters are skipped and logged.
         """
 
     def fields(
@@ -191,70 +202,72 @@ class DeadLetterStore(Protocol):
         page_size: int,
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
-        """Raw pages of (position, fields), nothing decoded; bounded in letters and bytes.
-
-        Entries that are no letters are among them, with whatever fields they have.
+        """Iterate over raw pages, bounded in entries and bytes; includes entries of any kind.
 
         Args:
-            dead_letter_queue: Its name.
-            after: Leave out everything up to here; ``None`` for nothing.
-            until: The last position taken; ``None`` for the newest one now.
-            page_size: Most letters a page.
-            newest_first: The order.
+            dead_letter_queue: The queue.
+            after: Exclusive lower bound; ``None`` for the beginning.
+            until: Inclusive upper bound; ``None`` for the newest position now.
+            page_size: Maximum number of entries per page.
+            newest_first: True for descending positions.
         """
 
     def entry(
         self, dead_letter_queue: str, letter_id: str
     ) -> tuple[str, Mapping[bytes, bytes]] | None:
-        """Position and raw fields of one letter, or of the entry at a position; or ``None``."""
+        """Return the position and raw fields of one entry, or ``None``."""
 
     def position_at(self, moment: datetime) -> str:
-        """A position before which nothing is that was stored at or after a moment."""
+        """Return a lower bound: every letter before it was stored before the moment."""
 
     def last_position(self, dead_letter_queue: str) -> str | None:
-        """The position of the newest letter ever stored, or ``None``."""
+        """Return the position of the newest letter ever stored, or ``None``."""
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
-        """As `last_position`, but before the first letter that is still on its way.
+        """Return the last position before any letter that is still being stored, or ``None``.
 
-        Nothing is stored at or before it any more: who has read so far need not look again.
+        No letter will be stored at or before it any more, so an export that has read up to
+        here has read everything.
         """
 
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:
-        """The letters stored first, at most ``most``, or fewer if they are large."""
+        """Return the entries stored first, after a position.
+
+        At most ``most``; may be fewer, but is empty only at the end.
+        """
 
     def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
-        """Letters whose messages have expired since they were stored, at most ``most``."""
+        """Return at most ``most`` letters whose messages have expired since they were stored."""
 
     def length(self, dead_letter_queue: str) -> int:
-        """How many letters are there."""
+        """Return the number of letters in a queue."""
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
-        """Note that all letters up to a position are durably in files; never moves back.
+        """Record that all letters up to a position are durably in files; never moves back.
 
-        Only an export that leaves nothing out may say so: no filter chose its letters.
+        Only for exports without a filter: they leave no letter out.
         """
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
-        """Up to which position, itself included, letters were exported; ``None`` if never.
+        """Return the position up to and including which letters were exported, or ``None``.
 
-        Also ``None`` where the queue ends before the noted position: it was deleted and made
-        anew, or a fail-over took its end, and nothing says what of it was exported.
+        Also ``None`` if the queue ends before that position: it was deleted and made anew, or
+        a fail-over lost its end, so what was exported of it is unknown.
         """
 
     def names(self) -> list[str]:
-        """The names of all dead-letter queues that ever had a letter, sorted."""
+        """Return the names of all dead-letter queues that ever had a letter, sorted."""
 
     def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues at a glance, by name."""
+        """Return a summary of every dead-letter queue, by name."""
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """What retention asks about some queues, before it looks into one."""
+        """Return a `Glance` at each of the given queues."""
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """The groups of a queue, largest first; at most ``most``."""
+        """Return at most ``most`` groups of a queue, largest first."""
 
     def claim(
         self,
@@ -265,22 +278,26 @@ class DeadLetterStore(Protocol):
         lease_seconds: float,
         previous_run_prefix: str = "",
     ) -> list[ClaimState]:
-        """Claim letters for an operation, so that no two take one letter.
+        """Claim letters for an operation, so that no two operations take the same letter.
 
-        Asked twice by one owner, the answer is the same.
+        Idempotent: a repetition by the same owner returns the same states.
 
         Args:
-            dead_letter_queue: Its name.
-            letter_ids: Letter ids, or positions of entries that are no letters.
-            owner: Who claims; another one for each process of an operation.
-            lease_seconds: For how long.
-            previous_run_prefix: Owners whose names begin so are known to have died.
+            dead_letter_queue: The queue.
+            letter_ids: The letters.
+            owner: The claiming process; every process of an operation has its own name.
+            lease_seconds: Time after which another owner may take the letters over.
+            previous_run_prefix: Claims of owners with this prefix may be taken over at once
+                (earlier runs of the same job). Empty: none.
+
+        Returns:
+            One state per letter id, in their order.
         """
 
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
-        """Note that the broker has confirmed the messages of letters that this owner claimed."""
+        """Record that the broker confirmed the messages of letters that this owner claimed."""
 
     def release(
         self,
@@ -290,17 +307,18 @@ class DeadLetterStore(Protocol):
         owner: str,
         doubtful: bool = False,
     ) -> None:
-        """Give claims back that were not used.
+        """Give back this owner's claims, except on published letters.
 
-        With ``doubtful``, the next owner is told that the message may have been published.
+        With ``doubtful`` the next owner gets `ClaimState.RECLAIMED`: the messages may have been
+        published.
         """
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
     ) -> int:
-        """Remove letters with their claims; returns how many were there.
+        """Remove letters and their claims; return the number of letters removed.
 
-        With ``owner``, only letters that it has claimed: then a repetition does no harm.
+        With ``owner`` only letters that it has claimed, which makes a repetition harmless.
         """
 
     def discard(
@@ -311,37 +329,41 @@ class DeadLetterStore(Protocol):
         owner: str,
         keep_seconds: float,
     ) -> int:
-        """As `remove`, but into the bin, where they are kept for some time."""
+        """Move letters that ``owner`` has claimed to the bin, to be kept for ``keep_seconds``.
+
+        Returns:
+            The number of letters moved.
+        """
 
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
-        """Put a discarded letter back, as the newest one, in one atomic step."""
+        """Put a discarded letter back as the newest of its queue, in one atomic step."""
 
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Those of some queues whose bin has something."""
+        """Return those of the given queues whose bin is not empty."""
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
-        """Raw pages of the bin, newest first."""
+        """Iterate over raw pages of the bin, newest first.
+
+        The field ``~key`` holds the id that `restore` takes.
+        """
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Remember messages that are about to be redriven, so that `outcomes` can tell of them."""
+        """Mark messages that are about to be redriven, for `outcomes`."""
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
-        """What became of messages that are watched."""
+        """Return the outcomes of watched messages, in the order of the keys."""
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Let a message that is about to be redriven begin with deliveries it had before.
+        """Set the count with which a redriven message begins; called before it is published.
 
         Args:
             key: The redriven message.
-            deliveries: How many count.
-            last: The last of them; its ``number`` is not looked at.
+            deliveries: Number of deliveries it had before.
+            last: The last of them; its ``number`` is ignored.
         """
 
     def done(self) -> None:
-        """Hear that an operation is over, which claimed or removed letters; never raises.
-
-        A store that holds a queue meanwhile gives it back.
-        """
+        """End an operation that claimed or removed letters; release held queues. Never raises."""
 
     def close(self) -> None:
-        """Let go of connections; never raises."""
+        """Close connections. Never raises."""

@@ -1,4 +1,4 @@
-"""What dead-letter exchanges must still get."""
+"""Letters that are still to be published to a dead-letter exchange."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from celery_dlq.record import DeadLetter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEntry:
-    """A letter that a dead-letter exchange must still get.
+    """A letter that is still to be published to a dead-letter exchange.
 
     Attributes:
-        letter_id: The letter.
+        letter_id: The letter's id.
         exchange: The name of the exchange.
-        routing_key: For the exchange.
+        routing_key: The routing key to publish with.
     """
 
     letter_id: str
@@ -28,28 +28,29 @@ class Outbox(Protocol):
     """Keeps entries until they are published. Every method may raise `StoreUnavailable`."""
 
     def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
-        """Keep a entry, due at once; the same one twice is one."""
+        """Add an entry, due at once; adding an equal entry again makes it due at once."""
 
     def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
-        """Notices that nobody tried to publish in the last ``lease_seconds``; tried now."""
+        """Return at most ``most`` due entries; they are due again after ``lease_seconds``."""
 
     def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
-        """Forget entries: they are published."""
+        """Remove entries: they are published."""
 
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Those of some queues that have entries."""
+        """Return those of the given queues that have entries."""
 
     def waiting(self, dead_letter_queue: str) -> int:
-        """How many entries are kept."""
+        """Return the number of entries of a queue."""
 
 
 class LetterOutbox(Protocol):
-    """Keeps for a dead-letter exchange what it must get of a letter."""
+    """Adds a letter to the outbox of the exchange that its policy names."""
 
     def add(self, letter: DeadLetter) -> None:
-        """Keep it, if the letter's policy names an exchange. Called before the letter is stored.
+        """Add the letter if its policy names an exchange.
 
-        So whatever is killed between the two, the exchange still gets the letter.
+        Called before the letter is stored: if the process is killed in between, the exchange
+        still gets the letter.
 
         Raises:
             StoreUnavailable: The store does not answer.

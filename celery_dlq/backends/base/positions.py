@@ -1,4 +1,4 @@
-"""Positions of letters in a store: their form, and the times in them."""
+"""Positions of letters in a store: their format and the times in them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from celery_dlq.record import from_micros, to_micros
 
 
 def ordered(position: str) -> tuple[int, ...]:
-    """A position as numbers, which sort as letters were stored.
+    """Return a position as numbers, which sort in the order of storing.
 
     Raises:
-        ValueError: It is no position.
+        ValueError: The text is not a position.
     """
     return tuple(int(part) for part in position.split("-"))
 
 
 def stored_at(position: str) -> datetime | None:
-    """When a letter was stored: its position in Redis begins with the milliseconds since 1970."""
+    """Return the time in a position, which begins with milliseconds since 1970, or ``None``."""
     with suppress(ValueError, OverflowError):
         return from_micros(ordered(position)[0] * 1000)
     return None
 
 
 def position_at(moment: datetime) -> str:
-    """The position before which nothing is that was stored at or after a moment."""
+    """Return the first position of a moment: letters before it were stored earlier."""
     return f"{max(0, to_micros(moment) // 1000)}-0"

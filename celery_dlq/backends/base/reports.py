@@ -1,11 +1,10 @@
-"""Which letters an error tracker is told of: a group's first, and then ever rarer ones.
+"""Selection of the letters that are reported to an error tracker.
 
 A flood of letters must not become a flood of events. So the processes of an app decide
-together, in the store, once per letter: the first letter of a group, the first after it
-came back (a redriven message died again, or the group had been emptied), and then those
-numbered 10, 100, 1,000 and so on. On top of that each
-dead-letter queue has an allowance, for floods of groups; what it put off is reported with
-the group's next letter.
+together, in the store, once per letter. Reported are the first letter of a group, the first
+after it came back (a redriven message died again, or the group had been emptied), and then
+numbers 10, 100, 1,000 and so on. Against floods of groups each dead-letter queue also has an
+allowance; a report that exceeds it is made with the group's next letter.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from typing import Protocol
 from celery_dlq.record import DeadLetter
 
 QUIET_SECONDS = 24 * 3600.0
-"""A group without letters for so long is new again when it comes back."""
+"""A group without letters for this long is new again when it comes back."""
 
 GAP_SECONDS = 300.0
-"""A group that is emptied and fills again and again came back at most once in this time."""
+"""Minimum time between two reports that a group came back."""
 
 BURST = 20
-"""Most reports of one dead-letter queue at once."""
+"""Maximum number of reports of one dead-letter queue in a burst."""
 
 REFILL_SECONDS = 180.0
-"""Time until one more is allowed."""
+"""Time until one more report is allowed."""
 
 MOST_IDS = 10
-"""Letter ids that a report names: the newest."""
+"""Maximum number of letter ids in a report."""
 
 
 class Why(str, Enum):
-    """Why a letter is reported."""
+    """Reason for reporting a letter."""
 
     NEW = "new"
     CAME_BACK = "came_back"
@@ -45,11 +44,11 @@ class Why(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A letter that is to be reported.
+    """Decision to report a letter.
 
     Attributes:
-        why: Why this one.
-        number: Which letter of its group it is, since the group was new or came back.
+        why: The reason.
+        number: The letter's number in its group, counted since the group was new or came back.
         letter_ids: Ids of the group's newest letters, this one first.
     """
 
@@ -62,7 +61,10 @@ class Reports(Protocol):
     """Decides, for all processes of an app, which letters are reported."""
 
     def of(self, letter: DeadLetter) -> Report | None:
-        """Ask once for a letter that is about to be stored; asking again changes nothing.
+        """Decide about a letter that is about to be stored; repeated calls give the same result.
+
+        Returns:
+            The report to make, or ``None``.
 
         Raises:
             StoreUnavailable: The store does not answer.

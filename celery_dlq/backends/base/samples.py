@@ -1,4 +1,4 @@
-"""How samples of messages that succeeded are taken."""
+"""Recording samples of messages that succeeded."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Protocol
 
 SUCCEEDED = "succeeded"
-"""Stands in place of a reason in the sample of a message that succeeded."""
+"""The value of the ``reason`` field in a sample."""
 
 
 class Samples(Protocol):
-    """Takes samples of messages that succeeded; bounded, and never in the way."""
+    """Records samples of messages that succeeded; bounded, best effort."""
 
     def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
-        """Note a sample in the storage form of a letter; sends nothing, never raises."""
+        """Queue a sample, in the storage form of a letter. Sends nothing, never raises."""
 
     def flush(self) -> None:
-        """Send what was noted, without waiting; what cannot be sent is lost; never raises."""
+        """Send queued samples without waiting; drop them if that fails. Never raises."""

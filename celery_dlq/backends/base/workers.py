@@ -1,4 +1,4 @@
-"""What the processes of an app know of each other: live workers, overrides, the audit."""
+"""State that the processes of an app share: live workers, policy overrides, the audit log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from celery_dlq.events import Change
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker says of itself to all processes of its app.
+    """A worker's description of itself for all processes of its app.
 
     Attributes:
         hostname: Its node name, e.g. ``celery@web-1``.
-        pid: Its main process.
+        pid: Process id of its main process.
         version: Version of celery_dlq.
         started_at: When it started, aware UTC.
         queues: The queues it consumes.
@@ -35,13 +35,13 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One field of a queue's policy, changed at run time until a given moment.
+    """A temporary change of one key of a queue's policy.
 
     Attributes:
         queue: The queue, by its exact name.
         key: The policy key.
-        value: Its value, JSON-ready; checked like a configured one.
-        until: When the configured value comes back, aware UTC, by the store's clock.
+        value: The new value, JSON-ready; validated like a configured one.
+        until: End of the override, aware UTC, by the store's clock.
         actor: Who set it.
     """
 
@@ -53,38 +53,39 @@ class Override:
 
 
 class WorkerRegistry(Protocol):
-    """What the processes of one app tell each other. Every method may raise `StoreUnavailable`."""
+    """Stores what the processes of one app share. Every method may raise `StoreUnavailable`."""
 
     def now(self) -> datetime:
-        """The present by the clock of the store, by which overrides end."""
+        """Return the current time by the store's clock, which decides when overrides end."""
 
     def register(self, info: WorkerInfo) -> None:
-        """Put up a worker's info; it stays up while the worker gives heartbeats."""
+        """Save a worker's info; it is kept while the worker sends heartbeats."""
 
     def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Give a worker's heartbeat.
+        """Record that a worker is alive.
 
         Returns:
-            Whether its info is still up, and the revision of the overrides.
+            True if its info is stored (else register again), and the revision of the overrides,
+            which changes with every `override` and `lift`.
         """
 
     def deregister(self, hostname: str) -> None:
-        """Take a worker's info down."""
+        """Remove a worker's info."""
 
     def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
-        """The infos of live workers, by host name; much lighter without their tasks."""
+        """Return the infos of live workers, by host name; much smaller without their tasks."""
 
     def record(self, change: Change) -> None:
-        """Keep a change for the audit; the newest ten thousand are kept."""
+        """Add a change to the audit log, which keeps about the newest 10,000."""
 
     def changes(self, *, limit: int) -> list[Change]:
-        """The newest changes, newest first."""
+        """Return at most ``limit`` changes, newest first."""
 
     def override(self, override: Override) -> None:
-        """Put up an override; replaces an earlier one of the same field."""
+        """Set an override; replaces an earlier one of the same queue and key."""
 
     def lift(self, queue: str, key: str) -> bool:
-        """Take an override down; whether there was one."""
+        """Remove an override; return True if there was one."""
 
     def overrides(self) -> list[Override]:
-        """The overrides in force, by queue and key; those that ended are taken down."""
+        """Return the overrides in force, by queue and key; removes those that ended."""

@@ -1,4 +1,4 @@
-"""Letters in real queues of the user's broker; Redis keeps counts, claims and positions only."""
+"""Letters in real queues of the user's broker; Redis has only counts, claims and positions."""
 
 from celery_dlq.backends.broker.store import BrokerStore
 

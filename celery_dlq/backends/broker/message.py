@@ -1,8 +1,7 @@
-"""The form of a letter in a queue of the broker: a contract, see docs/reference/wire.md.
+"""The format of a letter in a queue on the broker: a contract, see docs/reference/wire.md.
 
 A JSON object of the letter's storage form: every field's text by its name, the body as base64.
-Fields that no version of this package knows go the same way, so nothing is lost on a way
-through an older one.
+Unknown fields are treated the same, so an older version of this package loses nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from celery_dlq.record import DeadLetter
 CONTENT_TYPE, CONTENT_ENCODING = "application/json", "utf-8"
 COMPRESSION_HEADER, COMPRESSION = "compression", "application/x-gzip"  # as kombu names zlib
 
-_BINARY = "~base64"  # names the fields that are base64
-_COMPRESSED_FROM = 1024 * 1024
-_FASTEST = 1
+_BINARY = "~base64"  # lists the fields that are base64
+_COMPRESS_FROM_BYTES = 1024 * 1024
+_FASTEST_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +30,9 @@ class LetterMessage:
     """A letter as a message.
 
     Attributes:
-        letter_id: Also the message id.
-        body: The letter.
-        headers: What other consumers may look at.
+        letter_id: The letter's id, also the message id.
+        body: The encoded letter.
+        headers: Headers for other consumers.
     """
 
     letter_id: str
@@ -42,23 +41,23 @@ class LetterMessage:
 
 
 def letter_message(letter: DeadLetter, position: str) -> LetterMessage:
-    """Make a message of a letter."""
+    """Encode a letter as a message."""
     body = encoded(letter.to_fields())
     about = {**death_headers(letter), headers.POSITION_HEADER: position}
-    if len(body) >= _COMPRESSED_FROM:  # base64 makes a body a third longer, and brokers have limits
-        body = zlib.compress(body, _FASTEST)
+    if len(body) >= _COMPRESS_FROM_BYTES:  # base64 adds a third, and brokers have limits
+        body = zlib.compress(body, _FASTEST_LEVEL)
         about[COMPRESSION_HEADER] = COMPRESSION
     return LetterMessage(letter_id=letter.id, body=body, headers=about)
 
 
 def publish(producer: Any, queue: str, letter: LetterMessage, **options: Any) -> None:
-    """Put a letter into a queue of the broker; through the default exchange, once.
+    """Publish a letter to a queue through the default exchange; one attempt.
 
     Args:
         producer: Kombu's producer on an open channel.
         queue: The queue.
         letter: The letter.
-        **options: What only some transports know.
+        **options: Options of the transport.
     """
     producer.publish(
         letter.body,
@@ -74,7 +73,7 @@ def publish(producer: Any, queue: str, letter: LetterMessage, **options: Any) ->
 
 
 def encoded(fields: Mapping[str, bytes]) -> bytes:
-    """Storage form to JSON."""
+    """Encode a storage form as JSON."""
     texts: dict[str, Any] = {}
     binary = []
     for name, value in fields.items():
@@ -90,7 +89,7 @@ def encoded(fields: Mapping[str, bytes]) -> bytes:
 
 
 def decoded(body: bytes, *, compressed: bool) -> dict[bytes, bytes]:
-    """JSON to storage form; what is none becomes an entry with nothing but this body."""
+    """Decode JSON to a storage form; anything else becomes an entry with only a body."""
     try:
         texts = json.loads(zlib.decompress(body) if compressed else body)
         binary = set(texts.pop(_BINARY))

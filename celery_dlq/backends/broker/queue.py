@@ -1,12 +1,12 @@
-"""Dead-letter queues on RabbitMQ, through kombu: letters are put in, read, and taken out.
+"""Dead-letter queues on RabbitMQ, through kombu: putting, reading and removing letters.
 
-Reading: one consumer that acknowledges nothing takes all messages, and gives them back in their
-order. Meanwhile nobody else may read, or it would see a part; a lock that ends with its
-connection says so. Letters that arrive meanwhile wait behind, in the queue.
+Reading: one consumer takes all messages without acknowledging them, and requeues them in their
+order. Nobody else may read at the same time, or each would see a part; a lock that ends with
+its connection ensures that. Letters that arrive meanwhile wait in the queue.
 
-Measured on RabbitMQ 3.10: messages of a quorum queue that are given back more than 32 at a time,
+Measured on RabbitMQ 3.10: messages of a quorum queue that are requeued more than 32 at a time,
 or whose connection ends, come back in any order, each with its delivery count one higher. So
-they are given back 32 at a time, and letters are sorted by their positions whatever happens.
+they are requeued 32 at a time, and letters are always sorted by their positions.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")
 
-MOST_LETTERS = 50_000
-"""Most letters of one queue that are read: what RabbitMQ gives one consumer is bounded too."""
+MAX_LETTERS = 50_000
+"""Maximum number of letters read of one queue; RabbitMQ too has a limit per consumer."""
 
-MOST_BYTES = 8 * 1024**3
-"""Most bytes of one queue that are read; they are written to a temporary file."""
+MAX_BYTES = 8 * 1024**3
+"""Maximum number of bytes read of one queue; they go to a temporary file."""
 
 WAIT_SECONDS = 10.0
-"""How long a reader waits for another one, or for a broker that gives nothing."""
+"""Maximum wait of a reader for another one to finish, or for the next message."""
 
 Connect = Callable[..., Any]
-"""Makes a connection; takes ``transport_options`` and ``heartbeat``."""
+"""Opens a connection; takes ``transport_options`` and ``heartbeat``."""
 
 _HEARTBEAT_SECONDS = 60
-_QUIET_SECONDS = 0.1  # without a message: the queue may be empty
-_LATE_SECONDS = 1.0  # longest reading of letters that arrive after it began
-_SETTLING_SECONDS = 2.0  # longest wait until the number of ready messages is at rest
-_MOST_IN_ORDER = 32  # messages of a quorum queue that are given back at a time
-_MOST_PREFETCHED = 65_535  # AMQP's limit
+_QUIET_SECONDS = 0.1  # without a message; then the queue may be empty
+_LATE_SECONDS = 1.0  # maximum time for reading letters that arrived after the start
+_SETTLING_SECONDS = 2.0  # maximum wait until the number of ready messages is stable
+_REQUEUED_PER_BATCH = 32  # messages of a quorum queue; more would lose their order
+_MAX_PREFETCH = 65_535  # AMQP's limit
 _CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
 _LOCK_SUFFIX = ".reader"
 
-_FIRST_WITH_LIMIT = 4  # RabbitMQ 4 has a delivery limit unless told otherwise
+_FIRST_MAJOR_WITH_LIMIT = 4  # RabbitMQ 4 has a delivery limit by default
 _NOT_FOUND, _LOCKED, _DECLARED_OTHERWISE = 404, 405, 406  # AMQP's reply codes
 
 
@@ -56,13 +56,13 @@ class QueueDriver:
     """Dead-letter queues of one broker.
 
     Args:
-        connect: Makes a connection; takes ``transport_options`` and ``heartbeat``.
-        timeout_seconds: Longest wait for one answer.
-        most_letters: See `MOST_LETTERS`; only tests give another number.
+        connect: Opens a connection; takes ``transport_options`` and ``heartbeat``.
+        timeout_seconds: Maximum wait for one reply.
+        most_letters: See `MAX_LETTERS`; only tests set it.
     """
 
     def __init__(
-        self, connect: Connect, timeout_seconds: float, most_letters: int = MOST_LETTERS
+        self, connect: Connect, timeout_seconds: float, most_letters: int = MAX_LETTERS
     ) -> None:
         self._connect = connect
         self._options = {
@@ -81,7 +81,7 @@ class QueueDriver:
         self._tried(self._open)
 
     def put(self, queue: str, letter: LetterMessage) -> None:
-        """Publish a letter; comes back when the broker has confirmed it.
+        """Publish a letter and wait until the broker has confirmed it.
 
         Raises:
             StoreUnavailable: It was not confirmed.
@@ -89,16 +89,16 @@ class QueueDriver:
         self._tried(lambda: self._put(queue, letter), queue)
 
     def length(self, queue: str) -> int:
-        """How many messages wait in a queue; 0 if there is none."""
+        """Return the number of ready messages; 0 if there is no such queue."""
         found = self._tried(lambda: self._passive(queue))
         return 0 if found is None else int(found.message_count)
 
     def read(self, queue: str) -> tuple[Snapshot, HeldQueue | None]:
-        """Copy all messages of a queue, and give them all back; see `hold`.
+        """Copy all messages of a queue and requeue them; see `hold`.
 
         Returns:
-            What was read, and the queue still held if there is more than can be read:
-            given back, those letters would come last, and the next reading would find others.
+            The snapshot; and the queue, still held, if it has more letters than can be read:
+            requeued, they would come last, and the next reading would find others.
         """
         held = self.hold(queue)
         if not held.snapshot.complete:
@@ -107,19 +107,19 @@ class QueueDriver:
         return held.snapshot, None
 
     def hold(self, queue: str) -> HeldQueue:
-        """Read a queue and keep its messages from everybody else until they are given back.
+        """Read a queue and keep its messages from other readers until they are requeued.
 
         Raises:
             StoreUnavailable: Another process reads it, or the broker does not answer.
-            StoreError: The queue is declared in a way that would lose letters by reading.
+            StoreError: The queue is declared in a way in which reading might lose letters.
         """
         present, kind = self._tried(lambda: self._kind_of(queue))
         if present and kind is None:
             raise StoreError(
                 f"expected the queue {queue!r} on {self._connection.as_uri()} to be a durable "
-                f"quorum queue without a delivery limit, or a durable classic queue, and "
-                f"without other arguments; got one declared otherwise, which might lose "
-                f"letters by being read. Move its messages to a queue that a worker made"
+                f"quorum queue without a delivery limit or a durable classic queue, without "
+                f"other arguments; got one declared otherwise, and reading it might lose "
+                f"letters. Move its messages to a queue that a worker declared"
             )
         held = HeldQueue(
             self._connect(transport_options=self._options, heartbeat=_HEARTBEAT_SECONDS),
@@ -132,7 +132,7 @@ class QueueDriver:
         return held
 
     def close(self) -> None:
-        """Disconnect; never raises."""
+        """Disconnect. Never raises."""
         with self._lock:
             self._channel = None
             self._kinds.clear()
@@ -140,7 +140,7 @@ class QueueDriver:
                 self._connection.close()
 
     def _tried(self, what: Callable[[], Any], queue: str | None = None) -> Any:
-        """Do something; once more if the connection turns out to be a stale one."""
+        """Call a function, and once more over a new connection if the old one was stale."""
         with self._lock:
             used = self._channel is not None
             try:
@@ -156,12 +156,12 @@ class QueueDriver:
         self._open()
         if queue not in self._kinds:
             self._kinds[queue] = self._made(queue)
-        # Mandatory: a queue that somebody deleted takes nothing, and py-amqp raises that.
+        # Mandatory: if the queue was deleted, the letter is returned and py-amqp raises.
         producer = self._connection.Producer(channel=self._open(), auto_declare=False)
         publish(producer, queue, letter, delivery_mode=2, mandatory=True)
 
     def _kind_of(self, queue: str) -> tuple[bool, str | None]:
-        """Whether there is a queue, and how it was made."""
+        """Return True if the queue exists, and its kind."""
         present = self._passive(queue) is not None
         if present and self._kinds.get(queue) is None:
             self._kinds[queue] = self._made(queue)
@@ -182,10 +182,10 @@ class QueueDriver:
             raise
 
     def _made(self, queue: str) -> str | None:
-        """Make a queue, or find out how it was made: ``quorum``, ``classic``, or something else."""
+        """Declare a queue; return ``quorum``, ``classic``, or ``None`` if it exists as another."""
         version = str(self._connection.connection.server_properties.get("version", "0"))
         quorum: dict[str, Any] = {"x-queue-type": "quorum"}
-        if int(version.partition(".")[0] or 0) >= _FIRST_WITH_LIMIT:
+        if int(version.partition(".")[0] or 0) >= _FIRST_MAJOR_WITH_LIMIT:
             quorum["x-delivery-limit"] = -1
         shapes: tuple[tuple[str, dict[str, Any]], ...] = (
             ("quorum", quorum),
@@ -204,7 +204,7 @@ class QueueDriver:
                 return kind
         logger.warning(
             "The queue %r is neither a plain durable quorum queue nor a plain durable classic "
-            "one. It gets letters, but `celery dlq` will not read it: "
+            "queue. Letters are put into it, but `celery dlq` will not read it; "
             "see docs/how-to/broker-store.md",
             queue,
         )
@@ -224,14 +224,14 @@ class QueueDriver:
 
 
 class HeldQueue:
-    """The messages of one queue, unacknowledged.
+    """The unacknowledged messages of one queue.
 
     Args:
-        connection: A connection of our own; the broker takes its messages back if it ends.
+        connection: A connection for this object only; if it ends, the broker requeues all.
         queue: The queue.
         kind: ``quorum`` or ``classic``.
-        most_letters: Most messages that are taken.
-        present: Whether there is such a queue.
+        most_letters: Maximum number of messages to take.
+        present: True if the queue exists.
     """
 
     def __init__(
@@ -264,10 +264,10 @@ class HeldQueue:
         threading.Thread(target=self._beat, name="dlq-heartbeat", daemon=True).start()
 
     def refresh(self) -> None:
-        """Take what arrived meanwhile.
+        """Take the messages that arrived meanwhile.
 
         Raises:
-            StoreUnavailable: The connection is lost: all messages are in the queue again.
+            StoreUnavailable: The connection is lost; all messages are in the queue again.
         """
         if self.present:
             with self._lock, _translated(self._connection):
@@ -277,10 +277,10 @@ class HeldQueue:
         return sum(len(entry.tags) for entry in self.snapshot.ordered())
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Acknowledge messages; comes back when the broker has heard of it.
+        """Acknowledge messages and wait until the broker has processed that.
 
         Raises:
-            StoreUnavailable: The connection is lost: all of them are in the queue again.
+            StoreUnavailable: The connection is lost; all of them may be in the queue again.
         """
         if not entries:
             return
@@ -293,7 +293,7 @@ class HeldQueue:
             self.snapshot.drop(entry)
 
     def give_back(self) -> None:
-        """Put the rest back in its order, and let others read; never raises."""
+        """Requeue the rest in order, and unlock the queue. Never raises."""
         self._over.set()
         with self._lock, suppress(Exception):
             tags = sorted(tag for entry in self.snapshot.ordered() for tag in entry.tags)
@@ -302,18 +302,18 @@ class HeldQueue:
         self.drop()
 
     def drop(self) -> None:
-        """Disconnect; never raises."""
+        """Disconnect. Never raises."""
         self._over.set()
         with self._lock, suppress(Exception):
             self._connection.close()
 
     def _return(self, tags: Sequence[int]) -> None:
         ready = self._ready()
-        step = _MOST_IN_ORDER if self._kind == "quorum" else len(tags)
+        step = _REQUEUED_PER_BATCH if self._kind == "quorum" else len(tags)
         for start in range(0, len(tags), step):
             some = tags[start : start + step]
             self._nack_up_to(some[-1])
-            # Before the next ones, or they would be one lot, in any order.
+            # Wait before the next batch, or both would be one, in any order.
             deadline = time.monotonic() + WAIT_SECONDS
             while self._ready() < ready + start + len(some) and time.monotonic() < deadline:
                 time.sleep(0.001)
@@ -328,12 +328,12 @@ class HeldQueue:
         return int(self._channel.queue_declare(self._queue, passive=True).message_count)
 
     def _alone(self) -> None:
-        """Become the one process that reads this queue, or say who does."""
+        """Lock the queue for this process, or raise after a wait."""
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             channel = self._connection.channel()
             try:
-                # HeldQueue by the connection: a process that dies, or a machine, lets it go.
+                # The lock ends with the connection, so also if the process or machine dies.
                 channel.queue_declare(
                     f"{self._queue}{_LOCK_SUFFIX}", durable=False, exclusive=True, auto_delete=True
                 )
@@ -348,12 +348,12 @@ class HeldQueue:
                 return
 
     def _fill(self) -> None:
-        """Take messages until the broker has none that is ready."""
+        """Take messages until none is ready."""
         channel, expected, before = self._channel, self._settled(), self._taken
         if not expected or self._taken >= self._most:
             self.snapshot.complete = self.snapshot.complete and not expected
             return
-        channel.basic_qos(0, min(self._most, _MOST_PREFETCHED), False)  # noqa: FBT003 - AMQP's order
+        channel.basic_qos(0, min(self._most, _MAX_PREFETCH), False)  # noqa: FBT003 - AMQP's order
         tag = f"{whoami()} {time.monotonic_ns()}"
         channel.basic_consume(self._queue, callback=self._take, consumer_tag=tag)
         last, enough_at = time.monotonic(), 0.0
@@ -366,7 +366,7 @@ class HeldQueue:
             self._raise_failure()
             if self._taken - before >= expected:
                 enough_at = enough_at or time.monotonic()
-                # In a flood there is no end: what comes now is for the next reading.
+                # A flood never ends; the rest is for the next reading.
                 late = time.monotonic() - enough_at > _LATE_SECONDS
                 if late or (quiet and not self._ready()):
                     break
@@ -374,29 +374,28 @@ class HeldQueue:
                 last = time.monotonic()
             elif time.monotonic() - last > WAIT_SECONDS:
                 raise StoreUnavailable(
-                    f"expected {expected} messages of {self._queue!r}, got "
-                    f"{self._taken - before}, and then nothing for {WAIT_SECONDS:.0f} s"
+                    f"the broker sent {self._taken - before} of {expected} messages of "
+                    f"{self._queue!r} and then nothing for {WAIT_SECONDS:.0f} s; try again"
                 )
         channel.basic_cancel(tag)
-        channel.callbacks[tag] = self._take  # a late one is taken too, not refused
+        channel.callbacks[tag] = self._take  # take late messages too: none is to be rejected
         if self._full():
             self.snapshot.complete = not self._ready()
 
     def _full(self) -> bool:
-        return self._taken >= self._most or self.snapshot.bytes >= MOST_BYTES
+        return self._taken >= self._most or self.snapshot.bytes >= MAX_BYTES
 
     def _settled(self) -> int:
-        """How many messages are ready, when the number has come to rest.
+        """Return the number of ready messages once it is stable.
 
-        One who gave messages back, or died, may have done so a moment ago.
+        Another reader may just have requeued messages, or died.
         """
-        one, deadline = self._ready(), time.monotonic() + _SETTLING_SECONDS
+        count, deadline = self._ready(), time.monotonic() + _SETTLING_SECONDS
         while True:
             time.sleep(0.02)
-            other = self._ready()
-            if one == other or time.monotonic() > deadline:  # they come all the time
-                return other
-            one = other
+            previous, count = count, self._ready()
+            if count == previous or time.monotonic() > deadline:  # in a flood it never is
+                return count
 
     def _take(self, message: Any) -> None:
         try:
@@ -404,35 +403,35 @@ class HeldQueue:
             about = dict(message.headers or {})
             self.snapshot.add(about, message.delivery_tag, body)
             self._taken += 1
-        except Exception as exc:  # noqa: BLE001 - raised where it can be told
+        except Exception as exc:  # noqa: BLE001 - raised by `_raise_failure`
             self._failure = exc
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise StoreError(
-                f"expected room for the messages of {self._queue!r} in a temporary file, got "
-                f"{type(self._failure).__name__}: {self._failure}"
+                f"the messages of {self._queue!r} could not be written to a temporary file: "
+                f"{type(self._failure).__name__}: {self._failure}; make room in its folder"
             ) from self._failure
 
     def _beat(self) -> None:
-        """Tell the broker that we live, while an operation has other things to do."""
+        """Send heartbeats while an operation does other work."""
         while not self._over.wait(_HEARTBEAT_SECONDS / 4):
             with self._lock, suppress(Exception):
                 self._connection.connection.send_heartbeat()
 
 
 def _busy(queue: str) -> StoreUnavailable:
-    """The error for the second of two operators."""
+    """Return the error for the second of two readers."""
     return StoreUnavailable(
-        f"expected the dead-letter queue {queue!r} to be free, got one that another process has "
-        f"been reading or changing for {WAIT_SECONDS:.0f} s; with letters on the broker only one "
-        f"can. `dlq jobs` shows what runs; try again when it is done"
+        f"the dead-letter queue {queue!r} is locked: another process has been reading or changing "
+        f"it for {WAIT_SECONDS:.0f} s, and with letters on the broker only one can. `dlq jobs` "
+        f"lists running jobs; try again when it is done"
     )
 
 
 @contextmanager
 def _translated(connection: Any) -> Iterator[None]:
-    """ExportLease what a broker's client raises into `StoreUnavailable`; shows no password."""
+    """Translate the errors of a broker's client to `StoreUnavailable`; shows no password."""
     try:
         yield
     except StoreError:
@@ -444,6 +443,6 @@ def _translated(connection: Any) -> Iterator[None]:
         OSError,
     ) as exc:
         raise StoreUnavailable(
-            f"expected the broker {connection.as_uri()} to keep dead letters, got "
+            f"the broker {connection.as_uri()} failed to store or read dead letters with "
             f"{type(exc).__name__}: {exc}"
         ) from exc

@@ -1,7 +1,7 @@
-"""What was read of a queue on the broker: an index in memory, the messages in a file without name.
+"""A copy of a queue on the broker: an index in memory, the messages in an unnamed file.
 
-A broker hands out a queue from its beginning and only so. Once it is written down, letters
-can be found by id and shown in either order, as often as one likes.
+A broker delivers a queue only from its beginning. The copy can be searched by id and read in
+either order, any number of times.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _POSITION = re.compile(r"\d{1,20}-\d{1,20}")
 
 @dataclass(slots=True)
 class Entry:
-    """One letter of a queue, or what is no letter.
+    """One entry of a queue: a letter or another message.
 
     Attributes:
-        key: The letter's id; the position of what is no letter.
+        key: The letter's id; the position of another message.
         position: Its place in the order of storing.
-        offset: Where its message's body begins in the file.
-        size: The bytes of that body.
-        compressed: Whether the letter in it is compressed.
-        tags: By what the broker knows its message, and copies of it.
+        offset: Start of the message's body in the file.
+        size: Size of the body in bytes.
+        compressed: True if the body is compressed.
+        tags: Delivery tags of the message and of copies of it.
     """
 
     key: str
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """What it is sorted by."""
+        """The position as a sort key."""
         return ordered(self.position)
 
 
@@ -57,7 +57,7 @@ class Snapshot:
         self.complete = True
         self.bytes = 0
         self._file, name = tempfile.mkstemp(prefix="celery_dlq-")
-        Path(name).unlink()  # it is gone with the last who reads in it, however that ends
+        Path(name).unlink()  # the file is freed with its descriptor, however the process ends
         weakref.finalize(self, os.close, self._file)
         self._entries: dict[str, Entry] = {}
         self._places: dict[str, str] = {}
@@ -69,18 +69,18 @@ class Snapshot:
         return key in self._entries
 
     def add(self, about: Mapping[str, Any], tag: Any, body: bytes) -> None:
-        """Write a message down; a copy of one that is there is only noted.
+        """Add a message; of a copy of a known one only the tag is kept.
 
         Args:
-            about: Its headers.
-            tag: By what the broker knows it.
-            body: Its body.
+            about: The headers.
+            tag: The delivery tag.
+            body: The body.
         """
         key, position = _name_of(about, body)
         known = self._entries.get(key)
         if known is not None:
             known.tags.append(tag)
-            if ordered(position) < known.order:  # the first that was stored is the letter
+            if ordered(position) < known.order:  # of two copies the first stored is the letter
                 del self._places[known.position]
                 known.position = position
                 self._places[position] = key
@@ -94,36 +94,36 @@ class Snapshot:
         self._places[position] = key
 
     def find(self, key: str) -> Entry | None:
-        """An entry by its key or its position."""
+        """Return an entry by its key or its position, or ``None``."""
         return self._entries.get(key) or self._entries.get(self._places.get(key, ""))
 
     def drop(self, entry: Entry) -> None:
-        """Forget an entry: it has left the queue."""
+        """Delete an entry: it has left the queue."""
         del self._entries[entry.key]
         self._places.pop(entry.position, None)
 
     def ordered(self) -> list[Entry]:
-        """All entries in the order of storing."""
+        """Return all entries in the order of storing."""
         return sorted(self._entries.values(), key=lambda entry: entry.order)
 
     def fields(self, entry: Entry) -> dict[bytes, bytes]:
-        """The storage form of a letter."""
+        """Return the storage form of an entry."""
         return decoded(self._body(entry), compressed=entry.compressed)
 
     def pages(
         self, *, after: str | None, until: str | None, page_size: int, newest_first: bool
     ) -> Iterator[RawPage]:
-        """Pages of positions and storage forms; bounded in letters and bytes."""
+        """Iterate over pages of positions and storage forms, bounded in entries and bytes."""
         low, high = ordered(after) if after else (-1, 0), ordered(until) if until else None
         chosen = [e for e in self.ordered() if low < e.order and (not high or e.order <= high)]
         page: list[tuple[str, Mapping[bytes, bytes]]] = []
-        held = 0
+        page_bytes = 0
         for entry in reversed(chosen) if newest_first else chosen:
-            if page and (len(page) >= page_size or held + entry.size > PAGE_BYTES):
+            if page and (len(page) >= page_size or page_bytes + entry.size > PAGE_BYTES):
                 yield page
-                page, held = [], 0
+                page, page_bytes = [], 0
             page.append((entry.position, self.fields(entry)))
-            held += entry.size
+            page_bytes += entry.size
         if page:
             yield page
 
@@ -132,18 +132,18 @@ class Snapshot:
         while left:
             part = os.pread(self._file, left, offset)
             if not part:
-                raise OSError(f"the file of a snapshot ends at {offset}")
+                raise OSError(f"the temporary file of a snapshot ends too early, at byte {offset}")
             parts.append(part)
             offset, left = offset + len(part), left - len(part)
         return b"".join(parts)
 
 
 def _name_of(about: Mapping[str, Any], body: bytes) -> tuple[str, str]:
-    """Key and position of a message; of what is no letter of ours, made from its content."""
+    """Return the key and position of a message; made from its content if headers are missing."""
     letter_id, position = about.get(headers.LETTER_HEADER), about.get(headers.POSITION_HEADER)
     placed = isinstance(position, str) and _POSITION.fullmatch(position) is not None
     fields = {}
-    if not isinstance(letter_id, str) or not placed:  # headers were lost on the way
+    if not isinstance(letter_id, str) or not placed:  # without its headers
         fields = decoded(body, compressed=COMPRESSION_HEADER in about)
     number = int.from_bytes(hashlib.blake2b(body, digest_size=7).digest(), "big")
     if not placed:

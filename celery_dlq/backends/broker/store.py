@@ -1,4 +1,4 @@
-"""The `DeadLetterStore` whose letters are in real queues of the user's broker."""
+"""The `DeadLetterStore` in real queues of the user's broker."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from celery_dlq.backends.base import (
     stored_at,
 )
 from celery_dlq.backends.broker.message import letter_message
-from celery_dlq.backends.broker.queue import MOST_LETTERS, HeldQueue, QueueDriver
+from celery_dlq.backends.broker.queue import MAX_LETTERS, HeldQueue, QueueDriver
 from celery_dlq.backends.broker.snapshot import Snapshot
 from celery_dlq.backends.grouping import groups_of
 from celery_dlq.errors import CorruptLetter, NotSupported
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, Delivery, ended, from_micros, letter_from
 
-if TYPE_CHECKING:  # it is given one: at run time the backends never meet
+if TYPE_CHECKING:  # passed in: at run time the backends do not import each other
     from celery_dlq.backends.redis.positions import PositionIndex
 
 logger = get_logger("celery_dlq.store")
 
-_PAGE = 200
+_PAGE_SIZE = 200
 _FRESH_SECONDS = 10.0
 _READ_ONLY_SECONDS = 60.0
 
 
 class BrokerStore:
-    """Letters in real queues of a broker.
+    """The `DeadLetterStore` on a broker.
 
     Args:
-        driver: The queues.
-        index: What Redis keeps of them: positions, claims, how far they are exported.
-        expected: Names of queues that there may be, whether Redis knows them or not.
+        driver: Access to the queues.
+        index: Their state in Redis: positions, claims, export positions.
+        expected: Names of queues that may exist, known to Redis or not.
     """
 
     capabilities = Capabilities(
@@ -58,7 +58,7 @@ class BrokerStore:
         overviews=False,
         bin=False,
         tells_twins=False,
-        most_letters=MOST_LETTERS,
+        most_letters=MAX_LETTERS,
     )
 
     def __init__(
@@ -73,18 +73,18 @@ class BrokerStore:
         self._lock = threading.RLock()
 
     def check(self) -> None:
-        """Ask both for a heartbeat."""
+        """Check Redis and the broker."""
         self._index.check()
         self._driver.check()
 
     def now(self) -> datetime:
-        """The clock of Redis, which gives the letters their positions."""
+        """Return the time of Redis, which assigns the positions."""
         return self._index.now()
 
     # -- storing ------------------------------------------------------------------
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Put a letter into its queue; confirmed before the message's counters are forgotten."""
+        """Publish a letter; the counters are deleted once the broker has confirmed it."""
         name = letter.dead_letter_queue
         position = self._index.place(name, letter.id)
         self._driver.put(name, letter_message(letter, position))
@@ -94,31 +94,31 @@ class BrokerStore:
     # -- reading ------------------------------------------------------------------
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
-        """One letter; reads the queue."""
+        """Return one letter; reads the queue."""
         found = self.entry(dead_letter_queue, letter_id)
         return None if found is None else letter_from(found[1])
 
     def entry(
         self, dead_letter_queue: str, letter_id: str
     ) -> tuple[str, Mapping[bytes, bytes]] | None:
-        """Position and raw fields of one letter; reads the queue."""
+        """Return the position and raw fields of one entry; reads the queue."""
         snapshot = self._snapshot(dead_letter_queue)
         entry = snapshot.find(letter_id)
         return None if entry is None else (entry.position, snapshot.fields(entry))
 
     def position_at(self, moment: datetime) -> str:
-        """Positions begin with the time of storing in milliseconds."""
+        """Return the first position of a millisecond."""
         return position_at(moment)
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
-        """The first that has the letter; reads queue after queue."""
+        """Read queue after queue until the letter is found."""
         having = (name for name in dead_letter_queues if self._snapshot(name).find(letter_id))
         return next(having, None)
 
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
     ) -> list[tuple[str, str]]:
-        """Ids that begin with a text; reads the queues."""
+        """Find letters by the prefix of their ids; reads the queues."""
         found = (
             (name, entry.key)
             for name in dead_letter_queues
@@ -128,15 +128,19 @@ class BrokerStore:
         return list(islice(found, most))
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
-        """All letters that are there now."""
+        """Iterate over all letters."""
         pages = self.fields(
-            dead_letter_queue, after=None, until=None, page_size=_PAGE, newest_first=newest_first
+            dead_letter_queue,
+            after=None,
+            until=None,
+            page_size=_PAGE_SIZE,
+            newest_first=newest_first,
         )
         for page in pages:
             for position, fields in page:
                 try:
                     yield StoredLetter(position=position, letter=letter_from(fields))
-                except CorruptLetter as exc:  # it stops nothing
+                except CorruptLetter as exc:  # skip it
                     logger.warning("%s, entry %s: %s", dead_letter_queue, position, exc)
 
     def fields(
@@ -148,30 +152,30 @@ class BrokerStore:
         page_size: int,
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
-        """Raw pages, in the order of storing whatever the broker made of it."""
+        """Iterate over raw pages, in the order of storing, not of the broker."""
         snapshot = self._snapshot(dead_letter_queue)
         yield from snapshot.pages(
             after=after, until=until, page_size=page_size, newest_first=newest_first
         )
 
     def last_position(self, dead_letter_queue: str) -> str | None:
-        """The newest position that was given to a letter."""
+        """Return the newest position assigned."""
         return self._index.last(dead_letter_queue) or self._found_end(dead_letter_queue)
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
-        """Up to where the queue has all its letters."""
+        """Return the position up to which no letter is still being put."""
         return self._index.settled(dead_letter_queue) or self._found_end(dead_letter_queue)
 
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:
-        """The letters stored first; reads the queue."""
-        pages = self.fields(dead_letter_queue, after=after, until=None, page_size=_PAGE)
+        """Return the letters stored first; reads the queue."""
+        pages = self.fields(dead_letter_queue, after=after, until=None, page_size=_PAGE_SIZE)
         summaries = (_letter_summary(position, f) for page in pages for position, f in page)
         return list(islice(summaries, most))
 
     def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
-        """Letters whose messages have expired since they were stored; reads the queue."""
+        """Return letters whose messages have expired; reads the queue."""
         now = self.now()
         found = (
             LetterSummary(
@@ -186,43 +190,41 @@ class BrokerStore:
         return list(islice(found, most))
 
     def length(self, dead_letter_queue: str) -> int:
-        """How many messages the broker says that there are."""
+        """Return the number of messages, held ones included."""
         with self._lock:
             held = self._held.get(dead_letter_queue)
             return self._driver.length(dead_letter_queue) + (0 if held is None else len(held))
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
-        """Note how far the queue is exported."""
+        """Record how far the queue is exported."""
         self._index.exports.note(dead_letter_queue, position)
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
-        """How far the queue is exported."""
+        """Return how far the queue is exported."""
         return self._index.exports.until(dead_letter_queue, self.last_position)
 
     def names(self) -> list[str]:
-        """The names of all dead-letter queues that workers made.
-
-        If Redis has forgotten them: those that are configured and have letters.
-        """
-        made = self._index.overviews.names()
-        forgotten = {name for name in self._expected if name not in made}
-        return sorted({*made, *(name for name in forgotten if self._driver.length(name))})
+        """Return the queues that Redis knows, and configured ones with letters that it lost."""
+        known = self._index.overviews.names()
+        lost = (name for name in self._expected.difference(known) if self._driver.length(name))
+        return sorted({*known, *lost})
 
     def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues with their lengths; nothing is read for it."""
+        """Return all dead-letter queues with their lengths; no queue is read."""
         return [
             QueueSummary(name=name, letters=self.length(name), last_hour=last_hour)
             for name, last_hour in self._index.overviews.last_hours(self.names())
         ]
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """Refuse: this would read every queue."""
+        """Raise: this would read every queue."""
         raise NotSupported(
-            f"expected a store that knows ages, got queues on the broker: {dead_letter_queues}"
+            f"the ages of letters on the broker are not known without reading all of them: "
+            f"{', '.join(dead_letter_queues)}"
         )
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """The groups, largest first; reads the queue."""
+        """Return the groups, largest first; reads the queue."""
         letters = self.letters(dead_letter_queue, newest_first=False)
         return groups_of((stored.letter for stored in letters), most)
 
@@ -237,7 +239,7 @@ class BrokerStore:
         lease_seconds: float,
         previous_run_prefix: str = "",
     ) -> list[ClaimState]:
-        """Claim letters; the queue is ours alone until `done`."""
+        """Claim letters; the queue is locked until `done`."""
         with self._lock:
             snapshot = self._hold(dead_letter_queue, letter_ids).snapshot
             there = [letter_id for letter_id in letter_ids if letter_id in snapshot]
@@ -255,7 +257,7 @@ class BrokerStore:
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
-        """Note that these were published."""
+        """Record that these were published."""
         self._index.claims.mark_published(dead_letter_queue, letter_ids, owner=owner)
 
     def release(
@@ -272,7 +274,7 @@ class BrokerStore:
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
     ) -> int:
-        """Acknowledge letters; then their claims are forgotten."""
+        """Acknowledge letters, then delete their claims."""
         wanted = list(dict.fromkeys(letter_ids))
         if owner is not None:
             wanted = self._index.claims.owned(dead_letter_queue, wanted, owner)
@@ -284,7 +286,7 @@ class BrokerStore:
             try:
                 held.remove(entries)
             except BaseException:
-                self._let_go(dead_letter_queue)  # read anew by the next one who asks
+                self._let_go(dead_letter_queue)  # the next call reads it again
                 raise
         self._index.claims.forget(dead_letter_queue, wanted)
         return len(entries)
@@ -297,59 +299,59 @@ class BrokerStore:
         owner: str,
         keep_seconds: float,
     ) -> int:
-        """Refuse: there is no bin."""
+        """Raise: there is no bin."""
         del letter_ids, owner, keep_seconds
         _no_bin(dead_letter_queue)
 
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
-        """Refuse: there is no bin."""
+        """Raise: there is no bin."""
         del letter_id
         _no_bin(dead_letter_queue)
 
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """None: there is no bin."""
+        """Return an empty list: there is no bin."""
         del dead_letter_queues
         return []
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
-        """Refuse: there is no bin."""
+        """Raise: there is no bin."""
         _no_bin(dead_letter_queue)
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Remember messages."""
+        """Mark messages that are about to be redriven."""
         self._index.redriven.watch(keys)
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
-        """What became of them."""
+        """Return the outcomes of watched messages."""
         return self._index.redriven.outcomes(keys)
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Count deliveries that the message had before."""
+        """Set the count with which a redriven message begins."""
         self._index.redriven.seed(key, deliveries, last)
 
     def done(self) -> None:
-        """Give back what is held."""
+        """Release all held queues."""
         with self._lock:
             while self._held:
                 self._held.popitem()[1].give_back()
 
     def close(self) -> None:
-        """Give back what is held, and disconnect."""
+        """Release all held queues and disconnect."""
         self.done()
         self._seen = None
         self._driver.close()
         self._index.close()
 
-    # -- how ----------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------
 
     def _snapshot(self, name: str) -> Snapshot:
-        """What is in a queue; the same as a moment ago, if no letter was stored since."""
+        """Read a queue, or return the last snapshot if it is fresh and no letter was stored."""
         with self._lock:
             held = self._present(name)
             if held is not None:
                 self._refresh(name, held)
-                return self._told(name, held.snapshot)
-            state = self._index.state(name)  # before: what comes meanwhile is asked for again
+                return self._warned(name, held.snapshot)
+            state = self._index.state(name)  # first: a letter put meanwhile makes this stale
             if self._seen is not None:
                 queue, before, at, snapshot = self._seen
                 if (queue, before) == (name, state) and time.monotonic() - at < _FRESH_SECONDS:
@@ -361,15 +363,15 @@ class BrokerStore:
             else:
                 self._held[name] = held
                 self._expire(name, held)
-            return self._told(name, snapshot)
+            return self._warned(name, snapshot)
 
     def _found_end(self, name: str) -> str | None:
-        """The newest position in a queue that Redis has forgotten."""
+        """Return the newest position in a queue of which Redis lost the state."""
         entries = self._snapshot(name).ordered() if self._driver.length(name) else []
         return entries[-1].position if entries else None
 
     def _expire(self, name: str, held: HeldQueue) -> None:
-        """Give a queue back that was only read, if no operation has begun within a minute."""
+        """Release a queue that was only read, unless an operation begins within a minute."""
 
         def over() -> None:
             with self._lock:
@@ -382,20 +384,20 @@ class BrokerStore:
         timer.start()
 
     def _hold(self, name: str, letter_ids: Sequence[str]) -> HeldQueue:
-        """Hold a queue, with these letters if they are there."""
+        """Hold a queue, and make sure that it includes these letters if they exist."""
         self._seen = None
         held = self._present(name)
         self._read_only.discard(name)
         if held is None:
             held = self._held[name] = self._driver.hold(name)
-            self._told(name, held.snapshot)
+            self._warned(name, held.snapshot)
         elif not all(held.snapshot.find(letter_id) for letter_id in letter_ids):
             self._refresh(name, held)
         return held
 
     def _present(self, name: str) -> HeldQueue | None:
         held = self._held.get(name)
-        if held is not None and not held.present:  # it may have been made meanwhile
+        if held is not None and not held.present:  # it may exist by now
             self._let_go(name)
             return None
         return held
@@ -404,18 +406,18 @@ class BrokerStore:
         try:
             held.refresh()
         except BaseException:
-            self._let_go(name)  # read anew by the next one who asks
+            self._let_go(name)  # the next call reads it again
             raise
 
     def _let_go(self, name: str) -> None:
         with suppress(KeyError):
             self._held.pop(name).give_back()
 
-    def _told(self, name: str, snapshot: Snapshot) -> Snapshot:
+    def _warned(self, name: str, snapshot: Snapshot) -> Snapshot:
         if not snapshot.complete:
             logger.warning(
-                "%s has more letters than are read at once: the first %s are seen. Redrive, "
-                "purge or trim some of them",
+                "%s has more letters than are read at once: only the first %s are visible. "
+                "Redrive, purge or trim some of them",
                 name,
                 f"{len(snapshot):,}",
             )
@@ -423,7 +425,7 @@ class BrokerStore:
 
 
 def _no_bin(name: str) -> NoReturn:
-    raise NotSupported(f"expected a store with a bin, got a queue on the broker, {name!r}")
+    raise NotSupported(f"the dead-letter queue {name!r} is on the broker, which has no bin")
 
 
 def _letter_summary(position: str, fields: Mapping[bytes, bytes]) -> LetterSummary:

@@ -1,4 +1,4 @@
-"""Everything that a store keeps, in memory: for tests, gone with the process."""
+"""The backend in memory, for tests: its data ends with the process."""
 
 from celery_dlq.backends.memory.backend import MemoryBackend
 from celery_dlq.backends.memory.counter import MemoryCounter

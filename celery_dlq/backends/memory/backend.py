@@ -1,4 +1,4 @@
-"""All parts of the backend in memory."""
+"""The backend in memory and its samples."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from celery_dlq.backends.memory.workers import MemoryWorkerRegistry
 
 
 class MemorySamples:
-    """The `Samples` in memory: none are taken."""
+    """The `Samples` in memory: none are kept."""
 
     def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
-        """Leave it out."""
+        """Drop the sample."""
 
     def flush(self) -> None:
-        """Nothing is put off here."""
+        """Do nothing."""
 
 
 class MemoryBackend:
-    """The `Backend` in memory: the processes of one app are one process here.
+    """The `Backend` in memory, for an app that is one process.
 
     Args:
-        letters: Where letters are, with their counter; ``None`` for a new one.
+        letters: The store of letters, with its counter; ``None`` for a new one.
     """
 
     def __init__(self, letters: MemoryStore | None = None) -> None:
@@ -41,8 +41,8 @@ class MemoryBackend:
         self.reports = MemoryReports()
 
     def separate(self) -> MemoryBackend:
-        """Itself: another one would be another memory."""
+        """Return itself: another object would have other data."""
         return self
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""

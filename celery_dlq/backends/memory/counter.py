@@ -12,8 +12,8 @@ from celery_dlq.record import Delivery
 
 _Run = tuple[str, str, int, int]
 
-_MOST_ASIDE = 20
-_MOST_DEAD = 10_000
+_MAX_ASIDE = 20
+_MAX_DEAD = 10_000
 
 
 class MemoryCounter:
@@ -29,7 +29,7 @@ class MemoryCounter:
         self._lock = threading.Lock()
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
-        """Count a start."""
+        """Count a delivery without a limit."""
         self.count(key, delivery, None)
         return True
 
@@ -44,7 +44,7 @@ class MemoryCounter:
         alone: bool = True,  # noqa: ARG002 - the same
         unless_dead: bool = False,
     ) -> Count:
-        """Count a start, unless the limit was reached before."""
+        """Count a delivery, unless the limit was reached before."""
         with self._lock:
             if unless_dead and key in self._dead:
                 return Count(CountStatus.DEAD, 0)
@@ -58,7 +58,7 @@ class MemoryCounter:
             return Count(CountStatus.COUNTED, number)
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
-        """Record an end, unless the message is forgotten."""
+        """Record an end if the start is on record."""
         with self._lock:
             place, run = self._place(key, delivery), self._runs.get(_run(key), {})
             if place is None:
@@ -67,11 +67,11 @@ class MemoryCounter:
                 run[place] = replace(delivery, number=place[1])
                 return
             self._take_back(key, place)
-            if delivery.outcome is not None:  # its number is given out again; it moves aside
-                self._aside.setdefault(_run(key), deque(maxlen=_MOST_ASIDE)).append(delivery)
+            if delivery.outcome is not None:  # its number will be assigned again
+                self._aside.setdefault(_run(key), deque(maxlen=_MAX_ASIDE)).append(delivery)
 
     def _place(self, key: MessageKey, delivery: Delivery) -> tuple[int, int] | None:
-        """Where the start of a delivery is on record: a copy may have got its number."""
+        """Find the record of a start; its number may have changed by a copy of the message."""
         run = self._runs.get(_run(key), {})
         places = [
             place
@@ -89,7 +89,7 @@ class MemoryCounter:
             run[place] = replace(run.pop(last), number=place[1])
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
-        """Forget the message; another one under the same task id stays."""
+        """Delete the message's counts, but not those of another one with the same task id."""
         with self._lock:
             own, run = self._place(key, delivery), self._runs.get(_run(key), {})
             others = any(
@@ -108,35 +108,35 @@ class MemoryCounter:
             self.forget(key)
 
     def redrive_succeeded(self, redrive_id: str) -> None:
-        """Count it."""
+        """Count a success."""
         self.successes[redrive_id] += 1
 
     def died(self, key: MessageKey) -> None:
-        """Forget the task, and remember that this message of it is dead; bounded."""
+        """Delete the task's counts, and record that this message is dead; bounded."""
         self.forget(key)
         with self._lock:
             self._dead[key] = None
-            while len(self._dead) > _MOST_DEAD:
+            while len(self._dead) > _MAX_DEAD:
                 del self._dead[next(iter(self._dead))]
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Count deliveries that a message had before it was redriven."""
+        """Set the count with which a redriven message begins."""
         with self._lock:
             self._counts[key] = deliveries
             place = (key.retries, deliveries)
             self._runs.setdefault(_run(key), {})[place] = replace(last, number=deliveries)
 
     def is_dead(self, key: MessageKey) -> bool:
-        """Whether this message, or a retry of it, was dead-lettered."""
+        """Return True if this message, or a retry of it, was dead-lettered."""
         with self._lock:
             return any(_run(dead) == _run(key) for dead in self._dead)
 
     def knows(self, key: MessageKey) -> bool:
-        """Whether the task is watched, or has deliveries on record."""
+        """Return True if the task is watched or has deliveries on record."""
         return key in self.watched or _run(key) in self._runs
 
     def forget(self, key: MessageKey) -> None:
-        """Forget the task over all its retries."""
+        """Delete the counts of the task over all its retries."""
         with self._lock:
             self._runs.pop(_run(key), None)
             self.watched = {other for other in self.watched if _run(other) != _run(key)}
@@ -145,19 +145,19 @@ class MemoryCounter:
                 del self._counts[other]
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
-        """All deliveries of the task, oldest first."""
+        """Return all deliveries of the task, oldest first."""
         with self._lock:
             known = [*self._runs.get(_run(key), {}).values(), *self._aside.get(_run(key), ())]
             return tuple(sorted(known, key=lambda d: (d.started_at, d.retries, d.number)))
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """One process: nobody else asks."""
+        """Do nothing: there are no other processes."""
 
     def flush(self) -> None:
-        """Nothing is put off here."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
 def _run(key: MessageKey) -> _Run:

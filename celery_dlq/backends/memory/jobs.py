@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-_MOST_JOBS = 500
+_MAX_JOBS = 500
 
 
 class MemoryJobStore:
@@ -20,23 +20,23 @@ class MemoryJobStore:
         self._lock = threading.Lock()
 
     def now(self) -> datetime:
-        """The clock of this process."""
+        """Return the time of this process."""
         return datetime.now(timezone.utc)
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
-        """Keep a state."""
+        """Save a state."""
         self._states[job_id] = dict(state)
-        for old in sorted(self._states)[:-_MOST_JOBS]:
+        for old in sorted(self._states)[:-_MAX_JOBS]:
             del self._states[old]
             self._cancelled.discard(old)
         return job_id in self._cancelled
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
-        """One state."""
+        """Return one state."""
         return self._states.get(job_id)
 
     def all(self) -> list[Mapping[str, Any]]:
-        """All states, newest first."""
+        """Return all states, newest first."""
         return [state for _, state in sorted(self._states.items(), reverse=True)]
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
@@ -46,12 +46,12 @@ class MemoryJobStore:
         else:
             self._cancelled.discard(job_id)
 
-    def succeeded(self, job_id: str) -> int:  # noqa: ARG002 - workers in memory have no book
-        """Nothing here tells."""
+    def succeeded(self, job_id: str) -> int:  # noqa: ARG002 - nothing counts them here
+        """Return 0: successes are not counted."""
         return 0
 
     def acquire_run(self, job_id: str, run: int) -> bool:
-        """Become the one that does this run."""
+        """Return True for the first caller."""
         with self._lock:
             free = (job_id, run) not in self._taken
             self._taken.add((job_id, run))

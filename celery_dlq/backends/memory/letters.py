@@ -1,4 +1,4 @@
-"""Letters in memory."""
+"""Dead letters in memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MemoryStore:
     """The `DeadLetterStore` in memory.
 
     Args:
-        counter: Forgets the counters of messages whose letters are stored.
+        counter: The counter of the messages; ``None`` for a new one.
     """
 
     capabilities = Capabilities()
@@ -51,14 +51,14 @@ class MemoryStore:
         self._lock = threading.RLock()
 
     def check(self) -> None:
-        """Memory always answers."""
+        """Do nothing: memory always answers."""
 
     def now(self) -> datetime:
-        """The clock of this process."""
+        """Return the time of this process."""
         return datetime.now(timezone.utc)
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Store a letter, once."""
+        """Store a letter unless its id is there."""
         with self._lock:
             self.counter.died(key)
             queue = self._queues.setdefault(letter.dead_letter_queue, {})
@@ -70,7 +70,7 @@ class MemoryStore:
             return Stored.NEW
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
-        """One letter by its id."""
+        """Return one letter by its id or position."""
         found = self._queues.get(dead_letter_queue, {}).get(letter_id)
         if found is None:
             return next(
@@ -86,29 +86,29 @@ class MemoryStore:
     def entry(
         self, dead_letter_queue: str, letter_id: str
     ) -> tuple[str, Mapping[bytes, bytes]] | None:
-        """Position and raw fields of one letter."""
+        """Return the position and raw fields of one letter."""
         for position, letter in self._entries(dead_letter_queue):
             if letter_id in (letter.id, position):
                 return position, _raw(letter)
         return None
 
     def position_at(self, moment: datetime) -> str:  # noqa: ARG002 - positions are numbers here
-        """The beginning: nothing here says when a letter was stored."""
+        """Return the beginning: positions have no times here."""
         return _position(0)
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
-        """The first that has the letter."""
+        """Return the first queue that has the letter."""
         return next((name for name in dead_letter_queues if self.entry(name, letter_id)), None)
 
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
     ) -> list[tuple[str, str]]:
-        """Ids that begin with a text."""
+        """Find letters by the prefix of their ids."""
         known = ((name, i) for name in dead_letter_queues for i in self._queues.get(name, {}))
         return list(islice((pair for pair in known if pair[1].startswith(prefix)), most))
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
-        """All letters that are there now."""
+        """Iterate over all letters."""
         found = list(self._queues.get(dead_letter_queue, {}).values())
         for position, letter in reversed(found) if newest_first else found:
             yield StoredLetter(position=_position(position), letter=letter)
@@ -122,7 +122,7 @@ class MemoryStore:
         page_size: int,
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
-        """Raw pages."""
+        """Iterate over raw pages."""
         entries = [
             (stored.position, _raw(stored.letter))
             for stored in self.letters(dead_letter_queue, newest_first=newest_first)
@@ -132,56 +132,56 @@ class MemoryStore:
             yield entries[start : start + page_size]
 
     def last_position(self, dead_letter_queue: str) -> str | None:
-        """The newest position ever given."""
+        """Return the newest position assigned."""
         last = self._lasts.get(dead_letter_queue)
         return None if last is None else _position(last)
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
-        """The same: a letter is stored in one step."""
+        """Return `last_position`: a letter is stored in one step."""
         return self.last_position(dead_letter_queue)
 
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:
-        """The letters stored first."""
+        """Return the letters stored first."""
         summaries = self._letter_summaries(dead_letter_queue)
-        return list(islice((h for h, _ in summaries if after is None or h.position > after), most))
+        return list(islice((s for s, _ in summaries if after is None or s.position > after), most))
 
     def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
-        """Letters whose messages have expired since they were stored."""
+        """Return letters whose messages have expired since they were stored."""
         now, summaries = self.now(), self._letter_summaries(dead_letter_queue)
-        over = (h for h, letter in summaries if ended(letter, h.stored_at, now))
+        over = (s for s, letter in summaries if ended(letter, s.stored_at, now))
         return list(islice(over, most))
 
     def length(self, dead_letter_queue: str) -> int:
-        """How many letters are there."""
+        """Return the number of letters."""
         return len(self._queues.get(dead_letter_queue, {}))
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
-        """Note how far the queue is exported."""
+        """Record how far the queue is exported."""
         with self._lock:
             before = self._exported.get(dead_letter_queue, "")
             self._exported[dead_letter_queue] = max(before, position)
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
-        """How far the queue is exported."""
+        """Return how far the queue is exported."""
         noted, last = self._exported.get(dead_letter_queue), self.last_position(dead_letter_queue)
         return None if noted is None or last is None or last < noted else noted
 
     def names(self) -> list[str]:
-        """The names of all dead-letter queues."""
+        """Return the names of all dead-letter queues."""
         return sorted(self._queues)
 
     def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues at a glance, by name."""
+        """Return a summary of every queue, by name."""
         return [self._summary(name) for name in self.names()]
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """What retention asks first."""
+        """Return a `Glance` at each queue."""
         return [self._glance(name) for name in dead_letter_queues]
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """The groups, largest first."""
+        """Return the groups, largest first."""
         letters = self.letters(dead_letter_queue, newest_first=False)
         return groups_of((stored.letter for stored in letters), most)
 
@@ -206,7 +206,7 @@ class MemoryStore:
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
-        """Note that these are on the broker."""
+        """Record that these are on the broker."""
         with self._lock:
             for letter_id in letter_ids:
                 if self._owner(dead_letter_queue, letter_id) == owner:
@@ -250,7 +250,7 @@ class MemoryStore:
         owner: str,
         keep_seconds: float,
     ) -> int:
-        """Remove letters into the bin."""
+        """Move letters to the bin."""
         with self._lock:
             taken = [self._take(dead_letter_queue, i, owner) for i in letter_ids]
             ends = time.monotonic() + keep_seconds
@@ -274,12 +274,12 @@ class MemoryStore:
             return Restored.RESTORED
 
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Those whose bin has something."""
+        """Return those whose bin is not empty."""
         full = {name for name, _id in self._bin}
         return [name for name in dead_letter_queues if name in full]
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
-        """The bin, newest first."""
+        """Iterate over the bin, newest first."""
         with self._lock:
             self._empty_bin()
             kept = [
@@ -291,22 +291,22 @@ class MemoryStore:
             yield [("0-0", {b"~key": letter.id.encode(), **_raw(letter)})]
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Remember messages."""
+        """Mark messages that are about to be redriven."""
         self.counter.watched.update(keys)
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
-        """What became of them."""
+        """Return the outcomes of watched messages."""
         return [self._outcome(key) for key in keys]
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Count deliveries that the message had before."""
+        """Set the count with which a redriven message begins."""
         self.counter.seed(key, deliveries, last)
 
     def done(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no queue is held."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
     def _glance(self, name: str) -> Glance:
         summaries = list(self._letter_summaries(name))
@@ -409,5 +409,5 @@ def _raw(letter: DeadLetter) -> dict[bytes, bytes]:
 
 
 def _position(number: int) -> str:
-    """As in Redis: ordered as text too."""
+    """Return a position that, unlike one of Redis, also sorts as text."""
     return f"{number:020d}-0"

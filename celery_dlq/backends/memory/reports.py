@@ -1,4 +1,4 @@
-"""Which groups of letters were reported to an error tracker, in memory."""
+"""Reports to an error tracker, in memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from celery_dlq.record import DeadLetter
 
 
 class MemoryReports:
-    """The `Reports` in memory; without returns and without an allowance."""
+    """The `Reports` in memory; groups never come back, and there is no allowance."""
 
     def __init__(self) -> None:
         self._ids: dict[tuple[str, str], list[str]] = {}
         self._numbers: Counter[tuple[str, str]] = Counter()
 
     def of(self, letter: DeadLetter) -> Report | None:
-        """Report a group's first letter, its tenth, its hundredth and so on."""
+        """Report letters number 1, 10, 100 and so on of a group."""
         group = (letter.dead_letter_queue, letter.fingerprint)
         ids = self._ids.setdefault(group, [])
         if letter.id not in ids:
@@ -28,6 +28,3 @@ class MemoryReports:
             return None
         why = Why.NEW if number == 1 else Why.GREW
         return Report(why=why, number=number, letter_ids=tuple(ids))
-
-    def close(self) -> None:
-        """Nothing to let go of."""

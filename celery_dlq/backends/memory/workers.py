@@ -1,4 +1,4 @@
-"""What the processes of an app tell each other, in memory: they are one process here."""
+"""The worker registry in memory."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from datetime import datetime, timezone
 from celery_dlq.backends.base import Override, WorkerInfo
 from celery_dlq.events import Change
 
-_MOST_CHANGES = 10_000
+_MAX_CHANGES = 10_000
 
 
 class MemoryWorkerRegistry:
-    """The `WorkerRegistry` in memory: the processes of one app are one process here."""
+    """The `WorkerRegistry` in memory; infos never expire."""
 
     def __init__(self) -> None:
         self._infos: dict[str, WorkerInfo] = {}
-        self._changes: deque[Change] = deque(maxlen=_MOST_CHANGES)
+        self._changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self._overrides: dict[tuple[str, str], Override] = {}
         self._revision = 0
         self._lock = threading.Lock()
 
     def now(self) -> datetime:
-        """The clock of this process."""
+        """Return the time of this process."""
         return datetime.now(timezone.utc)
 
     def register(self, info: WorkerInfo) -> None:
-        """Put up a info."""
+        """Save a worker's info."""
         self._infos[info.hostname] = info
 
     def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Send a heartbeat."""
+        """Return if the worker is registered, and the revision."""
         return hostname in self._infos, self._revision
 
     def deregister(self, hostname: str) -> None:
-        """Take a info down."""
+        """Remove a worker's info."""
         self._infos.pop(hostname, None)
 
     def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
-        """All infos."""
+        """Return all infos."""
         infos = [info for _, info in sorted(self._infos.items())]
         return infos if with_tasks else [replace(info, tasks=()) for info in infos]
 
     def record(self, change: Change) -> None:
-        """Keep a change."""
+        """Add a change to the audit log."""
         self._changes.append(change)
 
     def changes(self, *, limit: int) -> list[Change]:
-        """The newest changes."""
+        """Return the newest changes."""
         return list(reversed(self._changes))[:limit]
 
     def override(self, override: Override) -> None:
-        """Put up an override."""
+        """Set an override."""
         with self._lock:
             self._overrides[override.queue, override.key] = override
             self._revision += 1
 
     def lift(self, queue: str, key: str) -> bool:
-        """Take an override down."""
+        """Remove an override."""
         with self._lock:
             self._revision += 1
             return self._overrides.pop((queue, key), None) is not None
 
     def overrides(self) -> list[Override]:
-        """The overrides in force."""
+        """Return the overrides in force."""
         now = self.now()
         for place in [place for place, o in self._overrides.items() if o.until <= now]:
             self.lift(*place)

@@ -1,4 +1,4 @@
-"""All parts of the Redis backend over one client and one connection for writes."""
+"""The Redis backend: all parts share one client and one pipelined connection."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MakeLetters = Callable[["RedisBackend"], DeadLetterStore]
 
 
 class RedisBackend:
-    """The `Backend` of Redis; connects when there is first something to send.
+    """The `Backend` in Redis; connects when the first command is sent.
 
     Args:
-        url: Where Redis is.
+        url: URL of Redis.
         prefix: The setting ``dlq_key_prefix``.
-        timeout_seconds: Longest wait for a connection and for an answer.
-        count_ttl_seconds: How long a message that is not delivered again is remembered.
-        make_letters: Makes the store of letters, if they are kept elsewhere; asked once.
+        timeout_seconds: Maximum wait for a connection and for a reply.
+        count_ttl_seconds: Time after its last delivery for which a message's counts are kept.
+        make_letters: Makes the store of letters if they are kept elsewhere; called once.
     """
 
     def __init__(
@@ -50,65 +50,65 @@ class RedisBackend:
 
     @cached_property
     def client(self) -> Any:
-        """The pooled client; safe in several threads."""
+        """The pooled, thread-safe client."""
         return connect(self.url, self._timeout)
 
     @cached_property
     def connection(self) -> PipelinedConnection:
-        """The connection on which is written without waiting for replies."""
-        # No second try: a count that was lost on the way must not be taken twice.
+        """The connection for writes that do not wait for replies."""
+        # No retries: a count whose reply was lost must not be taken twice.
         return PipelinedConnection(connect(self.url, self._timeout, retries=0), self.url)
 
     @cached_property
     def counter(self) -> RedisCounter:
-        """Deliveries."""
+        """Counts of deliveries."""
         return RedisCounter(self.connection, self.keys, self.count_ttl)
 
     @cached_property
     def letters(self) -> DeadLetterStore:
-        """Dead letters; a worker stores them over its connection for counts."""
+        """Dead letters; a worker stores them over the connection that writes its counts."""
         if self._make_letters is not None:
             return self._make_letters(self)
         return RedisStore(self.client, self.url, self.keys, self.count_ttl, self.connection)
 
     @cached_property
     def workers(self) -> RedisWorkerRegistry:
-        """Live workers, overrides of policies, and the audit."""
+        """Live workers, policy overrides and the audit log."""
         return RedisWorkerRegistry(self.client, self.url, self.keys, self.connection)
 
     @cached_property
     def jobs(self) -> RedisJobStore:
-        """Redrives and discards."""
+        """States of redrives and discards."""
         return RedisJobStore(self.client, self.url, self.keys)
 
     @cached_property
     def outbox(self) -> RedisOutbox:
-        """What dead-letter exchanges must still get."""
+        """Letters still to be published to dead-letter exchanges."""
         return RedisOutbox(self.client, self.url, self.keys)
 
     @cached_property
     def metrics(self) -> RedisMetrics:
-        """Counts of all processes."""
+        """Metrics of all processes."""
         return RedisMetrics(self.client, self.url, self.keys, self.connection)
 
     @cached_property
     def samples(self) -> RedisSamples:
-        """Takes samples of messages that succeeded."""
+        """Records samples of messages that succeeded."""
         return RedisSamples(self.connection, self.keys)
 
     @cached_property
     def sampled(self) -> DeadLetterStore:
-        """The samples, read as letters are."""
+        """The same samples, read like letters."""
         return RedisStore(self.client, self.url, Keys(self.keys.prefix, successes_only=True))
 
     @cached_property
     def reports(self) -> RedisReports:
-        """Decides which letters an error tracker is told of."""
+        """Decides which letters are reported to an error tracker."""
         tallied = self._make_letters is None
         return RedisReports(self.client, self.url, self.keys, tallied=tallied)
 
     def separate(self) -> RedisBackend:
-        """The same place over connections of its own."""
+        """Return a backend on the same data with its own connections."""
         return RedisBackend(
             self.url,
             prefix=self.keys.prefix,
@@ -118,7 +118,7 @@ class RedisBackend:
         )
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the parts that were used."""
         for name in ("counter", "letters", "sampled", "connection", "client"):
             if name in vars(self):
                 with suppress(Exception):

@@ -7,8 +7,8 @@ from typing import Any
 
 from celery_dlq.backends.base import ClaimState
 from celery_dlq.backends.redis.connect import translated
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import ClaimReply, Scripts, chunks
+from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import ClaimReply, chunks
 
 _STATES = {
     ClaimReply.CLAIMED: ClaimState.CLAIMED,
@@ -19,20 +19,8 @@ _STATES = {
 }
 
 
-class RedisClaims:
-    """Claims of letters, wherever the letters are; see `DeadLetterStore.claim`.
-
-    Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
+class RedisClaims(RedisPart):
+    """Claims of letters, wherever the letters are kept; see `DeadLetterStore.claim`."""
 
     def claim(
         self,
@@ -44,15 +32,15 @@ class RedisClaims:
         previous_run_prefix: str = "",
         elsewhere: bool = False,
     ) -> list[ClaimState]:
-        """Claim letters for one operation.
+        """Claim letters; see `DeadLetterStore.claim`.
 
         Args:
-            dead_letter_queue: Its name.
-            letter_ids: Letter ids, or positions of entries that are no letters.
-            owner: Who claims.
-            lease_seconds: For how long.
-            previous_run_prefix: Owners whose names begin so are known to have died.
-            elsewhere: The letters are kept elsewhere, and the caller has seen them there.
+            dead_letter_queue: The queue.
+            letter_ids: The letters.
+            owner: The claiming process.
+            lease_seconds: Time after which another owner may take the letters over.
+            previous_run_prefix: Claims of owners with this prefix may be taken over at once.
+            elsewhere: True if the letters are kept elsewhere and the caller has seen them.
         """
         name, keys = dead_letter_queue, self._keys
         places = [keys.claims(name)]
@@ -69,7 +57,7 @@ class RedisClaims:
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
-        """Note that the messages are on the broker: now any operation may finish the removal."""
+        """Record that the messages are on the broker: any operation may now remove the letters."""
         self._run(self._scripts.mark_published, dead_letter_queue, letter_ids, owner)
 
     def release(
@@ -84,20 +72,20 @@ class RedisClaims:
         self._run(self._scripts.release, dead_letter_queue, letter_ids, owner, int(doubtful))
 
     def owned(self, dead_letter_queue: str, letter_ids: Sequence[str], owner: str) -> list[str]:
-        """Those of some letters that an owner has claimed."""
-        ours: list[str] = []
+        """Return those of the given letters that an owner has claimed."""
+        owned: list[str] = []
         with translated(self._url):
             for some in chunks(letter_ids):
                 claims = self._client.hmget(self._keys.claims(dead_letter_queue), some)
-                ours += [
+                owned += [
                     letter_id
                     for letter_id, claim in zip(some, claims, strict=True)
                     if claim is not None and _owner(claim) == owner
                 ]
-        return ours
+        return owned
 
     def forget(self, dead_letter_queue: str, letter_ids: Sequence[str]) -> None:
-        """Forget the claims of letters that are gone."""
+        """Delete the claims of letters that are gone."""
         with translated(self._url):
             for some in chunks(letter_ids):
                 self._client.hdel(self._keys.claims(dead_letter_queue), *some)
@@ -111,6 +99,6 @@ class RedisClaims:
 
 
 def _owner(claim: bytes) -> str:
-    """The owner in ``state|owner|lease end``; an owner may have the separator in its name."""
+    """Return the owner in ``state|owner|lease end``; only the owner may contain ``|``."""
     _state, _, rest = claim.decode(errors="replace").partition("|")
     return rest.rpartition("|")[0]

@@ -1,4 +1,4 @@
-"""Connections to Redis: the pooled client, and the wire that does not wait for replies."""
+"""Connections to Redis: the pooled client, and a connection that does not wait for replies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from typing import Any
 
 import redis
@@ -19,11 +18,10 @@ from celery_dlq.backends.redis.scripts import ScriptText
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
-from celery_dlq.record import from_micros
 
 try:
     from hiredis import pack_command
-except ImportError:  # redis-py works without, so do we
+except ImportError:  # optional, as for redis-py
     pack_command = None  # type: ignore[assignment]
 
 logger = get_logger("celery_dlq.store")
@@ -34,13 +32,13 @@ _NO_REPLY_PACKED = b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n"
 
 
 def connect(url: str, timeout_seconds: float | None, *, retries: int = 1) -> Any:
-    """A client for the URL; nothing is sent yet.
+    """Return a client for a URL; nothing is sent yet.
 
     Args:
         url: A Redis URL as Celery or redis-py writes it.
-        timeout_seconds: Longest wait for a connection and for an answer; ``None``: for ever.
-        retries: How often a command is sent again after a lost connection. 0 where a
-            command must not run twice.
+        timeout_seconds: Maximum wait for a connection and for a reply; ``None``: no limit.
+        retries: Number of times a command is sent again after a lost connection; 0 where it
+            must not run twice.
 
     Raises:
         SettingsError: The URL cannot be used.
@@ -61,7 +59,7 @@ def connect(url: str, timeout_seconds: float | None, *, retries: int = 1) -> Any
 
 
 def _redis_py_url(url: str) -> str:
-    """Celery's spellings of a Redis URL in redis-py's."""
+    """Translate Celery's spellings of a Redis URL to redis-py's."""
     url = url.replace("redis+socket://", "unix://", 1) if url.startswith("redis+") else url
     for name in ("NONE", "OPTIONAL", "REQUIRED"):
         url = url.replace(f"ssl_cert_reqs=CERT_{name}", f"ssl_cert_reqs={name.lower()}")
@@ -69,20 +67,19 @@ def _redis_py_url(url: str) -> str:
 
 
 def unavailable(exc: Exception, url: str) -> StoreUnavailable:
-    """What to tell an operator when Redis does not do its work; never shows a password."""
+    """Return the error for a failure of Redis; it shows no password."""
     return StoreUnavailable(
-        f"expected the store at {url_without_secrets(url)} to answer, got {type(exc).__name__}: "
-        f"{exc}; check that Redis runs there, is writable, and that dlq_url is right"
+        f"the store at {url_without_secrets(url)} failed with {type(exc).__name__}: {exc}; "
+        f"check that Redis runs there and accepts writes, and that dlq_url is right"
     )
 
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """ExportLease what redis-py raises into `StoreUnavailable`.
+    """Translate the errors of redis-py to `StoreUnavailable`.
 
-    A refusal (read-only, full, loading, no permission, a key of another type) is as
-    bad as silence: what was to be stored is not, and may be tried again once somebody
-    mended it.
+    A refusal (read-only, full, loading, no permission, a key of another type) is treated like
+    silence: nothing was stored, and a later attempt may succeed.
     """
     try:
         yield
@@ -92,21 +89,14 @@ def translated(url: str) -> Iterator[None]:
         raise unavailable(exc, url) from exc
 
 
-def now(client: Any, url: str) -> datetime:
-    """The present by the clock of Redis: the one that all machines share."""
-    with translated(url):
-        seconds, micros = client.time()
-    return from_micros(seconds * 1_000_000 + micros)
-
-
 class Breaker:
-    """Remembers that Redis is down, so that not every task waits for a time-out.
+    """Circuit breaker for Redis, so that not every task waits for a timeout.
 
     Args:
-        rest_seconds: How long after a failure nothing is tried; doubles with every
-            failure in a row.
-        most_rest_seconds: Where the doubling ends.
-        clock: Monotonic seconds.
+        rest_seconds: Time after a failure in which nothing is sent; doubles with every further
+            failure.
+        most_rest_seconds: Upper bound of that time.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -124,7 +114,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether Redis failed just now and is left alone."""
+        """True while nothing is sent because Redis has just failed."""
         return self._reason is not None and self._clock() < self._closed_at
 
     @property
@@ -133,39 +123,38 @@ class Breaker:
         return self._reason or ConnectionError("not connected")
 
     def failed(self, exc: Exception) -> None:
-        """Note a failure."""
+        """Record a failure."""
         self._reason = exc
         self._closed_at = self._clock() + self._rest
         self._rest = min(2 * self._rest, self._most_rest)
 
     def worked(self) -> None:
-        """Note that Redis answered."""
+        """Record a reply."""
         if self._reason is not None:
             self._reason = None
             self._rest = self._first_rest
 
 
 class PipelinedConnection:
-    """One connection on which commands are written, most of them without an answer.
+    """One connection on which commands are written, most of them without a reply.
 
-    Waiting for Redis would cost a healthy task most of what this plugin costs. So `tell` writes
-    commands to which Redis does not reply, and `call` waits for a reply; because Redis takes
-    commands in order, it sees the effect of everything that was told before, and confirms it.
+    Waiting for Redis would be most of what this plugin costs a healthy task. So
+    `send_unanswered` writes commands to which Redis does not reply, and `call` waits for a
+    reply. Redis runs commands in order, so a reply confirms everything sent before.
 
-    No reply means also that what was told arrives when this process is killed right afterwards:
-    Redis lets go of a client to which it cannot write, with all that it has not read yet of what
-    the client wrote.
+    Commands without a reply also survive if this process is killed right after the write: Redis
+    drops a client to which it cannot write a reply, with all that it has not read from it yet.
 
-    Safe to use from several threads.
+    Thread-safe.
 
     Args:
-        client: Gives the connection's settings.
-        url: For messages; its password is never shown.
-        breaker: Shared memory of failures.
-        failing: What to say when Redis does not take what is written.
+        client: Has the connection's settings.
+        url: Shown in messages, without its password.
+        breaker: The circuit breaker.
+        failing: Consequence of a failure, for the log.
     """
 
-    _MOST_UNCONFIRMED = 1024  # then one waits for a reply; a second's worth, mostly
+    _MAX_UNCONFIRMED = 1024  # then wait for a reply; usually a second's worth
     _LOG_SECONDS = 10.0
 
     def __init__(
@@ -181,26 +170,26 @@ class PipelinedConnection:
         self._breaker = breaker or Breaker()
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MOST_UNCONFIRMED)
+        self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self._logged_at = -self._LOG_SECONDS
         self.errors = 0
 
     def send_unanswered(
         self, commands: Sequence[Command], again: Sequence[Command] = (), *, keep: bool = False
     ) -> bool:
-        """Write commands to which Redis does not reply; never raises.
+        """Write commands to which Redis does not reply. Never raises.
 
-        An error of the server is not seen: a script is sent as its text, and something else
-        must ask now and then whether Redis takes writes; see `probe`.
+        Errors of the server are not seen. So scripts must be sent as text, and `probe` must be
+        called now and then to see if Redis accepts writes.
 
         Args:
-            commands: Each a command with its arguments.
-            again: What to tell on a new connection, in order, when this one breaks before a
-                later command was answered; must change nothing if the first was heard.
-            keep: Tell that also if nothing can be written now.
+            commands: The commands with their arguments.
+            again: Commands to send on a new connection if this one breaks before a later
+                reply; they must change nothing if ``commands`` were executed.
+            keep: Send ``again`` later even if nothing can be written now.
 
         Returns:
-            Whether they were written.
+            True if the commands were written.
 
         Source: https://redis.io/docs/latest/commands/client-reply/
         """
@@ -214,17 +203,17 @@ class PipelinedConnection:
                 return False
             except Exception:
                 raise
-            except BaseException:  # as in `_uninterrupted`, which costs each task more
+            except BaseException:  # `_uninterrupted` inlined: every task pays for this
                 self._drop()
                 raise
             if again:
                 self._unconfirmed.extend(again)
-                if len(self._unconfirmed) >= self._MOST_UNCONFIRMED:
+                if len(self._unconfirmed) >= self._MAX_UNCONFIRMED:
                     self.probe("PING")
             return True
 
     def probe(self, *command: Any) -> bool:
-        """Wait for the reply to a command, and log if Redis does not take it; never raises."""
+        """Send a command and wait; log a failure and return False. Never raises."""
         try:
             self.call(*command)
         except (StoreUnavailable, NoScriptError) as exc:
@@ -234,35 +223,34 @@ class PipelinedConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection, and no failure to rest from."""
+        """True if connected and the circuit breaker lets commands through."""
         return self._connection is not None and not self._breaker.is_open
 
     def call(
         self, *command: Any, before: Command | None = None, again: Command | None = None
     ) -> Any:
-        """Send one command and wait for its reply; once more if the connection was closed.
+        """Send one command and wait for its reply; try once more if the connection was closed.
 
         Args:
             *command: The command.
-            before: Another one that goes first, with the same write; if it is refused, so is
-                this one.
-            again: What to send the second time; must give the same if the first was heard.
-                ``None``: the command.
+            before: A command to send first, in the same write; its error is raised too.
+            again: The command for the second attempt; must have the same effect if the first
+                was executed. ``None``: the same command.
 
         Raises:
             StoreUnavailable: Redis does not answer or refuses.
-            NoScriptError: The script is not there.
+            NoScriptError: Redis does not know the script.
         """
         commands = [command] if before is None else [before, command]
         with self._lock, self._uninterrupted(), translated(self._url):
-            used = self._connection is not None
+            was_open = self._connection is not None
             try:
                 replies = self._answers(commands)
             except (redis.ConnectionError, OSError) as exc:
-                if not used:
+                if not was_open:
                     self._lost(exc)
                     raise
-                self._drop()  # it was closed meanwhile; Redis need not be down
+                self._drop()  # Redis closed an idle connection; it need not be down
                 replies = self._answers_at_last([*commands[:-1], again or command])
         for reply in replies:
             if isinstance(reply, NoScriptError):
@@ -279,14 +267,14 @@ class PipelinedConnection:
         before: Command | None = None,
         again: Sequence[Any] | None = None,
     ) -> Any:
-        """`call` a script by its digest, and by its text when Redis does not know it.
+        """`call` a script by its digest, or by its text if Redis does not know it.
 
         Args:
             script: The script.
             keys: Its keys.
             *args: Its arguments.
             before: As in `call`.
-            again: Its arguments the second time.
+            again: Its arguments for the second attempt.
         """
         call = (len(keys), *keys)
         second = None if again is None else ("EVAL", script.text, *call, *again)
@@ -296,7 +284,7 @@ class PipelinedConnection:
             return self.call("EVAL", script.text, *call, *args, before=before, again=second)
 
     def close(self) -> None:
-        """Disconnect when what was told has arrived; never raises."""
+        """Wait until Redis has executed everything, and disconnect. Never raises."""
         with self._lock:
             if self._unconfirmed:
                 self.probe("PING")
@@ -310,7 +298,7 @@ class PipelinedConnection:
                 try:
                     return self._send(commands)
                 except (redis.ConnectionError, OSError):
-                    self._drop()  # it was closed meanwhile; Redis need not be down
+                    self._drop()  # Redis closed an idle connection; it need not be down
             self._connection = self._client.connection_pool.make_connection()
             self._connection.connect()
             self._send([*_unanswered(self._unconfirmed), *commands])
@@ -322,7 +310,7 @@ class PipelinedConnection:
         self._connection.send_packed_command(self._packed(commands), check_health=False)
 
     def _packed(self, commands: Sequence[Command]) -> list[bytes]:
-        """As redis-py packs them, without its looks at each argument: these are all our own."""
+        """Pack like redis-py, without its checks of each argument: these are all our own."""
         if pack_command is None:
             return list(self._connection.pack_commands(commands))
         packed = [
@@ -343,13 +331,13 @@ class PipelinedConnection:
         return [self._one() for _ in commands]
 
     def _one(self) -> Any:
-        """Read a reply, or what Redis refuses: all that was told before it has arrived."""
+        """Read a reply or a refusal; either confirms everything sent before."""
         try:
             reply = self._connection.read_response()
         except ResponseError as exc:
             reply = exc
         except RedisError as exc:
-            if not isinstance(exc, redis.ConnectionError):  # it hangs, or is no Redis
+            if not isinstance(exc, redis.ConnectionError):  # it hangs, or is not Redis
                 self._lost(exc)
             raise
         self._unconfirmed.clear()
@@ -362,7 +350,7 @@ class PipelinedConnection:
 
     @contextmanager
     def _uninterrupted(self) -> Iterator[None]:
-        """Ctrl-C or a signal may strike anywhere; nobody knows then how much was read."""
+        """Disconnect on Ctrl-C or a signal: it is unknown how much of the reply was read."""
         try:
             yield
         except Exception:
@@ -372,14 +360,14 @@ class PipelinedConnection:
             raise
 
     def _drop(self) -> None:
-        """Begin anew: replies of a connection that is gone must not be taken for others."""
+        """Disconnect, so that a late reply is not taken for the reply to another command."""
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.disconnect()
             self._connection = None
 
     def _log(self, exc: Exception) -> None:
-        """Say that Redis failed: at once, then at most every ten seconds."""
+        """Log a failure, at most every ten seconds."""
         self.errors += 1
         now = time.monotonic()
         if now - self._logged_at >= self._LOG_SECONDS:

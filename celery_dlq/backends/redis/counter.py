@@ -1,4 +1,4 @@
-"""Counting deliveries in Redis: one write per healthy task, no waiting."""
+"""Counting deliveries in Redis: one write per healthy task, without waiting."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from celery_dlq.backends.redis.scripts import CountReply, script_text
 from celery_dlq.record import Delivery, from_micros, to_micros
 
 HISTORY_LIMIT = 50
-"""Most deliveries kept per message, and most retry numbers kept per task."""
+"""Maximum number of deliveries kept per message, and of retry numbers kept per task."""
 
 STALE_SECONDS = 5.0
-"""A worker is dead if its last heartbeat is older; it gives one every second."""
+"""A worker whose last heartbeat is older counts as dead."""
 
 ALIVE_SECONDS = 1.0
-"""A worker gives a heartbeat this often beside the counters of the queues it works on."""
+"""Interval of a worker's heartbeats for the counters of its queues."""
 
 SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
-"""The scripts of the counter; no client has to load them."""
+"""The counter's scripts; they are sent over its connection."""
 
-_STANDINGS = {
+_STATUSES = {
     CountReply.COUNTED: CountStatus.COUNTED,
     CountReply.LIMIT_REACHED: CountStatus.LIMIT_REACHED,
     CountReply.RUNNING: CountStatus.RUNNING,
@@ -40,18 +40,18 @@ _STANDINGS = {
 
 
 class RedisCounter:
-    """The `DeliveryCounter` of Redis.
+    """The `DeliveryCounter` in Redis.
 
     Args:
-        connection: The connection that is written and read later.
+        connection: The connection for writes that do not wait for replies.
         keys: Key names.
-        ttl_seconds: How long a message that is not delivered again is remembered.
-        stale_seconds: After how long a silent worker is dead.
+        ttl_seconds: Time after its last delivery for which a message's counts are kept.
+        stale_seconds: Time without a heartbeat after which a worker counts as dead.
     """
 
-    _CLEAN_UPS_A_WRITE = 32
-    _MOST_CLEAN_UPS = 4096  # beyond that, expiry does it
-    _MOST_REDRIVES = 100  # that are counted between two writes
+    _CLEAN_UPS_PER_WRITE = 32
+    _MAX_CLEAN_UPS = 4096  # expiry cleans up the rest
+    _MAX_REDRIVES = 100  # counted between two writes
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class RedisCounter:
         self._token = uuid4().hex[:8]
         self._worker = ""
         self._alive_at: dict[str, float] = {}
-        self._done: deque[_Done] = deque(maxlen=self._MOST_CLEAN_UPS)
+        self._done: deque[_Done] = deque(maxlen=self._MAX_CLEAN_UPS)
         self._successes: Counter[str] = Counter()
-        self._told_of = ""  # a queue for which something was written since the last reply
+        self._unprobed = ""  # a queue with writes since the last reply
         self._lock = threading.Lock()
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
-        """Write the start; clean-ups of finished messages ride along."""
-        # Written out: this is what every task pays.
+        """Write the start, and now and then the clean-ups of finished messages."""
+        # No helpers: every task pays for this.
         args = (
             1,
             self._keys.run(key),
@@ -90,7 +90,7 @@ class RedisCounter:
             HISTORY_LIMIT,
         )
         script = ("EVAL", self._count_first.text)
-        if len(self._done) >= self._CLEAN_UPS_A_WRITE:
+        if len(self._done) >= self._CLEAN_UPS_PER_WRITE:
             self._clean_up()
         self._show_life(key.dead_letter_queue)
         return self._connection.send_unanswered([(*script, *args, 0)], [(*script, *args, 1)])
@@ -106,7 +106,7 @@ class RedisCounter:
         alone: bool = True,
         unless_dead: bool = False,
     ) -> Count:
-        """Count and wait; see `DeliveryCounter.count`."""
+        """Count and wait for the reply."""
         waited = -1 if waited_seconds is None else int(waited_seconds * 1000)
         keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
         args = (
@@ -125,28 +125,28 @@ class RedisCounter:
             self._count, keys, *args, 0, again=(*args, 1)
         )
         self._show_life(key.dead_letter_queue)
-        return Count(_STANDINGS[CountReply(state)], number, bool(suspect))
+        return Count(_STATUSES[CountReply(state)], number, bool(suspect))
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
-        """Write the end of a delivery; kept and written later if Redis does not answer."""
+        """Write the end of a delivery, or keep it for later if Redis does not answer."""
         end = ""
         if charged or delivery.outcome is not None:
             end = json.dumps(delivery.to_json(), separators=(",", ":"))
         args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
-        self._told_of = key.dead_letter_queue
-        told = [self._ended.command([self._keys.run(key)], *args)]
-        self._connection.send_unanswered(told, told, keep=True)
+        self._unprobed = key.dead_letter_queue
+        commands = [self._ended.command([self._keys.run(key)], *args)]
+        self._connection.send_unanswered(commands, commands, keep=True)
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """Write a heartbeat."""
+        """Write heartbeats."""
         if self._worker:
-            self._alive_at.clear()  # of queues whose messages no longer run here, too
+            self._alive_at.clear()  # forgets queues whose messages no longer run here
             for name in set(dead_letter_queues):
                 self._write_alive(name)
 
     def _show_life(self, dead_letter_queue: str) -> None:
-        """A start without a fresh heartbeat would look like one of a worker that died."""
-        self._told_of = dead_letter_queue
+        """Write a heartbeat if due: without one, the start would look like a dead worker's."""
+        self._unprobed = dead_letter_queue
         at = self._alive_at.get(dead_letter_queue)
         if at is None or time.monotonic() - at >= ALIVE_SECONDS:
             self._write_alive(dead_letter_queue)
@@ -157,31 +157,31 @@ class RedisCounter:
         self._connection.send_unanswered([self._heartbeat_script.command(keys, self._worker)])
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
-        """Remember to forget the message, with one of the next writes."""
+        """Queue the clean-up for one of the next writes."""
         done = _Done(self._keys.run(key), key.retries, self._start(delivery), int(first))
         self._done.append(done)
 
     def redrive_succeeded(self, redrive_id: str) -> None:
-        """Remember to count it, with one of the next writes; bounded."""
-        if len(self._successes) < self._MOST_REDRIVES or redrive_id in self._successes:
+        """Count a success, to be written with the next flush; bounded."""
+        if len(self._successes) < self._MAX_REDRIVES or redrive_id in self._successes:
             self._successes[redrive_id] += 1
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
-        """Read all recorded deliveries; see `DeliveryCounter.history`."""
+        """Read all recorded deliveries of the task."""
         reply = self._connection.call("HGETALL", self._keys.run(key))
         return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
 
     def flush(self) -> None:
-        """Send the clean-ups, and ask Redis whether it takes what is told it."""
+        """Send the clean-ups, and probe if Redis accepts writes."""
         while self._done and self._clean_up():
-            pass  # until nothing is left, or Redis does not take it
+            pass  # until none is left or Redis fails
         if counted := self._counted():
             self._connection.send_unanswered(counted)
-        name, self._told_of = self._told_of, ""
-        if name:  # a heartbeat: the least that is written as a count is
+        name, self._unprobed = self._unprobed, ""
+        if name:  # a heartbeat is the smallest write like a count
             alive = self._heartbeat_script.command([self._keys.workers(name)], self._worker)
             if not self._connection.probe(*alive):
-                self._told_of = name
+                self._unprobed = name
 
     def close(self) -> None:
         """Flush and disconnect."""
@@ -189,29 +189,29 @@ class RedisCounter:
         self._connection.close()
 
     def _start(self, delivery: Delivery) -> str:
-        """What the store keeps of a start: when, and where."""
+        """Return a start as it is stored: its time and its worker."""
         if not self._worker:
             self._worker = f"{delivery.worker_pid or 0}@{delivery.worker_hostname}#{self._token}"
         return f"{to_micros(delivery.started_at)}|{self._worker}"
 
     def _counted(self) -> list[Command]:
-        """The successes of redrives since the last write."""
+        """Take the commands that add the successes of redrives since the last flush."""
         counts, self._successes = self._successes, Counter()
         return [("HINCRBY", self._keys.successes(), i, n) for i, n in counts.items()]
 
     def _clean_up(self) -> bool:
-        """Forget messages that are done, many with one command."""
+        """Delete the counts of messages that are done, many with one command."""
         with self._lock:
-            count = min(len(self._done), 4 * self._CLEAN_UPS_A_WRITE)
+            count = min(len(self._done), 4 * self._CLEAN_UPS_PER_WRITE)
             done = [self._done.popleft() for _ in range(count)]
         keys = [one.run for one in done]
         args = [value for one in done for value in one[1:]]
-        told = [self._forget.command(keys, *args)]
-        return self._connection.send_unanswered(told, told)
+        commands = [self._forget.command(keys, *args)]
+        return self._connection.send_unanswered(commands, commands)
 
 
 class _Done(NamedTuple):
-    """A message that is done, as ``forget.lua`` takes it."""
+    """A message that is done: the arguments of ``forget.lua``."""
 
     run: str
     retries: int
@@ -220,12 +220,12 @@ class _Done(NamedTuple):
 
 
 def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:
-    """The deliveries that a run hash tells of, oldest first."""
+    """Return the deliveries recorded in a run hash, oldest first."""
     found: dict[tuple[int, int], Delivery] = {}
     aside = []
     for name, value in fields.items():
         what, _, rest = name.decode().partition(":")
-        if what == "aside":  # interrupted ones, whose numbers were given out again
+        if what == "aside":  # interrupted; their numbers were assigned again
             aside.append(Delivery.from_json(json.loads(value)))
         if what not in ("start", "end"):
             continue

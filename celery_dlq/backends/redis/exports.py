@@ -1,4 +1,4 @@
-"""Exports in Redis: how far a queue is exported, and which process exports it to a place."""
+"""Exports in Redis: how far a queue is exported, and leases on the places exported to."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ from typing import Any
 
 from celery_dlq.backends.base import ExportLease, ordered
 from celery_dlq.backends.redis.connect import translated
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import ExportLeaseReply, Scripts
+from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import ExportLeaseReply
 
 
-class RedisExports:
-    """What exports of dead-letter queues note, wherever the letters are.
-
-    Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
+class RedisExports(RedisPart):
+    """Export positions and leases, wherever the letters are kept."""
 
     def note(self, dead_letter_queue: str, position: str) -> None:
-        """Note how far a queue is exported; see `DeadLetterStore.note_exported`."""
+        """Record how far a queue is exported; see `DeadLetterStore.note_exported`."""
         with translated(self._url):
             self._scripts.note_exported(
                 keys=[self._keys.exported(dead_letter_queue)], args=[position]
@@ -36,7 +24,7 @@ class RedisExports:
     def until(
         self, dead_letter_queue: str, last_position: Callable[[str], str | None]
     ) -> str | None:
-        """How far a queue is exported; see `DeadLetterStore.exported_until`."""
+        """Return how far a queue is exported; see `DeadLetterStore.exported_until`."""
         with translated(self._url):
             noted = self._client.get(self._keys.exported(dead_letter_queue))
         if noted is None:
@@ -54,12 +42,12 @@ class RedisExports:
         lease_seconds: float,
         state: str = "",
     ) -> ExportLease:
-        """Take, keep, note or end a turn; see `ExportLeaseStore.turn`."""
+        """Acquire, renew, annotate or end a lease; see `ExportLeaseStore.export_lease`."""
         args: list[Any] = [what, place, owner, int(lease_seconds * 1000), state]
         with translated(self._url):
-            reply, told = self._scripts.export_lease(
+            reply, noted = self._scripts.export_lease(
                 keys=[self._keys.export_leases(dead_letter_queue)], args=args
             )
         return ExportLease(
-            reply == ExportLeaseReply.ACQUIRED, told.decode("utf-8", "backslashreplace")
+            reply == ExportLeaseReply.ACQUIRED, noted.decode("utf-8", "backslashreplace")
         )

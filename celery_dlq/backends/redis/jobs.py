@@ -1,14 +1,14 @@
-"""Jobs in Redis: a bounded hash of their states, and one of cancellation requests."""
+"""Jobs in Redis: a bounded hash of states, and one of cancellation requests."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
-from celery_dlq.backends.redis.connect import now, translated
-from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.keys import spelled
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")
@@ -17,26 +17,11 @@ MOST_JOBS = 500
 _CANCEL = b"cancel"
 
 
-class RedisJobStore:
-    """The `JobStore` of Redis.
-
-    Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-
-    def now(self) -> datetime:
-        """The clock of Redis."""
-        return now(self._client, self._url)
+class RedisJobStore(RedisPart):
+    """The `JobStore` in Redis."""
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
-        """Keep a state; the oldest are dropped when there are too many."""
+        """Save a state; delete the oldest ones when there are too many."""
         text = json.dumps(state, separators=(",", ":"))
         with translated(self._url):
             pipe = self._client.pipeline(transaction=False)
@@ -49,13 +34,13 @@ class RedisJobStore:
         return bool(request == _CANCEL)
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
-        """One state."""
+        """Return one state."""
         with translated(self._url):
             text = self._client.hget(self._keys.jobs(), spelled(job_id))
         return _state(text) if text else None
 
     def all(self) -> list[Mapping[str, Any]]:
-        """All states; the ids begin with the time."""
+        """Return all states, newest first: job ids begin with the time."""
         with translated(self._url):
             found = self._client.hgetall(self._keys.jobs())
         states = (_state(text) for _job_id, text in sorted(found.items(), reverse=True))
@@ -70,12 +55,12 @@ class RedisJobStore:
                 self._client.hdel(self._keys.cancel_requests(), job_id)
 
     def succeeded(self, job_id: str) -> int:
-        """As the workers counted."""
+        """Return the successes that workers counted."""
         with translated(self._url):
             return int(self._client.hget(self._keys.successes(), job_id) or 0)
 
     def acquire_run(self, job_id: str, run: int) -> bool:
-        """Become the one process that does this run."""
+        """Return True for the first process that asks."""
         with translated(self._url):
             return bool(
                 self._client.hsetnx(self._keys.cancel_requests(), f"{job_id}:{run}", "taken")
@@ -99,6 +84,6 @@ def _state(text: bytes) -> Mapping[str, Any] | None:
     try:
         state = json.loads(text)
     except ValueError as exc:
-        logger.warning("A job cannot be read: %r", exc)
+        logger.warning("Skipped the state of a job that cannot be read: %r", exc)
         return None
     return state if isinstance(state, dict) else None

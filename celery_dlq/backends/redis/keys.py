@@ -1,7 +1,7 @@
-"""All Redis keys, and nothing else builds one.
+"""The names of all Redis keys; no other module builds one.
 
-``{name}`` is the hash tag: everything about one dead-letter queue lives on one
-slot, so that counting, storing and removing are single atomic scripts.
+``{name}`` is the hash tag: all keys of one dead-letter queue are on one slot, so that
+counting, storing and removing are single atomic scripts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Keys:
 
     Attributes:
         prefix: The setting ``dlq_key_prefix``.
-        successes_only: Read the samples of successes where letters are read, with a note of
-            their own of how far they are exported. For a store that an export reads.
+        successes_only: Use the samples of successes in place of letters, with an export position
+            of their own; for a store that an export reads.
     """
 
     prefix: str = "dlq"
@@ -30,7 +30,7 @@ class Keys:
         return f"{self.prefix}:queues"
 
     def nodes(self) -> str:
-        """ZSET: workers by their last heartbeat, whatever they guard."""
+        """ZSET: all workers by their last heartbeat."""
         return f"{self.prefix}:{{app}}:nodes"
 
     def worker_infos(self) -> str:
@@ -38,15 +38,15 @@ class Keys:
         return f"{self.prefix}:{{app}}:workers"
 
     def tasks(self) -> str:
-        """HASH: worker to the names of its tasks, as JSON; apart, because there may be many."""
+        """HASH: worker to the names of its tasks, as JSON; may be large."""
         return f"{self.prefix}:{{app}}:tasks"
 
     def overrides(self) -> str:
-        """HASH: ``[queue, key]`` as JSON to an override of a policy, as JSON; and ``revision``."""
+        """HASH: ``[queue, key]`` as JSON to a policy override, as JSON; and ``revision``."""
         return f"{self.prefix}:{{app}}:overrides"
 
     def changes(self) -> str:
-        """STREAM: changes for the audit, bounded."""
+        """STREAM: the audit log; bounded."""
         return f"{self.prefix}:{{app}}:changes"
 
     def counts(self) -> str:
@@ -58,11 +58,11 @@ class Keys:
         return f"{self.prefix}:{{app}}:gauges"
 
     def report(self, dead_letter_queue: str, fingerprint: str) -> str:
-        """HASH: what an error tracker was told of a group; expires."""
+        """HASH: the last report of a group to an error tracker; expires."""
         return f"{self._of(dead_letter_queue)}:report:{fingerprint}"
 
     def allowance(self, dead_letter_queue: str) -> str:
-        """HASH: how many reports of this queue are allowed now; expires."""
+        """HASH: the number of reports that this queue may make now; expires."""
         return f"{self._of(dead_letter_queue)}:allowance"
 
     def jobs(self) -> str:
@@ -70,11 +70,11 @@ class Keys:
         return f"{self.prefix}:{{app}}:jobs"
 
     def cancel_requests(self) -> str:
-        """HASH: job id to what somebody else wants of it; bounded with the jobs."""
+        """HASH: job id to ``cancel``, ``job id:run`` to ``taken``; bounded like jobs."""
         return f"{self.prefix}:{{app}}:cancel_requests"
 
     def successes(self) -> str:
-        """HASH: id of a redrive to how many of its messages succeeded; bounded like jobs."""
+        """HASH: id of a redrive to the number of its messages that succeeded; bounded like jobs."""
         return f"{self.prefix}:{{app}}:successes"
 
     def letters(self, dead_letter_queue: str) -> str:
@@ -90,7 +90,7 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:tally"
 
     def groups(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints by how many letters have them."""
+        """ZSET: fingerprints by their number of letters."""
         return f"{self._of(dead_letter_queue)}:groups"
 
     def arrivals(self, dead_letter_queue: str) -> str:
@@ -98,7 +98,7 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:arrivals"
 
     def ends(self, dead_letter_queue: str) -> str:
-        """ZSET: letter id by the end of its message's life; only letters that have one."""
+        """ZSET: letter ids by the expiry of their messages; only of messages that expire."""
         return f"{self._of(dead_letter_queue)}:ends"
 
     def claims(self, dead_letter_queue: str) -> str:
@@ -110,32 +110,32 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:bin"
 
     def binned(self, dead_letter_queue: str) -> str:
-        """HASH: id of a discarded letter to its entry in the bin; expires with it."""
+        """HASH: id of a discarded letter to its entry id in the bin; expires with the bin."""
         return f"{self._of(dead_letter_queue)}:binned"
 
     def exported(self, dead_letter_queue: str) -> str:
-        """STRING: entry id up to which letters were exported to files."""
+        """STRING: entry id up to which letters are exported to files."""
         start = self._of(dead_letter_queue)
         return f"{start}:samples:exported" if self.successes_only else f"{start}:exported"
 
     def samples(self, dead_letter_queue: str) -> str:
-        """STREAM: a sample of the messages that succeeded; bounded, expires."""
+        """STREAM: a sample of the messages that succeeded; bounded; expires."""
         return f"{self._of(dead_letter_queue)}:samples"
 
     def last(self, dead_letter_queue: str) -> str:
-        """STRING: the newest position given to a letter of a queue on the broker."""
+        """STRING: the newest position assigned in a queue on the broker."""
         return f"{self._of(dead_letter_queue)}:last"
 
     def placing(self, dead_letter_queue: str) -> str:
-        """HASH: id of a letter on its way to a queue on the broker to its position."""
+        """HASH: id of a letter that is being put into a queue on the broker to its position."""
         return f"{self._of(dead_letter_queue)}:placing"
 
     def export_leases(self, dead_letter_queue: str) -> str:
-        """HASH: where an export goes to ``owner|lease end|state``; expires."""
+        """HASH: target of an export to ``owner|lease end|state``; expires."""
         return f"{self._of(dead_letter_queue)}:export_leases"
 
     def outbox(self, dead_letter_queue: str) -> str:
-        """ZSET: entries for a dead-letter exchange, as JSON, by when they may be tried again."""
+        """ZSET: entries for a dead-letter exchange, as JSON, by the time of the next attempt."""
         return f"{self._of(dead_letter_queue)}:outbox"
 
     def workers(self, dead_letter_queue: str) -> str:
@@ -144,24 +144,24 @@ class Keys:
 
     def run(self, key: MessageKey) -> str:
         """HASH: counts, starts and ends of the deliveries of one task (and redrive); expires."""
-        # Task ids come over the wire; what UTF-8 does not know is spelled out.
+        # Task ids come over the wire and may hold characters that UTF-8 cannot encode.
         task_id = key.task_id if key.task_id.isascii() else spelled(key.task_id)
         which = f"{key.redrives}.{key.nesting}" if key.nesting else key.redrives
         return f"{_beginning(self.prefix, key.dead_letter_queue)}:run:{which}:{task_id}"
 
     def _of(self, dead_letter_queue: str) -> str:
-        """What all keys of a queue begin with, its name as the hash tag."""
+        """Return the start of all keys of a queue, with its name as the hash tag."""
         return _beginning(self.prefix, dead_letter_queue)
 
 
 @lru_cache(maxsize=1024)
 def _beginning(prefix: str, dead_letter_queue: str) -> str:
     name = spelled(dead_letter_queue)
-    if name[:1] in ("}", "%"):  # "{}" is no tag: the keys would be on many slots
+    if name[:1] in ("}", "%"):  # "{}" is not a tag: the keys would be on many slots
         name = f"%{ord(name[0]):02X}{name[1:]}"
     return f"{prefix}:{{{name}}}"
 
 
 def spelled(text: str) -> str:
-    """Text as it can be sent: what UTF-8 does not know is spelled out."""
+    """Return text with the characters that UTF-8 cannot encode escaped."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

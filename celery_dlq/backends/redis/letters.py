@@ -1,4 +1,4 @@
-"""Letters in Redis Streams: one stream per dead-letter queue, found by id through a hash."""
+"""Letters in Redis streams: one stream per dead-letter queue, and a hash from ids to entries."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from celery_dlq.backends.base import (
     stored_at,
 )
 from celery_dlq.backends.redis.claims import RedisClaims
-from celery_dlq.backends.redis.connect import Command, PipelinedConnection, now, translated
+from celery_dlq.backends.redis.connect import Command, PipelinedConnection, translated
 from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.overviews import RedisOverviews, moment, text_of
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.redriven import RedrivenMessages
 from celery_dlq.backends.redis.scripts import (
     DeadLetterReply,
     RestoreReply,
-    Scripts,
     chunks,
     script_text,
 )
@@ -50,14 +50,14 @@ from celery_dlq.record import DeadLetter, Delivery, end_of, letter_from, to_micr
 
 logger = get_logger("celery_dlq.store")
 
-_PAGE_OF_SUMMARIES = 50
-_MOST_NAMED = 1000
+_SUMMARIES_PER_PAGE = 50
+_MAX_KNOWN_QUEUES = 1000
 _DEAD_LETTER = script_text("dead_letter")
 
 PAGE = 200
-"""Letters read at a time: more is slower and takes more memory."""
+"""Letters per page; larger pages are slower and take more memory."""
 
-_REMOVED_AT_ONCE = 100  # a few milliseconds, in which Redis answers nobody else
+_REMOVED_PER_CALL = 100  # takes a few milliseconds, in which Redis serves nobody else
 _FACTS = ("task_name", "reason", "exception_type")
 
 _RESTORED = {
@@ -67,16 +67,16 @@ _RESTORED = {
 }
 
 
-class RedisStore:
-    """The `DeadLetterStore` of Redis.
+class RedisStore(RedisPart):
+    """The `DeadLetterStore` in Redis.
 
     Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
         keys: Key names.
-        ttl_seconds: How long late copies of a dead-lettered message are known to be dead.
-        connection: A worker's connection for its counts. Letters are stored through it, because
-            one write and one read of it cost a third of two commands of the client's.
+        ttl_seconds: Time for which late copies of a dead-lettered message are recognised.
+        connection: The worker's connection for counts. Storing a letter through it takes one
+            write and one read: a third of the cost of two commands of the client.
     """
 
     capabilities = Capabilities()
@@ -89,11 +89,8 @@ class RedisStore:
         ttl_seconds: float = 72 * 3600.0,
         connection: PipelinedConnection | None = None,
     ) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
+        super().__init__(client, url, keys)
         self._ttl_millis = int(ttl_seconds * 1000)
-        self._scripts = Scripts.on(client)
         self._reader = StreamReader(client, url)
         self._claims = RedisClaims(client, url, keys)
         self._exports = RedisExports(client, url, keys)
@@ -101,15 +98,6 @@ class RedisStore:
         self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
         self._connection = connection
         self._named: set[str] = set()
-
-    def check(self) -> None:
-        """Ask for a heartbeat."""
-        with translated(self._url):
-            self._client.ping()
-
-    def now(self) -> datetime:
-        """The clock of Redis."""
-        return now(self._client, self._url)
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""
@@ -137,35 +125,35 @@ class RedisStore:
             "" if end is None else to_micros(end),
             *entry,
         ]
-        # The name first: a letter in a queue that no list shows would be lost to people.
+        # The name first: operators would never find a letter in a queue that is not listed.
         reply = self._write(name, places, args)
         return Stored.NEW if reply == DeadLetterReply.STORED else Stored.ALREADY_THERE
 
     def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
-        """Name the queue, then store: in one write where the first has worked before."""
+        """Name the queue, then store: in one write once naming it has worked."""
         named: Command = ("SADD", self._keys.queues(), spelled(name))
         if self._connection is not None and self._connection.is_open and name in self._named:
             try:
                 return self._connection.call_script(_DEAD_LETTER, places, *args, before=named)
             except StoreUnavailable as exc:
-                # A refusal stays one, and a second wait would hold the tasks up.
+                # Redis would refuse again, and a second timeout would delay the tasks.
                 if not isinstance(exc.__cause__, redis.ConnectionError):
                     raise
         with translated(self._url):
             self._client.execute_command(*named)
-            if len(self._named) < _MOST_NAMED:
+            if len(self._named) < _MAX_KNOWN_QUEUES:
                 self._named.add(name)
             return self._scripts.dead_letter(keys=places, args=args)
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
-        """One letter by its id."""
+        """Return one letter by its id."""
         found = self.entry(dead_letter_queue, letter_id)
         return letter_from(found[1]) if found else None
 
     def entry(
         self, dead_letter_queue: str, letter_id: str
     ) -> tuple[str, Mapping[bytes, bytes]] | None:
-        """Position and raw fields of one letter; see `DeadLetterStore.entry`."""
+        """Return the position and raw fields of one entry."""
         key = self._keys.ids(dead_letter_queue)
         with translated(self._url):
             entry = self._client.hget(key, spelled(letter_id))
@@ -176,11 +164,11 @@ class RedisStore:
         return found[0] if found else None
 
     def position_at(self, moment: datetime) -> str:
-        """Entry ids begin with the time of storing in milliseconds."""
+        """Return the first entry id of a millisecond."""
         return position_at(moment)
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
-        """The first whose index has the id; a position is looked up in the letters."""
+        """Look an id up in the indexes, a position in the streams."""
         keys, wanted = self._keys, spelled(letter_id)
 
         def ask(pipe: Any, name: str) -> None:
@@ -196,7 +184,7 @@ class RedisStore:
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
     ) -> list[tuple[str, str]]:
-        """Ids that begin with a text; walks the indexes in steps, never the letters."""
+        """Scan the indexes; no letter is read."""
         found: list[tuple[str, str]] = []
         match = f"{_literal(spelled(prefix))}*"
 
@@ -213,13 +201,13 @@ class RedisStore:
         return found
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
-        """Read all letters page by page; see `DeadLetterStore.letters`."""
+        """Iterate over all letters, page by page."""
         pages = self._pages(dead_letter_queue, None, None, PAGE, newest_first=newest_first)
         for page in pages:
             for position, fields in page:
                 try:
                     letter = letter_from(fields)
-                except CorruptLetter as exc:  # it stops nothing
+                except CorruptLetter as exc:  # skip it
                     logger.warning("%s, entry %s: %s", dead_letter_queue, position, exc)
                 else:
                     yield StoredLetter(position=position, letter=letter)
@@ -233,11 +221,11 @@ class RedisStore:
         page_size: int,
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
-        """Raw pages; see `DeadLetterStore.fields`."""
+        """Iterate over raw pages."""
         return self._pages(dead_letter_queue, after, until, page_size, newest_first=newest_first)
 
     def last_position(self, dead_letter_queue: str) -> str | None:
-        """The stream's last generated id."""
+        """Return the stream's last generated id."""
         with translated(self._url):
             if not self._client.exists(self._keys.letters(dead_letter_queue)):
                 return None
@@ -245,20 +233,20 @@ class RedisStore:
         return text_of(info["last-generated-id"])
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
-        """The same: a letter is stored in one step."""
+        """Return `last_position`: a letter is stored in one step."""
         return self.last_position(dead_letter_queue)
 
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:
-        """The oldest letters; reads whole entries, so few of them at a time."""
+        """Return the oldest letters; few at a time, because whole entries are read."""
         low = f"({after}" if after else "-"
-        count = min(most, _PAGE_OF_SUMMARIES)
+        count = min(most, _SUMMARIES_PER_PAGE)
         page = self._reader.some(self._keys.letters(dead_letter_queue), low, "+", count)
         return [_letter_summary(entry, fields) for entry, fields in page]
 
     def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
-        """Letters past the end of their message's life, from the index."""
+        """Return letters whose messages have expired, from the index."""
         now = to_micros(self.now())
         with translated(self._url):
             ids = self._client.zrange(
@@ -277,12 +265,12 @@ class RedisStore:
         ]
 
     def length(self, dead_letter_queue: str) -> int:
-        """How many letters are there."""
+        """Return the length of the stream."""
         with translated(self._url):
             return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
-        """Note how far the queue is exported; see `DeadLetterStore.note_exported`."""
+        """Record how far the queue is exported."""
         self._exports.note(dead_letter_queue, position)
 
     def export_lease(
@@ -295,29 +283,29 @@ class RedisStore:
         lease_seconds: float,
         state: str = "",
     ) -> ExportLease:
-        """Take, keep, note or end a turn; see `ExportLeaseStore.turn`."""
+        """Acquire, renew, annotate or end a lease; see `ExportLeaseStore.export_lease`."""
         return self._exports.export_lease(
             dead_letter_queue, what, place, owner=owner, lease_seconds=lease_seconds, state=state
         )
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
-        """How far the queue is exported; see `DeadLetterStore.exported_until`."""
+        """Return how far the queue is exported."""
         return self._exports.until(dead_letter_queue, self.last_position)
 
     def names(self) -> list[str]:
-        """The names of all dead-letter queues."""
+        """Return the names of all dead-letter queues."""
         return self._overviews.names()
 
     def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues with their size, age and reasons."""
+        """Return all dead-letter queues with their size, age and reasons."""
         return self._overviews.queues()
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """What retention asks first."""
+        """Return a `Glance` at each queue."""
         return self._overviews.glances(dead_letter_queues)
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """The groups, from the ranking and the tally: no letter is read."""
+        """Return the groups, from the ranking and the tally; no letter is read."""
         return self._overviews.groups(dead_letter_queue, most=most)
 
     def claim(
@@ -341,7 +329,7 @@ class RedisStore:
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
-        """Note that these are on the broker: from now on anybody may finish the removal."""
+        """Record that these are on the broker: any operation may now remove them."""
         self._claims.mark_published(dead_letter_queue, letter_ids, owner=owner)
 
     def release(
@@ -369,7 +357,7 @@ class RedisStore:
         owner: str,
         keep_seconds: float,
     ) -> int:
-        """Remove letters into the bin."""
+        """Move letters to the bin."""
         return self._remove(dead_letter_queue, letter_ids, owner, int(keep_seconds * 1000))
 
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
@@ -391,7 +379,7 @@ class RedisStore:
         return _RESTORED[RestoreReply(reply)]
 
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Those whose bin is there."""
+        """Return those with a bin."""
         with translated(self._url):
             found = of_each(
                 self._client,
@@ -401,25 +389,25 @@ class RedisStore:
             return [name for name, (there,) in found if there]
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
-        """The bin; what is left there beyond its time goes with the next discard."""
+        """Iterate over the bin; the next discard deletes what is overdue there."""
         return self._reader.pages(
             self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True
         )
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Remember messages that are about to be redriven."""
+        """Mark messages that are about to be redriven."""
         self._redriven.watch(keys)
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
-        """What became of them."""
+        """Return the outcomes of watched messages."""
         return self._redriven.outcomes(keys)
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Count deliveries that the message had before."""
+        """Set the count with which a redriven message begins."""
         self._redriven.seed(key, deliveries, last)
 
     def done(self) -> None:
-        """Claims are let go of one by one; nothing else is held."""
+        """Do nothing: no queue is held."""
 
     def close(self) -> None:
         """Disconnect."""
@@ -443,9 +431,9 @@ class RedisStore:
         ]
         removed = 0
         with translated(self._url):
-            for some in chunks(list(letter_ids), _REMOVED_AT_ONCE):
+            for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
                 if keep_millis:
-                    args = [keep_millis, 2 * _REMOVED_AT_ONCE]  # faster than it is filled
+                    args = [keep_millis, 2 * _REMOVED_PER_CALL]  # empties faster than it fills
                     self._scripts.empty_bin(keys=bin_places, args=args)
                 removed += int(self._scripts.remove(keys=places, args=[owner, keep_millis, *some]))
         return removed
@@ -459,7 +447,7 @@ class RedisStore:
         *,
         newest_first: bool,
     ) -> Iterator[RawPage]:
-        # The end is fixed now: letters that arrive while we read are left out.
+        # The end is fixed now: letters that arrive during the reading are left out.
         until = until or self.last_position(dead_letter_queue)
         if until is None:
             return
@@ -468,13 +456,13 @@ class RedisStore:
 
 
 def is_position(text: str) -> bool:
-    """Whether a text is written as the id of a stream entry."""
+    """Return True if a text has the form of a stream entry's id."""
     first, dash, second = text.partition("-")
     return dash == "-" and all(part.isascii() and part.isdigit() for part in (first, second))
 
 
 def _facts(fields: Mapping[bytes, bytes]) -> str:
-    """What a group says of its letters, from one of them."""
+    """Return the facts of a group, from one of its letters."""
     values = {name: fields.get(name.encode()) for name in _FACTS}
     return json.dumps(
         {
@@ -494,5 +482,5 @@ def _letter_summary(entry: str, fields: Mapping[bytes, bytes]) -> LetterSummary:
 
 
 def _literal(text: str) -> str:
-    """Text as a Redis pattern that matches only itself."""
+    """Return the Redis pattern that matches only this text."""
     return "".join(f"\\{character}" if character in "*?[]\\^" else character for character in text)

@@ -1,30 +1,29 @@
-"""Asking many dead-letter queues at once, because there may be thousands."""
+"""Commands to many dead-letter queues at once: there may be thousands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-_AT_ONCE = 25
-"""Queues that are asked in one write. Few: Redis answers others in between, and it looks at the
-first and the last letter of each, which may be large."""
+_QUEUES_PER_WRITE = 25
+"""Few, so that Redis serves others in between: it may read two large letters per queue."""
 
 
 def of_each(
     client: Any, names: Sequence[str], *asks: Callable[[Any, str], object]
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Ask the same of many queues, with one wait for some of them.
+    """Send the same commands for many queues, in pipelines.
 
     Args:
         client: A redis-py client.
         names: The queues.
-        *asks: Each puts one command about a queue into a pipeline.
+        *asks: Each adds one command about a queue to a pipeline.
 
-    Returns:
-        Each queue with the replies about it.
+    Yields:
+        Each queue with its replies.
     """
-    for start in range(0, len(names), _AT_ONCE):
-        some = names[start : start + _AT_ONCE]
+    for start in range(0, len(names), _QUEUES_PER_WRITE):
+        some = names[start : start + _QUEUES_PER_WRITE]
         pipe = client.pipeline(transaction=False)
         for name in some:
             for ask in asks:

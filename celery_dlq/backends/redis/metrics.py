@@ -1,4 +1,4 @@
-"""Metrics in Redis: every process adds its counts to one hash."""
+"""Metrics in Redis: all processes add their counts to one hash."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
@@ -15,41 +16,39 @@ from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
 logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30
-"""Gauges of a worker that did not report for so long are not shown."""
+"""Gauges of a worker that has not reported for this long are ignored."""
 
 _MOST_FIELDS = 5_000
 
 
-class RedisMetrics:
-    """The `MetricsStore` of Redis.
+class RedisMetrics(RedisPart):
+    """The `MetricsStore` in Redis.
 
     Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
         keys: Key names.
-        connection: The connection that is written without waiting for replies: metrics must never
-            hold a worker up.
+        connection: The connection for writes that do not wait for replies: metrics must not
+            delay a worker.
     """
 
     def __init__(self, client: Any, url: str, keys: Keys, connection: PipelinedConnection) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
+        super().__init__(client, url, keys)
         self._measure = script_text("measure")
         self._connection = connection
 
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Write counts and gauges; see `MetricsStore.add`."""
         worker = "" if gauges is None else gauges.worker
-        said = "" if gauges is None else _json([gauges.spool, gauges.waiting])
+        values = "" if gauges is None else _json([gauges.spool, gauges.waiting])
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
         places = (self._keys.counts(), self._keys.gauges())
         return self._connection.send_unanswered(
-            [self._measure.command(places, _MOST_FIELDS, worker, said, *fields)]
+            [self._measure.command(places, _MOST_FIELDS, worker, values, *fields)]
         )
 
     def read(self) -> Measured:
-        """Read all."""
+        """Read all counts and gauges."""
         with translated(self._url):
             pipe = self._client.pipeline(transaction=False)
             pipe.hgetall(self._keys.counts())
@@ -60,27 +59,27 @@ class RedisMetrics:
         for field, count in counts.items():
             try:
                 found[tuple(map(str, json.loads(field)))] = int(count)
-            except (ValueError, TypeError):  # of a later version, say
-                logger.debug("Count %r cannot be read", field)
+            except (ValueError, TypeError):  # for example from a later version
+                logger.debug("Skipped the count %r, which cannot be read", field)
         workers = (_gauges(name.decode(), text, now) for name, text in sorted(gauges.items()))
         return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
 
 
 def _names(series: Series) -> tuple[str, str]:
-    """The field of a series, and the one that stands for it when there are too many."""
+    """Return the field of a series, and its substitute when there are too many fields."""
     name, *labels = series
     return _json(series), _json([name, *(OTHER for _ in labels)])
 
 
 def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
-    at, _, said = text.decode().partition("|")
+    at, _, values = text.decode().partition("|")
     try:
-        spool, waiting, *_ = json.loads(said)
+        spool, waiting, *_ = json.loads(values)
         if now - int(at) > SILENT_SECONDS:
             return None
         return WorkerGauges(worker=worker, spool=int(spool), waiting=int(waiting))
     except (ValueError, TypeError):
-        logger.debug("Gauges of %s cannot be read: %r", worker, text)
+        logger.debug("Skipped the gauges of %s, which cannot be read: %r", worker, text)
         return None
 
 

@@ -4,52 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from celery_dlq.backends.base import OutboxEntry
 from celery_dlq.backends.redis.connect import translated
-from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.many import of_each
-from celery_dlq.backends.redis.scripts import Scripts
+from celery_dlq.backends.redis.part import RedisPart
 
 
-class RedisOutbox:
-    """The `Outbox` of Redis.
-
-    Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
+class RedisOutbox(RedisPart):
+    """The `Outbox` in Redis."""
 
     def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
-        """Keep a entry, due at once."""
+        """Add an entry, due at once."""
         with translated(self._url):
             self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): 0})
 
     def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
-        """Take entries that are due."""
+        """Return due entries and postpone them."""
         with translated(self._url):
             found = self._scripts.due(
                 keys=[self._keys.outbox(dead_letter_queue)], args=[most, int(lease_seconds * 1000)]
             )
-        return [_notice(text) for text in found]
+        return [_entry(text) for text in found]
 
     def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
-        """Forget entries."""
+        """Remove entries."""
         if entries:
             with translated(self._url):
                 texts = [_text(entry) for entry in entries]
                 self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
 
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Those whose set is there."""
+        """Return those with an outbox."""
         with translated(self._url):
             found = of_each(
                 self._client,
@@ -59,16 +45,16 @@ class RedisOutbox:
             return [name for name, (there,) in found if there]
 
     def waiting(self, dead_letter_queue: str) -> int:
-        """The size of the set."""
+        """Return the number of entries."""
         with translated(self._url):
             return int(self._client.zcard(self._keys.outbox(dead_letter_queue)))
 
 
 def _text(entry: OutboxEntry) -> str:
-    """The same text for the same entry."""
+    """Return the member of the sorted set; equal for equal entries."""
     return json.dumps([entry.letter_id, entry.exchange, entry.routing_key])
 
 
-def _notice(text: bytes) -> OutboxEntry:
+def _entry(text: bytes) -> OutboxEntry:
     letter_id, exchange, routing_key = json.loads(text)[:3]
     return OutboxEntry(letter_id=letter_id, exchange=exchange, routing_key=routing_key)

@@ -1,4 +1,4 @@
-"""Dead-letter queues at a glance in Redis: from counts and indexes; few letters are read."""
+"""Overviews of dead-letter queues in Redis, from counts and indexes; few letters are read."""
 
 from __future__ import annotations
 
@@ -9,37 +9,24 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.base import Glance, Group, QueueSummary, stored_at
-from celery_dlq.backends.redis.connect import now, translated
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.many import of_each
-from celery_dlq.backends.redis.scripts import Scripts
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.record import Reason, from_micros
 
 _HOUR_MINUTES = 60
 
 
-class RedisOverviews:
-    """What is asked of dead-letter queues as a whole.
-
-    Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
-        keys: Key names.
-    """
-
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
+class RedisOverviews(RedisPart):
+    """Reads what concerns dead-letter queues as a whole."""
 
     def names(self) -> list[str]:
-        """The names of all dead-letter queues."""
+        """Return the names of all dead-letter queues."""
         with translated(self._url):
             return sorted(text_of(name) for name in self._client.smembers(self._keys.queues()))
 
     def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues with their size, age and reasons."""
+        """Return all dead-letter queues with their size, age and reasons."""
         names, keys = self.names(), self._keys
         reasons = [f"reason:{reason.value}" for reason in Reason]
         minute = self._minute()
@@ -52,7 +39,7 @@ class RedisOverviews:
             return [_summary(name, replies, minute) for name, replies in found]
 
     def last_hours(self, dead_letter_queues: Sequence[str]) -> list[tuple[str, int]]:
-        """How many letters of each queue were stored in the last hour."""
+        """Return the number of letters stored in the last hour, per queue."""
         minute = self._minute()
         with translated(self._url):
             found = of_each(
@@ -63,13 +50,13 @@ class RedisOverviews:
             return [(name, _last_hour(slots, minute)) for name, (slots,) in found]
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """One script a queue, many of them in one write."""
+        """Run one script per queue, many of them in one write."""
         with translated(self._url):
             found = self._looked_into(dead_letter_queues)
             return [_glance(name, *reply) for name, (reply,) in found]
 
     def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """The groups, from the ranking and the tally: no letter is read."""
+        """Return the groups, from the ranking and the tally; no letter is read."""
         keys, last = self._keys, -1 if most is None else most - 1
         with translated(self._url):
             ranked = self._client.zrevrange(
@@ -78,22 +65,22 @@ class RedisOverviews:
             if not ranked:
                 return []
             names = [b"group:" + fingerprint for fingerprint, _count in ranked]
-            told = self._client.hmget(keys.tally(dead_letter_queue), names)
+            texts = self._client.hmget(keys.tally(dead_letter_queue), names)
         groups = [
             _group(text_of(fingerprint), int(count), text_of(text or b""))
-            for (fingerprint, count), text in zip(ranked, told, strict=True)
+            for (fingerprint, count), text in zip(ranked, texts, strict=True)
         ]
         return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
 
     def _minute(self) -> int:
-        return int(now(self._client, self._url).timestamp()) // 60
+        return int(self.now().timestamp()) // 60
 
     def _looked_into(
         self, names: Sequence[str], *asks: Callable[[Any, str], object]
     ) -> Iterator[tuple[str, list[Any]]]:
-        """A glance at each queue, and what else is asked of it."""
+        """Yield each queue with the reply of ``glance.lua`` and the replies to ``asks``."""
         keys, glance = self._keys, self._scripts.glance
-        if names:  # loaded once: redis-py would ask with every pipeline whether it is
+        if names:  # loaded once: redis-py would check it with every pipeline
             self._client.script_load(glance.script)
         return of_each(
             self._client,
@@ -104,14 +91,14 @@ class RedisOverviews:
 
 
 def moment(micros: bytes) -> datetime | None:
-    """A time as Redis keeps it, in microseconds; ``None`` for what is none."""
+    """Return a time from microseconds since 1970, or ``None`` if the text is not a time."""
     with suppress(ValueError, OverflowError):
         return from_micros(int(micros))
     return None
 
 
 def text_of(value: bytes | str) -> str:
-    """Text as Redis gives it."""
+    """Decode a reply, escaping what is not UTF-8."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
@@ -128,13 +115,13 @@ def _glance(name: str, letters: int, oldest: bytes, *times: bytes) -> Glance:
 
 def _summary(name: str, replies: Sequence[Any], minute: int) -> QueueSummary:
     (letters, _oldest, oldest_died, newest_died, _end, _now), counts, arrivals = replies
-    counted = zip((reason.value for reason in Reason), counts, strict=True)
+    pairs = zip(Reason, counts, strict=True)
     return QueueSummary(
         name=name,
         letters=letters,
         oldest_at=moment(oldest_died),
         newest_at=moment(newest_died),
-        reasons={reason: int(count) for reason, count in sorted(counted, key=_first) if count},
+        reasons=dict(sorted((reason.value, int(count)) for reason, count in pairs if count)),
         last_hour=_last_hour(arrivals, minute),
     )
 
@@ -155,10 +142,6 @@ def _group(fingerprint: str, letters: int, text: str) -> Group:
 
 
 def _last_hour(slots: Iterable[bytes], minute: int) -> int:
-    """The letters of the sixty minutes that end with this one."""
+    """Return the number of letters in the sixty minutes that end with this one."""
     pairs = (slot.split(b":") for slot in slots)
     return sum(int(count) for at, count in pairs if minute - _HOUR_MINUTES < int(at) <= minute)
-
-
-def _first(pair: tuple[str, Any]) -> str:
-    return pair[0]

@@ -1,81 +1,68 @@
-"""Positions in Redis, of letters in queues on the broker: the order in which they were stored."""
+"""Positions, in Redis, of letters in queues on the broker: their order of storing."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.base import MessageKey, ordered
 from celery_dlq.backends.redis.claims import RedisClaims
-from celery_dlq.backends.redis.connect import now, translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.overviews import RedisOverviews
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.redriven import RedrivenMessages
-from celery_dlq.backends.redis.scripts import Scripts
 
 PATIENCE_SECONDS = 600.0
-"""A letter that has a position and is not in its queue yet is waited for this long."""
+"""Maximum wait for a letter that has a position and is not in its queue yet."""
 
-_GIVEN_AGAIN_SECONDS = 300.0  # a letter that is stored again keeps its position for so long
-_LAST_OF_A_MILLISECOND = 10**9  # more letters than any queue gets in one
+_KEPT_SECONDS = 300.0  # a letter that is stored again within this time keeps its position
+_MAX_PER_MILLISECOND = 10**9  # more letters than any queue gets in one
 
 
-class PositionIndex:
-    """What Redis keeps of queues whose letters are elsewhere: all but the letters.
+class PositionIndex(RedisPart):
+    """State in Redis of queues whose letters are elsewhere.
 
-    A letter gets its position before it is put into its queue. Several workers put theirs at
-    once, so the queue is known to have all letters only up to the first that is still on its
-    way: this is what `settled` says, and what an export reads up to.
+    A letter gets its position before it is put into its queue. Several workers do so at once,
+    so the queue is complete only up to the first letter that is still being put: `settled`
+    returns that position, and exports read up to it.
 
     Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
         keys: Key names.
-        ttl_seconds: How long late copies of a dead-lettered message are known to be dead.
+        ttl_seconds: Time for which late copies of a dead-lettered message are recognised.
 
     Attributes:
-        claims: Which operation may redrive or purge a letter.
-        exports: How far queues are exported.
-        overviews: Names of queues, and how many letters they got lately.
-        redriven: What became of redriven messages.
+        claims: Claims of letters by operations.
+        exports: Export positions and leases.
+        overviews: Names of queues, and their letters of the last hour.
+        redriven: Outcomes of redriven messages.
     """
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float = 72 * 3600.0) -> None:
+        super().__init__(client, url, keys)
         self.claims = RedisClaims(client, url, keys)
         self.exports = RedisExports(client, url, keys)
         self.overviews = RedisOverviews(client, url, keys)
         self.redriven = RedrivenMessages(client, url, keys, ttl_seconds)
-        self._client = client
-        self._url = url
-        self._keys = keys
         self._ttl_millis = int(ttl_seconds * 1000)
-        self._scripts = Scripts.on(client)
-
-    def check(self) -> None:
-        """Ask for a heartbeat."""
-        with translated(self._url):
-            self._client.ping()
-
-    def now(self) -> datetime:
-        """The clock of Redis."""
-        return now(self._client, self._url)
 
     def place(self, dead_letter_queue: str, letter_id: str) -> str:
-        """Give a letter its position."""
+        """Assign a position to a letter."""
         keys, name = self._keys, dead_letter_queue
         with translated(self._url):
-            # The name first: a letter in a queue that no list shows would be lost to people.
+            # The name first: operators would never find a letter in a queue that is not listed.
             self._client.sadd(keys.queues(), spelled(name))
             position = self._scripts.place(
                 keys=[keys.last(name), keys.placing(name), keys.claims(name)],
-                args=[spelled(letter_id), int(_GIVEN_AGAIN_SECONDS * 1000)],
+                args=[spelled(letter_id), int(_KEPT_SECONDS * 1000)],
             )
         return str(position.decode())
 
     def placed(self, dead_letter_queue: str, letter_id: str, key: MessageKey) -> None:
-        """Note that a letter is in its queue, and forget the message's counters."""
+        """Record that a letter is in its queue, and delete the message's counters."""
         keys, name = self._keys, dead_letter_queue
         with translated(self._url):
             self._scripts.placed(
@@ -84,23 +71,23 @@ class PositionIndex:
             )
 
     def last(self, dead_letter_queue: str) -> str | None:
-        """The newest position that was given; ``None``: none ever was."""
+        """Return the newest position assigned, or ``None``."""
         return self._positions(dead_letter_queue)[0]
 
     def settled(self, dead_letter_queue: str) -> str | None:
-        """The position up to which no letter is still on its way."""
+        """Return the position up to which no letter is still being put."""
         last, placing, at = self._positions(dead_letter_queue)
         if last is None:
             return None
         oldest = (at - PATIENCE_SECONDS) * 1000
-        waited = sorted(ordered(text) for text in placing if ordered(text)[0] > oldest)
-        if not waited:
+        pending = sorted(ordered(text) for text in placing if ordered(text)[0] > oldest)
+        if not pending:
             return last
-        first, second = waited[0]
-        return f"{first}-{second - 1}" if second else f"{first - 1}-{_LAST_OF_A_MILLISECOND}"
+        first, second = pending[0]
+        return f"{first}-{second - 1}" if second else f"{first - 1}-{_MAX_PER_MILLISECOND}"
 
     def state(self, dead_letter_queue: str) -> object:
-        """A value that changes whenever a letter is stored."""
+        """Return a value that changes whenever a letter is stored."""
         last, placing, _at = self._positions(dead_letter_queue)
         return last, sorted(placing)
 

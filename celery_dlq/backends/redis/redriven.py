@@ -1,4 +1,4 @@
-"""Redriven messages in Redis: what became of them, and with which count they begin."""
+"""Redriven messages in Redis: their outcomes, and the counts they begin with."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Any
 from celery_dlq.backends.base import MessageKey, RedriveOutcome
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.record import Delivery, to_micros
 
 
-class RedrivenMessages:
-    """Messages that are about to be redriven, or were; they are looked up beside their counts.
+class RedrivenMessages(RedisPart):
+    """Marks and reads redriven messages in the hash of their counts.
 
     Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
         keys: Key names.
-        ttl_seconds: How long a message is remembered.
+        ttl_seconds: Time for which a message is remembered.
     """
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
+        super().__init__(client, url, keys)
         self._ttl_millis = int(ttl_seconds * 1000)
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Leave a mark where the message's deliveries will be counted."""
+        """Set a mark in the hash of the message's counts."""
         with translated(self._url):
             pipe = self._client.pipeline(transaction=False)
             for key in keys:
@@ -38,7 +37,7 @@ class RedrivenMessages:
             pipe.execute()
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
-        """A worker takes the mark away with the counts, or leaves a note of the death."""
+        """Read the hashes: a worker deletes them on success, and records a death in them."""
         with translated(self._url):
             pipe = self._client.pipeline(transaction=False)
             for key in keys:
@@ -46,7 +45,7 @@ class RedrivenMessages:
             return [_outcome(names) for names in pipe.execute()]
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Write a count, with the end of its last delivery: it is over, it did not vanish."""
+        """Write the count with an ended last delivery, which must not look vanished."""
         run, place = self._keys.run(key), f"{key.retries}:{deliveries}"
         end = json.dumps(last.to_json(), separators=(",", ":"))
         start = f"{to_micros(last.started_at)}|{last.worker_pid or 0}@{last.worker_hostname}#0"

@@ -1,4 +1,4 @@
-"""Reports in Redis: one small hash per group of letters, which expires."""
+"""Reports in Redis: one small hash per group of letters; it expires."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from celery_dlq.backends.base.reports import (
 )
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.scripts import ReportReply, Scripts
+from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import ReportReply
 from celery_dlq.record import DeadLetter
 
 _WHY = {
@@ -25,16 +26,15 @@ _WHY = {
 }
 
 
-class RedisReports:
-    """The `Reports` of Redis.
+class RedisReports(RedisPart):
+    """The `Reports` in Redis.
 
     Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
         keys: Key names.
-        tallied: Whether letters are stored in this Redis, which then knows whether a group
-            has any.
-        gap_seconds: Least time between two returns of a group.
+        tallied: True if letters are stored in this Redis, which then knows if a group is empty.
+        gap_seconds: Minimum time between two reports that a group came back.
     """
 
     def __init__(
@@ -46,10 +46,7 @@ class RedisReports:
         tallied: bool = True,
         gap_seconds: float = GAP_SECONDS,
     ) -> None:
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._report = Scripts.on(client).report
+        super().__init__(client, url, keys)
         self._options = [
             int(tallied),
             *(int(seconds * 1000) for seconds in (QUIET_SECONDS, gap_seconds)),
@@ -59,7 +56,7 @@ class RedisReports:
         ]
 
     def of(self, letter: DeadLetter) -> Report | None:
-        """Ask; see `Reports.of`."""
+        """Decide about a letter."""
         queue, fingerprint = letter.dead_letter_queue, letter.fingerprint
         places = [
             self._keys.report(queue, fingerprint),
@@ -67,7 +64,7 @@ class RedisReports:
             self._keys.allowance(queue),
         ]
         with translated(self._url):
-            state, number, ids = self._report(
+            state, number, ids = self._scripts.report(
                 keys=places, args=[letter.id, fingerprint, *self._options, letter.redrives]
             )
         if state == ReportReply.NONE:

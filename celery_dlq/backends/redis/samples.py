@@ -10,22 +10,22 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.letters.packed import packed
 
 MOST_SAMPLES = 10_000
-"""About so many of the newest samples of each queue are kept."""
+"""Approximate number of samples kept per queue, the newest."""
 
 KEPT_SECONDS = 30 * 24 * 3600
 """A sample stream expires this many seconds after its last entry."""
 
 
 class RedisSamples:
-    """The `Samples` of Redis.
+    """The `Samples` in Redis.
 
     Args:
-        connection: The worker's connection that is written and read later.
+        connection: The connection for writes that do not wait for replies.
         keys: Key names.
     """
 
-    _MOST_WAITING = 1000  # between two ticks; what comes beyond that is left out
-    _A_WRITE = 50
+    _MAX_WAITING = 1000  # between two flushes; further samples are dropped
+    _SAMPLES_PER_WRITE = 50
 
     def __init__(self, connection: PipelinedConnection, keys: Keys) -> None:
         self._connection = connection
@@ -33,14 +33,14 @@ class RedisSamples:
         self._waiting: deque[tuple[str, Mapping[str, bytes]]] = deque()
 
     def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
-        """Note it for the next write."""
-        if len(self._waiting) < self._MOST_WAITING:
+        """Queue a sample for the next flush."""
+        if len(self._waiting) < self._MAX_WAITING:
             self._waiting.append((dead_letter_queue, fields))
 
     def flush(self) -> None:
-        """Write what was noted; lost if Redis does not answer, for it is only a sample."""
+        """Write the queued samples; drop them if Redis fails."""
         while self._waiting:
-            count = min(self._A_WRITE, len(self._waiting))
+            count = min(self._SAMPLES_PER_WRITE, len(self._waiting))
             some = [self._waiting.popleft() for _ in range(count)]
             commands = [self._added(queue, fields) for queue, fields in some]
             queues = {queue for queue, _fields in some}

@@ -1,7 +1,7 @@
-"""The Lua scripts: loaded once from the package, called through `redis.commands.core.Script`.
+"""The Lua scripts: read once from the package, called through `redis.commands.core.Script`.
 
-Each script's small integers are declared here; a unit test parses the scripts'
-headers and compares both ways.
+The integers that scripts reply are declared here; a unit test compares them with the headers
+of the scripts.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ REPLIES: dict[str, type[IntEnum]] = {
 }
 
 MOST_IDS = 500
-"""Most letter ids that one call of a script takes."""
+"""Maximum number of letter ids in one call of a script."""
 
 
 def source(name: str) -> str:
-    """The text of one script of the package."""
+    """Return the text of a script."""
     return (files("celery_dlq.backends.redis") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
@@ -123,28 +123,28 @@ class ScriptText:
     """A script as it is sent.
 
     Attributes:
-        text: Without comments and indentation, which need not travel with every task.
-        digest: By which Redis knows it once it has run.
+        text: Its text without comments and indentation, to save bytes with every task.
+        digest: SHA-1 of the text, for ``EVALSHA``.
     """
 
     text: str
     digest: str
 
     def command(self, keys: Sequence[str], *args: Any) -> tuple[Any, ...]:
-        """The command that runs it by its text, whether Redis knows it or not."""
+        """Return the ``EVAL`` command, which works whether Redis knows the script or not."""
         return ("EVAL", self.text, len(keys), *keys, *args)
 
 
 @cache
 def script_text(name: str) -> ScriptText:
-    """One script of the package."""
+    """Return a script, ready to be sent."""
     text = _COMMENT.sub("", source(name))
     return ScriptText(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """All scripts, registered on one client."""
+    """The scripts registered on one client."""
 
     count: Script
     ended: Script
@@ -167,13 +167,13 @@ class Scripts:
 
     @classmethod
     def on(cls, client: Any) -> Scripts:
-        """Register every script; nothing is sent before the first call."""
+        """Register the scripts on a client; nothing is sent yet."""
         return cls(
             **{name: client.register_script(script_text(name).text) for name in cls.__slots__}
         )
 
 
 def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
-    """Ids, as many at a time as one script takes, as they can be sent."""
+    """Split ids into lists for one call each, with unencodable characters escaped."""
     for start in range(0, len(letter_ids), size):
         yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

@@ -1,4 +1,4 @@
-"""Reading streams of Redis in pages: each bounded, the next one asked for before it is needed."""
+"""Reading Redis streams in bounded pages, with read-ahead."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packed import fields_of
 
 PAGE_BYTES = 8 * 1024 * 1024
-"""A page that turned out larger is followed by pages of fewer entries."""
+"""A larger page is followed by pages of fewer entries."""
 
-_FIRST_PAGE = 1  # nothing is known of the entries' size yet
-_WEIGHED = 64  # entries of a page whose size is looked at
-_GROWTH = 5  # a page has at most so many times the entries of the one before
+_FIRST_PAGE_ENTRIES = 1  # nothing is known yet of the size of entries
+_SAMPLED_ENTRIES = 64  # entries of a page whose size is measured
+_MAX_GROWTH = 5  # a page has at most this many times the entries of the one before
 
 
 class StreamReader:
-    """Reads entries without redis-py's reply callback, which costs more than Redis itself.
+    """Reads streams without redis-py's reply callback, which costs more than Redis itself.
 
     Args:
-        client: Gives the settings of the connections, which are the reader's own.
-        url: For messages; its password is never shown.
+        client: Has the settings of the connections, which are the reader's own.
+        url: Shown in messages, without its password.
     """
 
     def __init__(self, client: Any, url: str) -> None:
@@ -33,27 +33,27 @@ class StreamReader:
         self._connection = PipelinedConnection(client, url)
 
     def at(self, stream: str, entry: str) -> RawPage:
-        """The entry of an id, if there is one."""
+        """Return the entry of an id, or an empty page."""
         return self.some(stream, entry, entry, 1)
 
     def some(self, stream: str, low: str, high: str, count: int) -> RawPage:
-        """The first entries of a range, in one page."""
+        """Return the first entries of a range in one page."""
         return _page(self._read(*_xrange(stream, low, high, count, newest_first=False)))
 
     def pages(
         self, stream: str, after: str | None, until: str, page_size: int, *, newest_first: bool
     ) -> Iterator[RawPage]:
-        """The entries after one id up to another, page by page.
+        """Iterate over the entries of a range, page by page.
 
         Args:
-            stream: Its key.
-            after: Leave out everything up to here; ``None`` for nothing.
-            until: The last id; ``+`` for the end.
-            page_size: Most entries a page.
-            newest_first: The order.
+            stream: The key of the stream.
+            after: Exclusive lower bound; ``None`` for the beginning.
+            until: Inclusive upper bound; ``+`` for the end.
+            page_size: Maximum number of entries per page.
+            newest_first: True for descending ids.
         """
         low, high = (f"({after}" if after else "-"), until
-        count = min(_FIRST_PAGE, page_size)
+        count = min(_FIRST_PAGE_ENTRIES, page_size)
         ahead = ReadAhead(self._client, self._url)
         try:
             while True:
@@ -63,8 +63,8 @@ class StreamReader:
                     last = reply[-1][0].decode()
                     low, high = (low, f"({last}") if newest_first else (f"({last}", high)
                     following = _next_count(reply, page_size)
-                    if page_size == following == count:  # many were wanted, so more will be
-                        with suppress(StoreUnavailable):  # it is asked again when it is needed
+                    if page_size == following == count:  # the caller reads much, so ask ahead
+                        with suppress(StoreUnavailable):  # it is asked for again when needed
                             ahead.ask(
                                 *_xrange(stream, low, high, following, newest_first=newest_first)
                             )
@@ -81,16 +81,16 @@ class StreamReader:
         self._connection.close()
 
     def _answer(self, ahead: ReadAhead, command: Sequence[Any]) -> Any:
-        """The answer to what was asked before; else it is asked now."""
+        """Return the reply that was read ahead, or ask now."""
         if ahead.asked == command:
             try:
                 return ahead.answer()
-            except StoreUnavailable:  # the connection may have been idle for too long
+            except StoreUnavailable:  # Redis may have closed the idle connection
                 ahead.close()
         return self._read(*command)
 
     def _read(self, *command: Any) -> Any:
-        """Ask; once more if the connection turns out to be a stale one."""
+        """Ask, and once more over a new connection if that fails."""
         try:
             return self._connection.call(*command)
         except StoreUnavailable:
@@ -100,13 +100,13 @@ class StreamReader:
 
 
 class ReadAhead:
-    """Lets Redis work on the next page while the last one is worked on here.
+    """Lets Redis prepare the next page while the caller works on the last one.
 
-    It has a connection of its own, because an answer may be left unread.
+    It has a connection of its own, because a reply may be left unread.
 
     Args:
-        client: Gives the connection's settings.
-        url: For messages; its password is never shown.
+        client: Has the connection's settings.
+        url: Shown in messages, without its password.
     """
 
     def __init__(self, client: Any, url: str) -> None:
@@ -119,7 +119,7 @@ class ReadAhead:
         """Send a command.
 
         Raises:
-            StoreUnavailable: Redis does not take it.
+            StoreUnavailable: The command cannot be sent.
         """
         with translated(self._url):
             if self._connection is None:
@@ -129,7 +129,7 @@ class ReadAhead:
         self.asked = command
 
     def answer(self) -> Any:
-        """Wait for the answer to what was asked.
+        """Wait for the reply to the command.
 
         Raises:
             StoreUnavailable: Redis does not answer or refuses.
@@ -139,7 +139,7 @@ class ReadAhead:
             return self._connection.read_response()
 
     def close(self) -> None:
-        """Disconnect; an answer that is on its way is not waited for."""
+        """Disconnect without waiting for a reply."""
         self.asked = None
         if self._connection is not None:
             with suppress(Exception):
@@ -157,8 +157,8 @@ def _page(reply: Sequence[Any]) -> RawPage:
 
 
 def _next_count(reply: Sequence[Any], page_size: int) -> int:
-    """How many entries to read after a page, so that the next one is not too large."""
-    some = reply[:: max(1, len(reply) // _WEIGHED)]  # to weigh all would cost as much as to read
+    """Return the number of entries to read next, so that the page does not become too large."""
+    some = reply[:: max(1, len(reply) // _SAMPLED_ENTRIES)]  # measuring all costs like reading
     size = sum(sum(map(len, parts)) for _entry, parts in some)
     fitting = PAGE_BYTES * len(some) // (size + 1)
-    return max(1, min(page_size, fitting, _GROWTH * len(reply)))
+    return max(1, min(page_size, fitting, _MAX_GROWTH * len(reply)))

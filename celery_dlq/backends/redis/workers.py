@@ -1,18 +1,18 @@
-"""The registry in Redis: infos of workers, changes for the audit, overrides of policies."""
+"""The worker registry in Redis: worker infos, the audit log, policy overrides."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
 from celery_dlq.backends.base import Override, WorkerInfo
-from celery_dlq.backends.redis.connect import PipelinedConnection, now, translated
+from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.scripts import NodeReply, Scripts, script_text
+from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import NodeReply, script_text
 from celery_dlq.events import Change
 from celery_dlq.logs import get_logger
 from celery_dlq.record import from_micros, to_micros
@@ -20,56 +20,49 @@ from celery_dlq.record import from_micros, to_micros
 logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30.0
-"""A worker that gave no heartbeat for so long is not live any more."""
+"""A worker without a heartbeat for this long is no longer live."""
 
-_MOST_CHANGES = 10_000
+_MAX_CHANGES = 10_000
 _NODE = script_text("node")
 _REVISION = b"revision"
 
 
-class RedisWorkerRegistry:
-    """The `WorkerRegistry` of Redis.
+class RedisWorkerRegistry(RedisPart):
+    """The `WorkerRegistry` in Redis.
 
     Args:
-        client: A redis-py client that answers bytes.
-        url: For messages; its password is never shown.
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
         keys: Key names.
-        connection: A worker's connection for its counts; heartbeats go there too, because it
-            knows when Redis is better left alone.
+        connection: The worker's connection for counts; heartbeats use it too, because of its
+            circuit breaker.
     """
 
     def __init__(
         self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
     ) -> None:
         self._connection = connection
-        self._client = client
-        self._url = url
-        self._keys = keys
-        self._scripts = Scripts.on(client)
-
-    def now(self) -> datetime:
-        """The clock of Redis."""
-        return now(self._client, self._url)
+        super().__init__(client, url, keys)
 
     def register(self, info: WorkerInfo) -> None:
-        """Put up a info."""
+        """Save a worker's info."""
         text = {**asdict(info), "started_at": to_micros(info.started_at)}
         tasks = text.pop("tasks")
         self._node(info.hostname, _json(text), _json(tasks))
 
     def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Send a heartbeat."""
+        """Record that a worker is alive."""
         return self._node(hostname, "", "")
 
     def deregister(self, hostname: str) -> None:
-        """Take a info down."""
+        """Remove a worker's info."""
         with translated(self._url):
             self._client.zrem(self._keys.nodes(), hostname)
             self._client.hdel(self._keys.worker_infos(), hostname)
             self._client.hdel(self._keys.tasks(), hostname)
 
     def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
-        """The infos of live workers."""
+        """Return the infos of live workers."""
         with translated(self._url):
             live = self._live()
             infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
@@ -81,29 +74,29 @@ class RedisWorkerRegistry:
         ]
 
     def record(self, change: Change) -> None:
-        """Keep a change."""
+        """Add a change to the audit log."""
         with translated(self._url):
             self._client.xadd(
                 self._keys.changes(),
                 {"change": _json(change.to_stored())},
-                maxlen=_MOST_CHANGES,
+                maxlen=_MAX_CHANGES,
                 approximate=True,
             )
 
     def changes(self, *, limit: int) -> list[Change]:
-        """The newest changes."""
+        """Return the newest changes."""
         with translated(self._url):
             entries = self._client.xrevrange(self._keys.changes(), count=limit)
         found = []
         for entry, fields in entries:
             try:
                 found.append(Change.from_stored(json.loads(fields[b"change"])))
-            except (KeyError, ValueError, TypeError) as exc:  # of a later version, say
-                logger.warning("Change %s cannot be read: %r", entry, exc)
+            except (KeyError, ValueError, TypeError) as exc:  # for example from a later version
+                logger.warning("Skipped the change %s, which cannot be read: %r", entry, exc)
         return found
 
     def override(self, override: Override) -> None:
-        """Put up an override."""
+        """Set an override."""
         field = _json([override.queue, override.key])
         value = {
             "value": override.value,
@@ -117,11 +110,11 @@ class RedisWorkerRegistry:
             pipe.execute()
 
     def lift(self, queue: str, key: str) -> bool:
-        """Take an override down."""
+        """Remove an override."""
         return self._lift([_json([queue, key])])
 
     def overrides(self) -> list[Override]:
-        """The overrides in force."""
+        """Return the overrides in force."""
         present = self.now()
         with translated(self._url):
             fields = self._client.hgetall(self._keys.overrides())

@@ -1,16 +1,16 @@
--- Purpose: claim letters for one operation, so that no two redrive or discard one letter.
--- KEYS: 1 claims (hash)  2 ids (hash)  3 letters (stream); the last two are left out by who
---       knows that all of the letters are there
+-- Purpose: claim letters for one operation, so that no two operations take the same letter.
+-- KEYS: 1 claims (hash)  2 ids (hash)  3 letters (stream); without the last two, all
+--       letters are taken to be there
 -- ARGV: 1 owner
 --       2 lease (milliseconds)
---       3 previous_run_prefix (owners whose names begin so have died; empty = none)
---       4... letter ids, or stream positions of entries that are no letters (at most 500)
--- Returns: a list, per id: 1 = CLAIMED, 2 = RECLAIMED (an expired claim: it may have been
---          published), 3 = PUBLISHED (an expired claim, published: only remove it),
+--       3 previous_run_prefix (claims of owners with this prefix are taken over; empty = none)
+--       4... letter ids, or stream positions of entries that are not letters (at most 500)
+-- Returns: a list, one item per id: 1 = CLAIMED, 2 = RECLAIMED (taken over: it may have been
+--          published), 3 = PUBLISHED (taken over, published: only remove it),
 --          4 = HELD (by a live operation), 5 = GONE (no such letter)
 -- Complexity: O(number of ids)
 local CLAIMS_EXPIRE_MILLIS = 2592000000  -- 30 days
-local owner, previous_run_prefix, time = ARGV[1], ARGV[3], redis.call('TIME')  -- one clock for all operators
+local owner, previous_run_prefix, time = ARGV[1], ARGV[3], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local claim = '|' .. owner .. '|' .. string.format('%.0f', now + tonumber(ARGV[2]))
 redis.call('PEXPIRE', KEYS[1], CLAIMS_EXPIRE_MILLIS)  -- OOM-safe order, see README
@@ -25,7 +25,7 @@ for i = 4, #ARGV do
   if exists(id) then
     local held = redis.call('HGET', KEYS[1], id)
     local what, who, till = string.match(held or '', '^(%a+)|(.*)|(%d+)$')
-    -- Our own claim, sent twice after a time-out, is answered as it was the first time.
+    -- The owner's own claim, sent again after a timeout, gets the same reply.
     local free = who ~= owner and (not who or tonumber(till) <= now
       or (previous_run_prefix ~= '' and string.sub(who, 1, #previous_run_prefix) == previous_run_prefix))
     if not who then

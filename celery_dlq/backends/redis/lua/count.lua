@@ -1,22 +1,22 @@
--- Purpose: count the start of a delivery and remember it.
+-- Purpose: count the start of a delivery and record it.
 -- KEYS: 1 run (hash)  2 workers (zset)
 -- ARGV: 1 retries (header of the message)
---       2 limit (most deliveries; 0 = no limit)
+--       2 limit (max_deliveries; 0 = no limit)
 --       3 start (microseconds since 1970, "|", "pid@hostname#token")
 --       4 ttl (milliseconds, sliding)
---       5 kept (most starts kept per retries number, and retries numbers kept)
---       6 stale (milliseconds after which a silent worker is dead; 0 = do not look)
---       7 waited (milliseconds since this delivery was first put off; -1 = never)
---       8 uncounted (deliveries that could not be counted before, and are now)
+--       5 kept (maximum of starts per retries number, and of retries numbers)
+--       6 stale (milliseconds after which a silent worker counts as dead; 0 = do not check)
+--       7 waited (milliseconds since this delivery was first postponed; -1 = never)
+--       8 uncounted (earlier deliveries that could not be counted then; added now)
 --       9 alone (1 = may be counted though its last delivery vanished; 0 = not now)
---       10 unless_dead (1 = not if its letter was stored; 0 = it is a new message)
---       11 again (1 = asked once more, because its connection broke)
+--       10 unless_dead (1 = not if its letter was stored; 0 = count in any case)
+--       11 again (1 = a repetition after a broken connection)
 -- Returns: {state, number, suspect}: 1 = COUNTED, 0 = LIMIT_REACHED, 2 = RUNNING (on a live
---          worker), 3 = UNCERTAIN (its worker may just have died), 4 = SUSPECT (vanished; not
---          now), 5 = DEAD; only COUNTED counts; number of this or the last counted delivery
+--          worker), 3 = UNCERTAIN (its worker may just have died), 4 = SUSPECT (vanished, and
+--          alone = 0), 5 = DEAD; only COUNTED counts; number of this or the last counted delivery
 -- Complexity: O(1)
-local SIGN_IN_FLIGHT_MILLIS = 500  -- a heartbeat that a worker sent before it crashed
-local MOST_COPIES = 10  -- that are not counted: the note of the end may be lost
+local IN_FLIGHT_MILLIS = 500  -- a worker's last heartbeat may arrive this long after its crash
+local MAX_COPIES = 10  -- not counted; then assume that the record of the end was lost
 local retries, limit, start, kept = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[5])
 local stale, waited, uncounted = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local count, dead = 'count:' .. retries, 'dead:' .. retries
@@ -35,11 +35,11 @@ if open and stale > 0 then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   if alive_at and now - alive_at < stale then
-    -- Only a heartbeat that is newer than this delivery tells that the worker lives.
+    -- Only a heartbeat that is newer than this delivery proves that the worker lives.
     local first_seen_at = now - waited
-    if waited < 0 or alive_at <= first_seen_at + SIGN_IN_FLIGHT_MILLIS then return {3, last, 0} end
+    if waited < 0 or alive_at <= first_seen_at + IN_FLIGHT_MILLIS then return {3, last, 0} end
     local copies = redis.call('HINCRBY', KEYS[1], 'double:' .. retries .. ':' .. last, 1)
-    if copies <= MOST_COPIES then return {2, last, 0} end
+    if copies <= MAX_COPIES then return {2, last, 0} end
   end
 end
 if uncounted > 0 then last = redis.call('HINCRBY', KEYS[1], count, uncounted) end
@@ -47,7 +47,7 @@ if limit > 0 and last >= limit then return {0, last, 0} end
 if open and ARGV[9] == '0' then return {4, last, 1} end
 local number = redis.call('HINCRBY', KEYS[1], count, 1)
 redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, start)
--- Bounded: the oldest start of these retries goes; at new retries, all starts of the oldest.
+-- Bounded: drop the oldest start of this retry; with a new retry, all starts of the oldest.
 local oldest, old_retries = retries .. ':' .. (number - kept), tonumber(retries) - kept
 redis.call('HDEL', KEYS[1], 'start:' .. oldest, 'end:' .. oldest)
 for n = 1, (number == 1 and old_retries >= 0) and kept or 0 do

@@ -1,4 +1,4 @@
--- Purpose: store a letter, index and tally it, and forget the message's counters.
+-- Purpose: store a letter, index and tally it, and delete the message's counters.
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 run (hash)  5 groups (zset)
 --       6 arrivals (hash)  7 ends (zset)
 -- ARGV: 1 letter id
@@ -7,17 +7,17 @@
 --       4 dead_lettered_at (microseconds since 1970)
 --       5 facts of the group (JSON text: task_name, reason, exception_type)
 --       6 retries (header of the message)
---       7 ttl (milliseconds for which copies of the message are known to be dead)
---       8 end (microseconds since 1970 when its message would have expired; empty = never)
+--       7 ttl (milliseconds for which late copies of the message are recognised)
+--       8 end (microseconds since 1970 when its message expires; empty = never)
 --       9... names and values of the letter's entry, in turn
--- Returns: 1 = STORED, 0 = ALREADY_THERE (only the counters are forgotten)
+-- Returns: 1 = STORED, 0 = ALREADY_THERE (only the counters are deleted)
 -- Complexity: O(number of fields)
 local MINUTE_MICROS = 60000000
 local ARRIVALS_EXPIRE_MILLIS = 3660000  -- an hour and a minute
 local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 local function forget()
   redis.call('DEL', KEYS[4])
-  -- A copy of the message that is still on its way must not run with a fresh count.
+  -- A late copy of the message must not run with a fresh count.
   redis.call('HSET', KEYS[4], 'dead:' .. ARGV[6], 1)
   redis.call('PEXPIRE', KEYS[4], ARGV[7])
 end
@@ -27,8 +27,8 @@ if redis.call('HEXISTS', KEYS[2], id) == 1 then
 end
 local entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 9))
 redis.call('HSET', KEYS[2], id, entry)
--- An end that is over by the clock of Redis, which gave the entry its id, would be the letter's
--- before anybody saw it: its worker's clock is wrong, or it waited in a spool.
+-- An expiry that is past by the clock of Redis is left out, or retention would remove the letter
+-- before anybody saw it: the worker's clock is wrong, or the letter waited in a spool.
 local stored = tonumber(string.match(entry, '^%d+')) * 1000
 if tonumber(ARGV[8] ~= '' and ARGV[8] or 0) > stored then
   redis.call('ZADD', KEYS[7], ARGV[8], id)

@@ -1,7 +1,7 @@
--- Purpose: take entries that are due and put them off, so that two workers rarely publish one.
+-- Purpose: return due entries and postpone them, so that two workers rarely publish one.
 -- KEYS: 1 outbox (zset)
--- ARGV: 1 most (entries)
---       2 lease (milliseconds for which nobody else tries them)
+-- ARGV: 1 most (maximum number of entries)
+--       2 lease (milliseconds until they are due again)
 -- Returns: the entries (JSON texts)
 -- Complexity: O(M log N), N entries kept, M taken
 local time = redis.call('TIME')

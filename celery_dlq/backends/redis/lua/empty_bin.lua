@@ -1,9 +1,9 @@
--- Purpose: take letters out of the bin that have been there for their time.
+-- Purpose: delete overdue letters from the bin.
 -- KEYS: 1 bin (stream)  2 binned (hash)
 -- ARGV: 1 keep (milliseconds in the bin)
---       2 most (letters that are taken out)
--- Returns: how many were taken out
--- Complexity: O(M), M taken out
+--       2 most (maximum number of letters to delete)
+-- Returns: the number of letters deleted
+-- Complexity: O(M), M deleted
 local overdue = string.format('%.0f', redis.call('TIME')[1] * 1000 - tonumber(ARGV[1]))
 local old = redis.call('XRANGE', KEYS[1], '-', overdue, 'COUNT', ARGV[2])
 for _, entry in ipairs(old) do

@@ -1,14 +1,14 @@
--- Purpose: record how a delivery ended, or take back that it was counted.
+-- Purpose: record how a delivery ended, or take its count back.
 -- KEYS: 1 run (hash)
 -- ARGV: 1 retries (header of the message)
---       2 number (of the delivery, as far as its worker knows)
---       3 end (JSON text; empty = it never started, nothing is kept of it)
+--       2 number (of the delivery, as its worker knows it)
+--       3 end (JSON text; empty = it never started, keep no record)
 --       4 ttl (milliseconds, sliding)
 --       5 charged (1 = it counts, 0 = it no longer counts)
---       6 start (as it was noted when it was counted; tells the true number)
--- Returns: 1 = RECORDED, 0 = FORGOTTEN (there is no such start: nothing is changed)
+--       6 start (as recorded when it was counted; identifies the delivery)
+-- Returns: 1 = RECORDED, 0 = FORGOTTEN (no such start: nothing is changed)
 -- Complexity: O(number of deliveries kept)
-local MOST_NUMBERS_BACK, MOST_ASIDE = 50, 20
+local MAX_NUMBERS_BACK, MAX_ASIDE = 50, 20
 local retries, start = ARGV[1], ARGV[6]
 local last = tonumber(redis.call('HGET', KEYS[1], 'count:' .. retries) or '0')
 if redis.call('PEXPIRE', KEYS[1], ARGV[4]) == 0 then return 0 end  -- OOM-safe order, see README
@@ -16,8 +16,8 @@ local function is_ours(n)
   return redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. n) == start
 end
 local number = is_ours(ARGV[2]) and tonumber(ARGV[2])
--- A copy of the message was counted meanwhile, so this delivery may have got another number.
-for n = last, math.max(1, last - MOST_NUMBERS_BACK), -1 do
+-- If a copy of the message was counted meanwhile, this delivery may have another number.
+for n = last, math.max(1, last - MAX_NUMBERS_BACK), -1 do
   if number then break end
   if is_ours(n) then number = n end
 end
@@ -29,15 +29,15 @@ if ARGV[5] == '1' then
 end
 redis.call('HDEL', KEYS[1], 'start:' .. place, 'end:' .. place)
 redis.call('HINCRBY', KEYS[1], 'count:' .. retries, -1)
-if number < last then  -- the last delivery takes the number that is free now
+if number < last then  -- the last delivery takes the freed number
   for _, what in ipairs({'start:', 'end:'}) do
     local moved = redis.call('HGET', KEYS[1], what .. retries .. ':' .. last)
     if moved then redis.call('HSET', KEYS[1], what .. place, moved) end
     redis.call('HDEL', KEYS[1], what .. retries .. ':' .. last)
   end
 end
-if ARGV[3] ~= '' then  -- its number is given out again, so what is kept of it moves aside
+if ARGV[3] ~= '' then  -- its number will be assigned again, so its record moves aside
   local aside = redis.call('HINCRBY', KEYS[1], 'interrupted', 1)
-  redis.call('HSET', KEYS[1], 'aside:' .. (aside % MOST_ASIDE), ARGV[3])
+  redis.call('HSET', KEYS[1], 'aside:' .. (aside % MAX_ASIDE), ARGV[3])
 end
 return 1

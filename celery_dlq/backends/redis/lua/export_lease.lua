@@ -1,15 +1,15 @@
--- Purpose: say whose turn it is to export a queue to a place, and what was noted of it there.
--- KEYS: 1 turns (hash)
+-- Purpose: acquire, renew, annotate or end the lease on a place that a queue is exported to.
+-- KEYS: 1 export_leases (hash)
 -- ARGV: 1 what (take, keep, note or end)
 --       2 place (where the files go)
 --       3 owner
---       4 lease (milliseconds; without a heartbeat the turn is free then)
---       5 state (for note: what to keep from now on)
+--       4 lease (milliseconds until it is free unless renewed)
+--       5 state (for note: the text to store)
 -- Returns: {1 = ACQUIRED, state}, or {0 = ANOTHERS, "owner|end of the lease"}
 -- Complexity: O(1)
-local TURNS_EXPIRE_MILLIS = 7776000000  -- 90 days
+local LEASES_EXPIRE_MILLIS = 7776000000  -- 90 days
 local what, place, owner, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-redis.call('PEXPIRE', KEYS[1], TURNS_EXPIRE_MILLIS)  -- OOM-safe order, see README
+redis.call('PEXPIRE', KEYS[1], LEASES_EXPIRE_MILLIS)  -- OOM-safe order, see README
 local held = redis.call('HGET', KEYS[1], place) or '|0|'
 local holder, ends, state = string.match(held, '^([^|]*)|(%d+)|(.*)$')
 local time = redis.call('TIME')
@@ -20,5 +20,5 @@ end
 if what == 'note' then state = ARGV[5] end
 if what == 'end' then owner, lease = '', 0 end
 redis.call('HSET', KEYS[1], place, string.format('%s|%.0f|%s', owner, now + lease, state))
-redis.call('PEXPIRE', KEYS[1], TURNS_EXPIRE_MILLIS)
+redis.call('PEXPIRE', KEYS[1], LEASES_EXPIRE_MILLIS)
 return {1, state}

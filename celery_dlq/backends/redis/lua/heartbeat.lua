@@ -1,8 +1,8 @@
--- Purpose: a worker's heartbeat, by the clock of Redis; long silent workers are forgotten.
+-- Purpose: record a worker's heartbeat by the clock of Redis; delete long silent workers.
 -- KEYS: 1 workers (zset)
 -- ARGV: 1 worker ("pid@hostname#token")
--- Returns: how many workers are known
--- Complexity: O(log N + M), N workers known, M forgotten
+-- Returns: the number of known workers
+-- Complexity: O(log N + M), N known, M deleted
 local FORGOTTEN_MILLIS, EXPIRES_MILLIS = 86400000, 172800000  -- a day; two days
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,18 +1,18 @@
--- Purpose: note that the broker confirmed the messages of letters that this owner has claimed.
+-- Purpose: record that the broker confirmed the messages of letters that this owner claimed.
 -- KEYS: 1 claims (hash)
 -- ARGV: 1 owner
 --       2... letter ids (at most 500)
--- Returns: how many were noted
+-- Returns: the number of letters marked
 -- Complexity: O(number of ids)
 local CLAIMS_EXPIRE_MILLIS = 2592000000  -- 30 days
-local noted = 0
+local marked = 0
 redis.call('PEXPIRE', KEYS[1], CLAIMS_EXPIRE_MILLIS)  -- OOM-safe order, see README
 for i = 2, #ARGV do
   local held = redis.call('HGET', KEYS[1], ARGV[i])
-  -- A late note of a letter that is gone must not be left: the letter may come back.
+  -- A letter that is gone must not be marked: it may come back, by a restore.
   if held and string.match(held, '^%a+|(.*)|%d+$') == ARGV[1] then
     redis.call('HSET', KEYS[1], ARGV[i], 'published|' .. ARGV[1] .. '|0')
-    noted = noted + 1
+    marked = marked + 1
   end
 end
-return noted
+return marked

@@ -1,17 +1,17 @@
--- Purpose: a worker's card and heartbeat, by the clock of Redis; silent workers are forgotten.
--- KEYS: 1 nodes (zset)  2 cards (hash)  3 tasks (hash)  4 overrides (hash)
+-- Purpose: record a worker's info and heartbeat by the clock of Redis; delete silent workers.
+-- KEYS: 1 nodes (zset)  2 worker_infos (hash)  3 tasks (hash)  4 overrides (hash)
 -- ARGV: 1 worker (its node name)
---       2 silent (milliseconds after which a worker is forgotten)
---       3 card (JSON text; empty = only a heartbeat)
---       4 tasks (JSON text; names)
--- Returns: {state, revision}: 1 = KNOWN, 0 = UNKNOWN (its card is not up); revision of the overrides
--- Complexity: O(log N + M), N workers known, M forgotten (at most 100)
-local NODES_EXPIRE_MILLIS, MOST_FORGOTTEN = 172800000, 100  -- two days
+--       2 silent (milliseconds without a heartbeat after which a worker is deleted)
+--       3 info (JSON text; empty = only a heartbeat)
+--       4 tasks (JSON text of their names)
+-- Returns: {state, revision}: 1 = KNOWN, 0 = UNKNOWN (no info stored); revision of overrides
+-- Complexity: O(log N + M), N workers known, M deleted (at most 100)
+local NODES_EXPIRE_MILLIS, MAX_DELETED = 172800000, 100  -- two days
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('PEXPIRE', KEYS[1], NODES_EXPIRE_MILLIS)  -- OOM-safe order, see README
 local silent = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]), 'LIMIT', 0,
-  MOST_FORGOTTEN)
+  MAX_DELETED)
 for _, node in ipairs(silent) do
   redis.call('ZREM', KEYS[1], node)
   redis.call('HDEL', KEYS[2], node)

@@ -1,9 +1,9 @@
--- Purpose: note up to which entry letters were exported; the note never moves back.
+-- Purpose: record up to which entry letters are exported; never moves back.
 -- KEYS: 1 exported (string)
 -- ARGV: 1 position (entry id of the stream)
--- Returns: 1 = NOTED, 0 = KEPT (it was that far before)
+-- Returns: 1 = NOTED, 0 = KEPT (it was at least as far)
 -- Complexity: O(1)
-local function precedes(one, other)  -- as text: ids may have more digits than a number of Lua
+local function precedes(one, other)  -- as text: ids may exceed the precision of Lua's numbers
   return #one < #other or (#one == #other and one < other)
 end
 local before = redis.call('GET', KEYS[1])

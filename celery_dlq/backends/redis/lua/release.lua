@@ -1,9 +1,9 @@
--- Purpose: give back claims that were not used.
+-- Purpose: give unused claims back.
 -- KEYS: 1 claims (hash)
 -- ARGV: 1 owner
 --       2 doubtful (1 = the messages may have been published, and the next owner must know)
 --       3... letter ids (at most 500)
--- Returns: how many were given back
+-- Returns: the number of claims given back
 -- Complexity: O(number of ids)
 local CLAIMS_EXPIRE_MILLIS = 2592000000  -- 30 days
 local released = 0

@@ -2,15 +2,15 @@
 -- KEYS: 1 report (hash)  2 tally (hash)  3 allowance (hash)
 -- ARGV: 1 letter id
 --       2 fingerprint
---       3 tallied (1 = the tally tells whether the group has letters; 0 = it is not kept)
+--       3 tallied (1 = the tally shows if the group is empty; 0 = there is no tally)
 --       4 quiet (milliseconds after which a group is new again)
---       5 gap (milliseconds between two returns of a group)
---       6 burst (most reports at once)
---       7 refill (milliseconds for one more)
---       8 named (most ids that a report names)
---       9 redrives (how often the letter's message was redriven)
+--       5 gap (minimum of milliseconds between two reports that a group came back)
+--       6 burst (maximum of reports at once)
+--       7 refill (milliseconds until one more is allowed)
+--       8 named (maximum of ids in a report)
+--       9 redrives (number of times the letter's message was redriven)
 -- Returns: {state, number, letter ids}: 0 = NONE, 1 = NEW, 2 = CAME_BACK, 3 = GREW; number of
---          the letter in its group; the newest ids with blanks between them
+--          the letter in its group; the newest ids, separated by spaces
 -- Complexity: O(1)
 local id, time = ARGV[1], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -19,7 +19,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- OOM-safe order, see README
 local reported_id, reported_state, reported_number, reported_ids, reported_at, owed, newest_ids,
   redrives = unpack(redis.call('HMGET', KEYS[1], 'letter', 'state', 'number', 'named', 'at', 'owed',
   'ids', 'redrives'))
-if reported_id == id then  -- asked again: its letter could not be stored
+if reported_id == id then  -- a repetition: the letter could not be stored
   return {tonumber(reported_state), tonumber(reported_number), reported_ids}
 end
 local ids = {id}

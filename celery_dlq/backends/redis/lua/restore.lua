@@ -1,9 +1,9 @@
--- Purpose: put a discarded letter back, as the newest of its queue.
+-- Purpose: put a discarded letter back as the newest of its queue.
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 groups (zset)  5 bin (stream)
 --       6 binned (hash)
--- ARGV: 1 letter id, or the stream position under which it was discarded
---       2 facts of its group, if that is gone (JSON text; see dead_letter.lua)
--- Returns: 1 = RESTORED, 0 = NOT_THERE, 2 = TAKEN (the queue has a letter of this id again)
+-- ARGV: 1 letter id, or the position under which the entry was discarded
+--       2 facts of its group, in case it is gone (JSON text; see dead_letter.lua)
+-- Returns: 1 = RESTORED, 0 = NOT_THERE, 2 = TAKEN (the queue has another letter of this id)
 -- Complexity: O(number of fields)
 local entry = redis.call('HGET', KEYS[6], ARGV[1])
 local found = entry and redis.call('XRANGE', KEYS[5], entry, entry)[1]
@@ -11,7 +11,7 @@ if not found then return 0 end
 local fields, letter = found[2], {}
 for n = 3, #fields, 2 do letter[fields[n]] = fields[n + 1] end
 if letter.id and redis.call('HEXISTS', KEYS[2], letter.id) == 1 then return 2 end
-redis.call('XDEL', KEYS[5], '0-1')  -- nothing is there; OOM-safe order, see README
+redis.call('XDEL', KEYS[5], '0-1')  -- deletes nothing; OOM-safe order, see README
 local place = redis.call('XADD', KEYS[1], '*', unpack(fields, 3))
 if letter.id and letter.reason and letter.fingerprint then
   redis.call('HSET', KEYS[2], letter.id, place)

@@ -1,0 +1,42 @@
+"""The base of the parts of the Redis backend."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.scripts import Scripts
+from celery_dlq.record import from_micros
+
+
+class RedisPart:
+    """Base class with the client, the key names, the scripts and the clock.
+
+    Args:
+        client: A redis-py client that returns bytes.
+        url: Shown in messages, without its password.
+        keys: Key names.
+    """
+
+    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+
+    @cached_property
+    def _scripts(self) -> Scripts:
+        return Scripts.on(self._client)
+
+    def check(self) -> None:
+        """Ping Redis."""
+        with translated(self._url):
+            self._client.ping()
+
+    def now(self) -> datetime:
+        """Return the time of Redis, the clock that all machines share."""
+        with translated(self._url):
+            seconds, micros = self._client.time()
+        return from_micros(seconds * 1_000_000 + micros)

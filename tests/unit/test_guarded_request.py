@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -195,7 +194,12 @@ def test_a_job_that_begins_at_once_is_not_waited_for(tmp_path: Any) -> None:
         def apply_async(self, *_: Any, **kwargs: Any) -> Any:
             kwargs["accept_callback"](1, 0.0)
             request.time_start = None
-            return SimpleNamespace(_accepted=False)
+            return Job()
+
+    class Job:
+        """What a prefork pool returns."""
+
+        _accepted = False
 
     worker = Worker(tmp_path, Quick())
     request = worker.receive()

@@ -353,7 +353,7 @@ def test_offsets_only_grow(redis_url: str, fill: Fill) -> None:
     assert [part.span.queue for part in reader.partitions(first, second)] == ["mail-DLQ"]
     assert reader.partitions(second, second) == []
     ahead = {**second, "orders-DLQ": f"{10**14}-0"}
-    with pytest.raises(StoreError, match="it was deleted and made anew"):
+    with pytest.raises(StoreError, match="it was deleted and created again"):
         reader.latestOffset(ahead, None)
     latest = ReadOptions.parse({"url": redis_url, "startingOffset": "latest"})
     assert LetterStreamReader(latest, ("id",)).initialOffset() == second

@@ -56,7 +56,8 @@ class Destination:
     def __init__(self, place: str | Path, filesystem: Any | None = None) -> None:
         self.name = shown(place)
         self._fs, self._root = _resolved(place, filesystem)
-        self._local = _local_root(self._fs, self._root)
+        is_local = isinstance(self._fs, pafs.LocalFileSystem)
+        self._local = Path(self._root) if is_local else None
         self._uploads = _kind(self._fs) in _UPLOADS
 
     @property
@@ -278,10 +279,6 @@ def _kind(filesystem: Any) -> str:
         protocol = handler.fs.protocol
         return f"fsspec+{protocol if isinstance(protocol, str) else protocol[0]}"
     return str(filesystem.type_name)
-
-
-def _local_root(filesystem: Any, root: str) -> Path | None:
-    return Path(root) if isinstance(filesystem, pafs.LocalFileSystem) else None
 
 
 def _local_draft() -> tuple[Any, str]:

@@ -265,7 +265,7 @@ class _Work:
         return self.queues[name]
 
     def limit_buffers(self, max_bytes: int) -> None:
-        """Commit the largest queues until all of them together buffer at most so many bytes."""
+        """Commit the largest queues until all queues together buffer at most ``max_bytes``."""
         queues = sorted(self.queues.values(), key=lambda queue: -queue.buffered_bytes)
         while queues and sum(queue.buffered_bytes for queue in queues) > max_bytes:
             queues.pop(0).commit()

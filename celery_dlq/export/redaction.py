@@ -4,7 +4,7 @@ Equal values have equal tokens under one key, so Spark can still join and count.
 a value cannot be found by hashing guesses.
 
 A value is looked up by path (``kwargs.card``, ``args.0``, ``headers.auth``, ``*`` for any
-name or index), in the arguments, in the body with its chain, callbacks and chord, and in the
+name or index) in the arguments, in the body with its chain, callbacks and chord, and in the
 headers. The values found are then replaced in every other text of the letter. Fields that cannot
 be parsed, such as a pickled body, are left out, and so are Celery's truncated descriptions of the
 arguments. A letter that cannot be redacted for any reason keeps only its ids and names, its

@@ -14,8 +14,9 @@ body; their representations and the task's id are parts of the headers. Such a v
 by its place, ``start:length``, which is stored inline. A value that equals another one (the
 exception's message and the description) is not stored.
 
-The field ``+`` begins with a head of five lists of letters, one letter a field (see `_FIELDS`):
-plain fields, inline values, places, compressed values, values equal to another. An example (␞ is 1E)::
+The field ``+`` begins with a head of five lists of letters, one letter per field (see `_FIELDS`):
+plain fields, inline values, places, compressed values, values equal to another. An example, where
+␞ is the byte 1E::
 
     +       AFHS[.@CGY.B\.R.Q␞1␞shop.charge␞sold out␞{"task":"shop.charge","id":"0f9f2b1e-4f7e"}
             ␞28:13␞1:22

@@ -51,9 +51,7 @@ class ExportLeases:
         self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
 
     def take(self, queue: str) -> Mapping[str, Any] | None:
-        """Acquire a queue's lease, and return the state saved last.
-
-        It waits at most a second longer than a dead owner's lease lasts.
+        """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state.
 
         Raises:
             ExportError: Another export holds the lease and renews it.

@@ -27,10 +27,7 @@ _MAX_COLUMN_BYTES = 2**31 - 1  # offsets are 32-bit
 
 
 class OddEntry(Exception):  # noqa: N818 - a signal to the caller
-    """An entry does not match its layout.
-
-    The caller then decodes the entries one by one, which names the bad one.
-    """
+    """An entry does not match its layout; decoding the entries one by one names it."""
 
 
 def layout_columns(
@@ -85,8 +82,8 @@ def _column(values: Sequence[bytes]) -> Any:
 def _cut(whole: Any, places: Any) -> Any:
     """Slice values by their places, ``start:length``.
 
-    An array of pairs is laid over the buffer of all values: each slice, and the gap that follows
-    it. Arrow then copies the first of each pair.
+    An array over the buffer of all values has pairs of a slice and the gap that follows it; Arrow
+    copies the first of each pair.
     """
     pairs = _split(places, b":", 2)
     starts, sizes = (

@@ -125,15 +125,11 @@ class Roll:
             self._flush()
 
     def commit(self, last: str, since: datetime | None) -> tuple[int, int]:
-        """Put all files in place, then move the checkpoint.
+        """Put all files in place, then move the checkpoint; return files and their bytes.
 
         Args:
             last: The position of the last letter read.
-            since: The filter's ``since``, saved with the intent: it may differ in the run that
-                finishes a killed export.
-
-        Returns:
-            The number of files, and their bytes.
+            since: The filter's ``since``, saved for the run that finishes a killed export.
         """
         if not self._days and self._checkpoint.intent is None:
             self._checkpoint.pass_to(last)

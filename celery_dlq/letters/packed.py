@@ -113,14 +113,14 @@ _WITHIN = {
     "task_id": "headers",
 }
 _SAME = {"root_id": "task_id", "exception_message": "description"}
-_MESSAGE_FIELDS = ("headers", "properties")
+_MESSAGE = ("headers", "properties")
 
-_MAX_REPEATED_BYTES = 12  # a shorter value is stored again: its place would take as much
-_MAX_INLINE_BYTES = 120  # a longer value is compressed, unless a redrive needs it
+_SHORT_BYTES = 12  # a shorter value is stored again: its place would take as much
+_LONG_BYTES = 120  # a longer value is compressed, unless a redrive needs it
 _COMPRESSION_RATIO = 3  # estimated
 _MAX_MEMORY_RATIO = 1.4  # memory of a letter whose headers are inline / memory of its message
 _MAX_CACHED_LAYOUTS = 256
-_ENTRY_OVERHEAD_BYTES = 330  # memory of an entry and its index in Redis, without the values
+_OVERHEAD_BYTES = 330  # memory of an entry and its index in Redis, without the values
 
 # The dictionary of the compression. Never change a byte: stored letters need it.
 _DICTIONARY = (
@@ -181,9 +181,9 @@ class EntryLayout:
 def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
     """Pack the storage form of a letter into the fields of an entry."""
     kept = _Kept.of(fields)
-    message = sum(len(fields.get(name, b"")) for name in (*_MESSAGE_FIELDS, "body"))
+    message = sum(len(fields.get(name, b"")) for name in (*_MESSAGE, "body"))
     if kept.about_bytes() > _MAX_MEMORY_RATIO * message:
-        kept.compress(_MESSAGE_FIELDS)
+        kept.compress(_MESSAGE)
     return kept.entry()
 
 
@@ -315,9 +315,7 @@ class _Kept:
                 kept.same.append(name)
             elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
                 kept.places[name] = place
-            elif name in _ALWAYS_COMPRESSED or (
-                len(value) > _MAX_INLINE_BYTES and name not in _MESSAGE_FIELDS
-            ):
+            elif name in _ALWAYS_COMPRESSED or (len(value) > _LONG_BYTES and name not in _MESSAGE):
                 kept.compressed[name] = value
             else:
                 kept.inline[name] = value
@@ -333,9 +331,7 @@ class _Kept:
         """Estimate the memory of the entry in Redis."""
         kept = (self.plain, self.inline, self.places)
         compressed = sum(map(len, self.compressed.values())) // _COMPRESSION_RATIO
-        return (
-            sum(sum(map(len, some.values())) for some in kept) + compressed + _ENTRY_OVERHEAD_BYTES
-        )
+        return sum(sum(map(len, some.values())) for some in kept) + compressed + _OVERHEAD_BYTES
 
     def entry(self) -> dict[str, bytes]:
         parts = (self.plain, self.inline, self.places, self.compressed, self.same)
@@ -488,7 +484,7 @@ def _compressed_values(data: bytes, count: int) -> list[bytes]:
 
 def _place(value: bytes, whole: bytes) -> bytes:
     """``start:length`` of a value in another one; empty if it is short or not there."""
-    at = whole.find(value) if len(value) > _MAX_REPEATED_BYTES else -1
+    at = whole.find(value) if len(value) > _SHORT_BYTES else -1
     return b"%d:%d" % (at, len(value)) if at >= 0 else b""
 
 

@@ -94,9 +94,8 @@ class LiveLetters:
     def start(self, since: datetime | None) -> str:
         """A position before all letters that died at ``since`` or later.
 
-        A letter is stored after its death, so the position follows from the time, less
-        the clock skew. The option ``until`` has no such position: a letter may have
-        waited in a worker's spool.
+        A letter is stored after its death, but clocks may differ. ``until`` has no such
+        position: a letter may have waited in a worker's spool.
         """
         if since is None:
             return START

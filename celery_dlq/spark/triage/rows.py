@@ -228,8 +228,7 @@ class Findings:
 def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
     """Answer the plain questions about an exported folder with Spark.
 
-    It stops a session that it started itself; a session that was given, or that ran before,
-    keeps running.
+    It stops only a session that it started itself.
 
     Args:
         path: The folder that ``dlq export`` wrote, or a URL that Spark reads.
@@ -330,9 +329,7 @@ def _news_from(found: Triage) -> datetime | None:
 def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]:
     """A session for one triage: the given one, this process's, or a new one that is stopped.
 
-    Args:
-        given: A session of the caller.
-        size: The size of the files in bytes, see `check_folder`; 0: unknown.
+    ``size`` is the size of the files in bytes, see `check_folder`; 0: unknown.
     """
     if given is not None:
         yield given

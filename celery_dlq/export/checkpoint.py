@@ -1,9 +1,9 @@
-"""What an export notes durably in its folder: what it is, and how far each queue has come.
+"""The state of an export, kept in its folder: what the folder holds, and each queue's progress.
 
 ::
 
-    _celery_dlq/about               which letters and redactions the folder is for
-    _celery_dlq/<queue>.json        checkpoint and, while files are put in place, the intent
+    _celery_dlq/about               the filter and the redaction of the folder
+    _celery_dlq/<queue>.json        the checkpoint and, while files are put in place, the intent
     _celery_dlq/drafts/             unfinished files; removed by the next export
 """
 
@@ -31,17 +31,17 @@ _STATE = ("queue", "position", "intent", "since", "trimmed")
 
 @dataclass(slots=True)
 class Checkpoint:
-    """How far a queue is exported.
+    """The progress of one queue's export.
 
     Attributes:
-        destination: Where it is kept.
+        destination: The folder that keeps the checkpoint.
         queue: The dead-letter queue.
-        position: Letters up to here are in the files, each once.
-        intent: While files are put in place: up to where their letters go.
-        since: The filter's ``since`` of that intent, in microseconds since 1970.
-        trimmed: Letters of the files up to here were removed from the queue.
-        leases: Where it is noted first, so that other machines' exports keep out.
-        folder: What tells the folder from an earlier one of the same name.
+        position: Letters up to this position are in the files, each once.
+        intent: Last position of the files that are being put in place; ``None``: there are none.
+        since: The filter's ``since`` of the intent, in microseconds since 1970.
+        trimmed: Letters up to this position were removed from the queue.
+        leases: The store's copy, written first, so that exports of other machines stay out.
+        folder: The folder's id, see `folder_id`.
     """
 
     destination: Destination
@@ -55,29 +55,29 @@ class Checkpoint:
 
     @classmethod
     def taken(cls, destination: Destination, queue: str, leases: ExportLeases | None) -> Checkpoint:
-        """The checkpoint of a queue, when it is this export's lease.
+        """Acquire the queue's lease, and return the later checkpoint of store and folder.
 
         Raises:
-            ExportError: Another export is at work, or there is something else in its place.
+            ExportError: Another export holds the lease, or the checkpoint's file is not one.
         """
-        noted = None if leases is None else leases.take(queue)
+        stored = None if leases is None else leases.take(queue)
         found = cls.read(destination, queue)
         folder = None if leases is None else folder_id(destination)
-        if noted is not None and noted.get("folder") == folder:
-            kept = cls(destination, queue, *(noted.get(name) for name in _STATE[1:]))
+        if stored is not None and stored.get("folder") == folder:
+            other = cls(destination, queue, *(stored.get(name) for name in _STATE[1:]))
             if found.position is None or (
-                kept.position is not None and ordered(kept.position) >= ordered(found.position)
+                other.position is not None and ordered(other.position) >= ordered(found.position)
             ):
-                found = kept
+                found = other
         found.leases, found.folder = leases, folder
         return found
 
     @classmethod
     def read(cls, destination: Destination, queue: str) -> Checkpoint:
-        """The checkpoint of a queue; one at the beginning if there is none.
+        """The checkpoint in the folder; a new one at the beginning if there is none.
 
         Raises:
-            ExportError: There is something else in its place.
+            ExportError: The checkpoint's file is not one.
         """
         state = _load(destination, _place(queue))
         if state is None:
@@ -102,22 +102,22 @@ class Checkpoint:
         return found
 
     def intend(self, last: str, since: datetime | None) -> None:
-        """Note what the files that are put in place from now on hold."""
+        """Save the last position of the files, before the first is put in place."""
         self.intent, self.since = last, None if since is None else to_micros(since)
         self._save()
 
     def commit(self) -> None:
-        """Note that all of them are in place."""
+        """Save that all files of the intent are in place."""
         self.position, self.intent, self.since = self.intent, None, None
         self._save()
 
     def pass_to(self, position: str) -> None:
-        """Note that there was nothing to write up to here."""
+        """Save that there was nothing to write up to a position."""
         self.position, self.intent = position, None
         self._save()
 
     def trim(self, position: str) -> None:
-        """Note that the letters in the files up to here are removed."""
+        """Save that the letters up to a position are removed from the queue."""
         self.trimmed = position
         self._save()
 
@@ -134,19 +134,19 @@ def agree(
     redacted: Mapping[str, Any],
     of: str | None = None,
 ) -> None:
-    """Note what a new folder is for, or check that this export is for the same.
+    """Save the filter and redaction of a new folder, or check that they are unchanged.
 
-    A checkpoint says "all up to here". With another filter that would be untrue of the letters
-    that the first filter left out, and nobody would ever see it.
+    A checkpoint means "all letters up to this position are exported". After a change of the
+    filter, the letters that the first filter left out would be missing without a trace.
 
     Args:
         destination: The folder.
-        where: Which letters. ``since`` may move on; ``until`` only says where a run ends.
-        redacted: What is redacted, and with which key; JSON-ready, no secrets.
-        of: What is exported, if no letters.
+        where: The filter. ``since`` may become later; ``until`` only ends a run.
+        redacted: The redacted paths and the key's id; JSON-ready, no secrets.
+        of: The kind of rows, if they are not letters.
 
     Raises:
-        ExportError: The folder is for other letters or other redactions.
+        ExportError: The folder has another filter, redaction or kind of rows.
     """
     now: dict[str, Any] = {
         "where": _identity(where),
@@ -163,7 +163,7 @@ def agree(
 
 
 def folder_id(destination: Destination) -> str | None:
-    """What tells a folder from one that was there before it, at the same place."""
+    """The folder's random id, which differs from that of a deleted folder of the same name."""
     found = (_load(destination, _ABOUT) or {}).get("id")
     return found if isinstance(found, str) else None
 
@@ -171,12 +171,12 @@ def folder_id(destination: Destination) -> str | None:
 def _check_same(
     destination: Destination, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> None:
-    for part, called in (("where", "filter"), ("redacted", "redaction")):
+    for part, label in (("where", "filter"), ("redacted", "redaction")):
         if before.get(part) != now[part]:
             raise ExportError(
-                f"expected the {called} with which {destination.name} was begun "
-                f"({_told(before.get(part))}), got {_told(now[part])}; "
-                f"give the same again, or export to a new folder"
+                f"expected the {label} of {destination.name} to be {_json(before.get(part))}, as "
+                f"in its first export, got {_json(now[part])}; use the same, or export to a new "
+                f"folder"
             )
     if before.get("of") != now.get("of"):
         holds, given = before.get("of") or "letters", now.get("of") or "letters"
@@ -188,8 +188,8 @@ def _check_same(
     if since is not None and (new is None or new < since):
         got = "none" if new is None else iso(from_micros(new))
         raise ExportError(
-            f"expected since to be {iso(from_micros(since))} or later, as when "
-            f"{destination.name} was last written, got {got}: older letters were left out there; "
+            f"expected since to be {iso(from_micros(since))} or later, as in the last export to "
+            f"{destination.name}, got {got}: older letters were left out there; "
             f"export to a new folder"
         )
 
@@ -205,7 +205,7 @@ def _plain(value: Any) -> Any:
     return str(value) if not isinstance(value, datetime) else iso(value)
 
 
-def _told(part: Any) -> str:
+def _json(part: Any) -> str:
     return json.dumps(part, ensure_ascii=False) if part else "none"
 
 
@@ -220,7 +220,7 @@ def _load(destination: Destination, name: str) -> Any:
     try:
         state = json.loads(text)
         if not isinstance(state, dict):
-            raise TypeError(type(state).__name__)  # noqa: TRY301 - told as the others are
+            raise TypeError(type(state).__name__)  # noqa: TRY301 - reported as the others are
     except (ValueError, TypeError) as exc:
         raise _not_ours(destination, name, exc) from exc
     return state
@@ -228,6 +228,6 @@ def _load(destination: Destination, name: str) -> Any:
 
 def _not_ours(destination: Destination, name: str, exc: Exception) -> ExportError:
     return ExportError(
-        f"expected {destination.name}/{name} to be a note of an export, got something else "
-        f"({exc!r}); mend it, or export to a new folder"
+        f"{destination.name}/{name} is not a file of an export ({exc!r}); repair it, or export to "
+        f"a new folder"
     )

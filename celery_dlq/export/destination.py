@@ -1,13 +1,13 @@
-"""Where an export goes: a folder on this machine, or one of any file system that Arrow reaches.
+"""The folder of an export: on this machine, or on any file system that Arrow supports.
 
-A file becomes visible whole or not at all, which takes two ways:
+Readers see a whole file or none:
 
-- Where there is a rename, a file is written into ``_celery_dlq/drafts``, which no reader looks
-  into, synced, and renamed.
-- Object stores (S3, Google Cloud Storage) have no rename, but show an object only when its
-  upload has ended. A file is written to a local temporary file, then uploaded as a whole.
+- File systems with a rename: a file is written to ``_celery_dlq/drafts``, which readers ignore,
+  synced, and renamed.
+- Object stores (S3, Google Cloud Storage) have no rename, but an object is visible only after its
+  upload. A file is written to a local temporary file, then uploaded in one write.
 
-Either way a second write of the same name replaces the first at once.
+Either way, writing the same name again replaces the file atomically.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ except ImportError as exc:
     raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 NOTES = "_celery_dlq"
-"""Folder of checkpoints and temporary files: readers pass over names that begin so."""
+"""Folder of checkpoints and drafts: readers ignore names that begin with an underscore."""
 
 _TEMPORARY = f"{NOTES}/drafts"
 _UPLOADS = frozenset(
@@ -46,7 +46,8 @@ class Destination:
 
     Args:
         place: A local path, or a URL such as ``s3://bucket/letters``.
-        filesystem: A file system of pyarrow or fsspec; then ``place`` is a path in it.
+        filesystem: A file system of pyarrow or fsspec that ``place`` is a path in; ``None``:
+            derived from ``place``.
 
     Raises:
         ExportError: The URL cannot be used.
@@ -55,34 +56,35 @@ class Destination:
     def __init__(self, place: str | Path, filesystem: Any | None = None) -> None:
         self.name = shown(place)
         self._fs, self._root = _resolved(place, filesystem)
-        self._local = _local_root(self._fs, self._root)
+        is_local = isinstance(self._fs, pafs.LocalFileSystem)
+        self._local = Path(self._root) if is_local else None
         self._uploads = _kind(self._fs) in _UPLOADS
 
     @property
     def shared(self) -> str | None:
-        """What it is called by all machines that reach it; ``None`` for a local folder."""
+        """The folder's name on every machine that reaches it; ``None`` for a local folder."""
         return None if self._local is not None else self._root
 
     def open(self) -> None:
-        """Make the folder, and remove what a killed export left in it unfinished."""
+        """Make the folder, and remove the drafts of a killed export."""
         self._fs.create_dir(self._path(_TEMPORARY), recursive=True)
         for info in self._fs.get_file_info(self._selector(_TEMPORARY)):
             if info.is_file:
                 self._fs.delete_file(info.path)
 
     def foreign(self) -> list[str]:
-        """Names in the folder that no export made and that readers would stumble over."""
+        """Names in the folder that no export made and that readers may fail on."""
         names = (info.base_name for info in self._fs.get_file_info(self._selector("")))
         return sorted(n for n in names if not n.startswith((".", "_", "dlq=")))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One export at a time on this machine: two could write a letter twice.
+        """Lock the folder on this machine: two exports could write a letter twice.
 
-        Other machines are kept out by `celery_dlq.export.lease`.
+        `celery_dlq.export.lease` keeps other machines out.
 
         Raises:
-            ExportError: Another export is writing there, or the folder has other things in it.
+            ExportError: Another export is writing there, or the folder is not an export's.
         """
         self._check_ours()
         with self._lock_file().open("a") as lock:
@@ -90,26 +92,26 @@ class Destination:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ExportError(
-                    f"expected {self.name} to be free, got another export that is writing there; "
-                    f"wait for its end or choose another folder"
+                    f"another export is writing to {self.name}; wait for its end, or choose "
+                    f"another folder"
                 ) from None
             yield
 
     def draft(self) -> Draft:
-        """A file to write, which nobody sees before it is put in its place."""
+        """A new file, which readers do not see before `put`."""
         if self._uploads:
             return Draft(*_local_draft())
         path = self._path(f"{_TEMPORARY}/{uuid4().hex}.tmp")
         return Draft(self._fs, path)
 
     def put(self, draft: Draft, name: str) -> int:
-        """Put a finished draft in its place, durably; returns its bytes."""
+        """Put a finished draft in its place, durably; return its size in bytes."""
         target = self._path(name)
         if self._uploads:
             size = self._upload(Path(draft.path), target)
         else:
             size = int(self._fs.get_file_info(draft.path).size)
-            self._fs.create_dir(os.path.dirname(target), recursive=True)  # noqa: PTH120 - may be no local path
+            self._fs.create_dir(os.path.dirname(target), recursive=True)  # noqa: PTH120 - it may not be a local path
             self._rename(draft.path, target)
         draft.discard()
         return size
@@ -133,7 +135,7 @@ class Destination:
             return None
 
     def source(self, name: str) -> Any:
-        """A file, opened for reading anywhere in it."""
+        """Open a file for random access."""
         return self._fs.open_input_file(self._path(name))
 
     def files(self, folder: str) -> list[str]:
@@ -150,26 +152,26 @@ class Destination:
         if names and NOTES not in names:
             raise ExportError(
                 f"expected {self.name} to be empty or made by an export, got a folder with "
-                f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''} "  # noqa: PLR2004 - enough to know it
+                f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''} "  # noqa: PLR2004 - names shown
                 f"and no {NOTES}; export to a new folder"
             )
 
     def _rename(self, path: str, target: str) -> None:
         if self._local is not None:
             self._sync(path)
-            os.replace(path, target)  # noqa: PTH105 - one call that tests can stop at
+            os.replace(path, target)  # noqa: PTH105 - tests patch this call
             self._sync(os.path.dirname(target))  # noqa: PTH120 - the same
             return
         try:
             self._fs.move(path, target)
-        except OSError:  # e.g. HDFS moves onto no file that is there: from a killed export
+        except OSError:  # HDFS does not replace the file of a killed export
             if not self._fs.get_file_info(target).is_file:
                 raise
             self._fs.delete_file(target)
             self._fs.move(path, target)
 
     def _upload(self, path: Path, target: str) -> int:
-        # One write of the whole file: closing a stream that got only a part would show that part.
+        # One write of the whole file: closing the stream after a part would publish that part.
         size = path.stat().st_size
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
@@ -179,7 +181,8 @@ class Destination:
         if there != size:
             self._fs.delete_file(target)
             raise ExportError(
-                f"expected an object of {size:,} bytes in {self.name}, got {there}; run again"
+                f"an upload of {size:,} bytes to {self.name} arrived with {there}; run the export "
+                f"again"
             )
         return size
 
@@ -210,7 +213,7 @@ class Draft:
     """A file that is being written.
 
     Args:
-        filesystem: Where it is written.
+        filesystem: The file system it is written to.
         path: Its path there.
     """
 
@@ -223,13 +226,13 @@ class Draft:
         return self._fs.open_output_stream(self.path)
 
     def discard(self) -> None:
-        """Remove it if it is still there; never raises for a file."""
+        """Remove it if it is still there; never raises `OSError`."""
         with suppress(OSError):
             self._fs.delete_file(self.path)
 
 
 def shown(place: str | Path) -> str:
-    """The destination as it may be printed: without what a URL says of credentials."""
+    """The destination without the credentials of a URL, fit for printing."""
     text = str(place)
     if "://" not in text:
         return text
@@ -240,17 +243,17 @@ def _resolved(place: str | Path, filesystem: Any | None) -> tuple[Any, str]:
     if filesystem is not None:
         handler = filesystem if isinstance(filesystem, pafs.FileSystem) else _adapted(filesystem)
         return handler, str(place).rstrip("/")
-    if not str(place):  # of a shell variable that is not set: never the working directory
+    if not str(place):  # an unset shell variable must not mean the working directory
         raise ExportError("expected a folder or a URL to export to, got an empty name")
     if isinstance(place, Path) or not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place):
-        return pafs.LocalFileSystem(), os.path.abspath(place)  # noqa: PTH100 - links stay links
+        return pafs.LocalFileSystem(), os.path.abspath(place)  # noqa: PTH100 - does not resolve links
     try:
         return _from_url(place)
     except (pa.ArrowException, OSError, ValueError, ImportError) as exc:
-        told = str(exc).replace(place, shown(place)).splitlines() or [type(exc).__name__]
+        lines = str(exc).replace(place, shown(place)).splitlines() or [type(exc).__name__]
         raise ExportError(
-            f"expected {shown(place)} to be a place that pyarrow or fsspec reaches, got: {told[0]}"
-        ) from None  # the cause could show what the URL hides
+            f"expected {shown(place)} to be a URL that pyarrow or fsspec supports, got: {lines[0]}"
+        ) from None  # the cause could show the credentials
 
 
 def _from_url(url: str) -> tuple[Any, str]:
@@ -276,10 +279,6 @@ def _kind(filesystem: Any) -> str:
         protocol = handler.fs.protocol
         return f"fsspec+{protocol if isinstance(protocol, str) else protocol[0]}"
     return str(filesystem.type_name)
-
-
-def _local_root(filesystem: Any, root: str) -> Path | None:
-    return Path(root) if isinstance(filesystem, pafs.LocalFileSystem) else None
 
 
 def _local_draft() -> tuple[Any, str]:

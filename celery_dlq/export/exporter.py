@@ -3,9 +3,9 @@
 The folder::
 
     dlq=<queue>/day=<YYYY-MM-DD>/letters-<first>-<last>.parquet
-    _celery_dlq/        notes; see `celery_dlq.export.checkpoint`
+    _celery_dlq/        state; see `celery_dlq.export.checkpoint`
 
-The commit order is told in `celery_dlq.export.roll`.
+`celery_dlq.export.roll` explains the order of a commit.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ except ImportError as exc:
 logger = get_logger("celery_dlq.export")
 
 SUCCESSES = "successes"
-"""What a folder holds whose rows are messages that succeeded."""
+"""The kind of rows in an export of messages that succeeded."""
 
 PAGE = 1000
-"""Letters read at a time; the store reads fewer where they are large."""
+"""Letters read at a time; the store returns fewer if they are large."""
 
-MOST_NAMED = 20
-"""Of so many entries that cannot be read it is said where they are; all are counted."""
+MAX_LISTED_ENTRIES = 20
+"""Positions of at most this many unreadable entries are listed; the count covers all."""
 
 _POLL_SECONDS = 0.5
-_MOST_WAITING_BYTES = 128 * 1024 * 1024
+_MAX_BUFFERED_BYTES = 128 * 1024 * 1024
 
 Entry = tuple[str, Mapping[bytes, bytes]]
 Progress = Callable[[int], None]
@@ -57,7 +57,7 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class ExportReport:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
         destination: The folder, without credentials.
@@ -65,12 +65,12 @@ class ExportReport:
         files: Files written by this run.
         bytes: Their size.
         by_queue: Letters written, by dead-letter queue.
-        trimmed: Letters removed from their queues after they were found in the files.
-        unreadable: Entries that are no letters or cannot be read: they were left out of the
-            files, and are still in their queue.
-        unreadable_at: Where the first `MOST_NAMED` of them are, as ``queue position``.
-        waiting: Queues that have letters which died at or after ``until``; the next run goes on.
-        foreign: Names in the folder that no export made; some readers stumble over them.
+        trimmed: Letters removed from their queues after their files were read back.
+        unreadable: Entries that are not letters or cannot be read: they are left out of the
+            files and stay in their queue.
+        unreadable_at: The first `MAX_LISTED_ENTRIES` of them, as ``queue position``.
+        waiting: Queues with letters that died at or after ``until``; a later run exports them.
+        foreign: Names in the folder that no export made; some readers fail on them.
     """
 
     destination: str
@@ -89,13 +89,13 @@ class ExportReport:
         return {name: getattr(self, name) for name in self.__slots__}
 
     def leave_out(self, queue: str, position: str) -> None:
-        """Add an entry that cannot be read."""
+        """Count an entry that cannot be read."""
         self.unreadable += 1
-        if len(self.unreadable_at) < MOST_NAMED:
+        if len(self.unreadable_at) < MAX_LISTED_ENTRIES:
             self.unreadable_at.append(f"{queue} {position}")
 
     def count(self, queue: str, letters: int, files: int, size: int) -> None:
-        """Add what was committed of one queue."""
+        """Count the committed letters and files of one queue."""
         self.letters += letters
         self.files += files
         self.bytes += size
@@ -105,12 +105,12 @@ class ExportReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rolling:
-    """When files are closed and put in place, whichever comes first.
+    """The limits at which files are closed and put in place, whichever is reached first.
 
     Attributes:
-        rows: Letters of one range.
+        rows: Letters in one range.
         bytes: Their bytes before compression.
-        seconds: Age of a range's first letter; only asked when following.
+        seconds: Time since the range was begun; used only by `ParquetExport.follow`.
     """
 
     rows: int = 500_000
@@ -119,25 +119,25 @@ class Rolling:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if not getattr(self, name) > 0:  # also what is no number
+            if not getattr(self, name) > 0:  # true for NaN, too
                 raise ExportError(
                     f"expected roll {name} to be more than 0, got {getattr(self, name)}"
                 )
 
 
 class ParquetExport:
-    """Writes what is new in a store to a folder.
+    """Writes the new letters of a store to a folder.
 
     Args:
-        store: Where the letters are.
-        destination: A local folder, made if it is not there; or a URL.
-        where: Which letters; ``None`` for all.
-        rolling: When files are closed.
+        store: The store of the letters.
+        destination: A local folder, made if it is missing; or a URL.
+        where: Selects letters; ``None`` for all.
+        rolling: The limits at which files are closed.
         redaction: Replaces values; ``None`` for none.
-        filesystem: What the destination is a path in; ``None`` finds it by the URL.
-        of: What the store keeps, if no letters: a folder holds one kind only.
-        trimmed: Called with a queue and a number of letters, after these were found in the
-            files and removed from it; ``None`` removes nothing.
+        filesystem: The file system that the destination is a path in; ``None``: derived from it.
+        of: The kind of rows, if they are not letters; a folder holds one kind only.
+        trimmed: Called with a queue and the number of letters removed from it after their
+            files were read back; ``None`` removes nothing.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ParquetExport:
         progress: Progress | None = None,
         expected: Progress | None = None,
     ) -> ExportReport:
-        """Export what the queues hold now; see `DeadLetters.export`."""
+        """Export the letters that are in the queues now; see `DeadLetters.export`."""
         with self._opened(progress) as work:
             if expected is not None and self._is_first(dead_letter_queues):
                 expected(sum(self._store.length(name) for name in dead_letter_queues))
@@ -184,7 +184,7 @@ class ParquetExport:
         *,
         progress: Progress | None = None,
     ) -> ExportReport:
-        """Export what comes, until told to stop; what was read by then is still written."""
+        """Export letters as they arrive, until ``stop`` is set; then write those already read."""
         with self._opened(progress) as work:
             while True:
                 last_round = stop.is_set()
@@ -193,7 +193,7 @@ class ParquetExport:
                     queue.read()
                     if last_round or queue.is_old(self._rolling.seconds):
                         queue.commit()
-                work.relieve(_MOST_WAITING_BYTES)
+                work.limit_buffers(_MAX_BUFFERED_BYTES)
                 if last_round:
                     return work.report
                 stop.wait(_POLL_SECONDS)
@@ -244,7 +244,7 @@ class ParquetExport:
 
 @dataclass(slots=True)
 class _Work:
-    """What the queues of one run share."""
+    """State that the queues of one run share."""
 
     store: DeadLetterStore
     destination: Destination
@@ -264,11 +264,11 @@ class _Work:
             self.queues[name] = _Queue(self, name)
         return self.queues[name]
 
-    def relieve(self, most_bytes: int) -> None:
-        """Many queues may each wait with a little: all together must not wait with much."""
-        waiting = sorted(self.queues.values(), key=lambda queue: -queue.waiting_bytes)
-        while waiting and sum(queue.waiting_bytes for queue in waiting) > most_bytes:
-            waiting.pop(0).commit()
+    def limit_buffers(self, max_bytes: int) -> None:
+        """Commit the largest queues until all queues together buffer at most ``max_bytes``."""
+        queues = sorted(self.queues.values(), key=lambda queue: -queue.buffered_bytes)
+        while queues and sum(queue.buffered_bytes for queue in queues) > max_bytes:
+            queues.pop(0).commit()
 
     def abandon(self) -> None:
         for queue in self.queues.values():
@@ -276,7 +276,7 @@ class _Work:
 
 
 class _Queue:
-    """One dead-letter queue on its way into the folder."""
+    """The export of one dead-letter queue."""
 
     def __init__(self, work: _Work, name: str) -> None:
         self._work = work
@@ -288,14 +288,14 @@ class _Queue:
         self._begin()
 
     @property
-    def waiting_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         return self._roll.buffered_bytes if self._roll is not None else 0
 
     def is_old(self, seconds: float) -> bool:
         return self._roll is not None and time.monotonic() - self._begun_at >= seconds
 
     def read(self) -> None:
-        """Read all that is there now; commit whenever enough has gathered."""
+        """Read all letters that are there now; commit whenever a limit is reached."""
         end = self._work.store.settled_position(self._name)
         self._check_end(end)
         self._check_length()
@@ -313,13 +313,13 @@ class _Queue:
                 return
 
     def commit(self) -> None:
-        """Put what was read in place, and move the checkpoint."""
+        """Put the files of the letters read in place, and move the checkpoint."""
         roll, self._roll = self._roll, None
         if roll is not None and self._read_to is not None:
             try:
                 files, size = roll.commit(self._read_to, self._work.where.since)
             except BaseException:
-                self._roll = roll  # still to be abandoned
+                self._roll = roll  # for abandon()
                 raise
             self._work.report.count(self._name, roll.rows, files, size)
             self._note()
@@ -330,13 +330,13 @@ class _Queue:
             self._roll.abandon()
 
     def _begin(self) -> None:
-        """Finish what a killed export left: its range, or only the note of it in the store."""
+        """Finish a killed export: its range of letters, or only the mark in the store."""
         self._check_end(self._work.store.settled_position(self._name))
         checkpoint = self._checkpoint
         if checkpoint.intent is None:
             self._note()
             return
-        # As the killed export chose them: its files may be in place.
+        # The filter of the killed export: some of its files may be in place.
         since = None if checkpoint.since is None else from_micros(checkpoint.since)
         where = replace(self._work.where, since=since, until=None)
         self._roll = self._new_roll()
@@ -349,21 +349,21 @@ class _Queue:
         known = self._checkpoint.intent or self._checkpoint.position
         if known is not None and (end is None or ordered(end) < ordered(known)):
             raise ExportError(
-                f"expected {self._name!r} to have letters after {known}, its last export; got a "
-                f"queue that ends at {end}: it was deleted and made anew. Export to a new folder"
+                f"{self._name!r} ends at {end}, before {known}, the position of its last export: "
+                f"the queue was deleted and created again; export to a new folder"
             )
 
     def _check_length(self) -> None:
-        """Letters beyond those that can be read would be left out, and never looked for again."""
+        """Refuse a queue longer than the store can read: the rest would never be exported."""
         most = self._work.store.capabilities.most_letters
         if most is None:
             return
         length = self._work.store.length(self._name)
         if length > most:
             raise ExportError(
-                f"expected {self._name!r} to have at most {most:,} letters, which is what can be "
-                f"read of a queue on the broker, got {length:,}; redrive some, or take them out "
-                f"with `dlq purge --limit {most} --export-first FILE`"
+                f"{self._name!r} has {length:,} letters, but only {most:,} of a queue on the "
+                f"broker can be read; redrive some, or remove them with "
+                f"`dlq purge --limit {most} --export-first FILE`"
             )
 
     def _pages(self, end: str) -> Iterator[Sequence[Entry]]:
@@ -374,10 +374,10 @@ class _Queue:
             )
 
     def _before_until(self, page: Sequence[Entry]) -> Sequence[Entry]:
-        """The letters before the first that died at or after ``until``: it ends the run.
+        """The letters before the first one that died at or after ``until``.
 
-        One that was stored before had died, whatever date a wrong clock gave it; it must not
-        make all behind it wait for that day.
+        A letter that was stored before ``until`` also died before it, even if a wrong clock says
+        otherwise; it must not hold up the letters after it.
         """
         until = self._work.where.until
         if until is None:
@@ -416,9 +416,9 @@ class _Queue:
 
     def _leave_out(self, position: str, exc: CorruptLetter) -> None:
         self._work.report.leave_out(self._name, position)
-        if self._work.report.unreadable <= MOST_NAMED:
+        if self._work.report.unreadable <= MAX_LISTED_ENTRIES:
             logger.error(
-                "%s: entry %s is no letter that can be read, it is not exported: %s",
+                "%s: entry %s is not a readable letter and is not exported: %s",
                 self._name,
                 position,
                 exc,
@@ -435,7 +435,7 @@ class _Queue:
         )
 
     def _note(self) -> None:
-        """Tell the app how far the queue is exported, unless letters were left out."""
+        """Save the exported position in the store, unless a filter left letters out."""
         if self._checkpoint.position is not None and not replace(self._work.where, until=None):
             self._work.store.note_exported(self._name, self._checkpoint.position)
 
@@ -459,8 +459,8 @@ def _readable_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as exc:
-        told = getattr(exc, "strerror", None) or str(exc).strip().partition("\n")[0]
+        reason = getattr(exc, "strerror", None) or str(exc).strip().partition("\n")[0]
         raise ExportError(
             f"expected {name} to be a folder that can be written, got {type(exc).__name__}: "
-            f"{told}; nothing is lost, run the export again once it can"
+            f"{reason}; nothing is lost, run the export again once it can"
         ) from exc

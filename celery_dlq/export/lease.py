@@ -1,14 +1,14 @@
-"""One export at a time to a place that many machines reach, by the store that they share.
+"""One export at a time to a folder that several machines reach, by a lease in their shared store.
 
-No object store keeps a second writer out, and no lease does alone: a process may stop for an hour
-between looking at its lease and writing. So what decides is noted in the store, in one step with
-the question whose turn it is:
+An object store does not keep a second writer out, and a lease alone does not either: a process may
+be paused for an hour between checking its lease and writing. So the store keeps the state of the
+export, and writes it in one step with checking the lease:
 
-- The range of letters is noted there before the first file is put in place. A process that lost
-  its turn cannot note another; files of the range that it noted before may still come, and the
-  next owner writes files of the same names with the same letters first.
-- The checkpoint is noted there before it is written to the folder. A late checkpoint in the folder
-  is older than what the store says, and the later of both counts.
+- The range of letters is saved there before the first file is put in place. A process that lost
+  its lease cannot save another range. Its files of the earlier range may still arrive late; the
+  next owner first writes files of the same names with the same letters.
+- The checkpoint is saved there before it is written to the folder. A checkpoint that arrives late
+  in the folder is older than the store's, and the later of the two counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from celery_dlq.backends.base import ExportLease, ExportLeaseStore
 from celery_dlq.errors import ExportError, StoreUnavailable
 
 LEASE_SECONDS = 15.0
-"""How long a killed export keeps others out; a stopped one may be overtaken then."""
+"""A killed export keeps others out for this long; a paused one loses its lease after it."""
 
 _POLL_SECONDS = 0.2
 
@@ -36,14 +36,14 @@ class ExportLeases:
     """The leases of one run of an export, kept until it ends.
 
     Args:
-        store: What all machines share.
-        place: Where the files go.
+        store: The store that all machines share.
+        place: The destination, as all machines name it.
     """
 
     def __init__(self, store: ExportLeaseStore, place: str) -> None:
         self._store = store
         self._place = place
-        # A bar separates the owner from the rest.
+        # The stored state is ``owner|…``.
         host = socket.gethostname().replace("|", "_")
         self._owner = f"{host} pid {os.getpid()} {uuid4().hex[:8]}"
         self._queues: list[str] = []
@@ -51,36 +51,36 @@ class ExportLeases:
         self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
 
     def take(self, queue: str) -> Mapping[str, Any] | None:
-        """Wait until the last owner is done or gone; returns what was noted last.
+        """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state.
 
         Raises:
-            ExportError: It is at work.
+            ExportError: Another export holds the lease and renews it.
         """
         first = lease = self._ask(queue, "take")
         until = time.monotonic() + LEASE_SECONDS + 1
         while not lease.acquired:
-            if lease.state != first.state or time.monotonic() > until:  # a heartbeat
+            if lease.state != first.state or time.monotonic() > until:  # renewed
                 raise self._taken(lease)
             time.sleep(_POLL_SECONDS)
             lease = self._ask(queue, "take")
         self._queues.append(queue)
         if len(self._queues) == 1:
             self._keeper.start()
-        noted = json.loads(lease.state) if lease.state else None
-        return noted if isinstance(noted, dict) else None
+        state = json.loads(lease.state) if lease.state else None
+        return state if isinstance(state, dict) else None
 
     def note(self, queue: str, state: Mapping[str, Any]) -> None:
-        """Note a checkpoint, if it is still our lease.
+        """Save a checkpoint in the store, if the lease is still held.
 
         Raises:
-            ExportError: Another export took over.
+            ExportError: Another export acquired the lease.
         """
         lease = self._ask(queue, "note", json.dumps(state))
         if not lease.acquired:
             raise self._taken(lease)
 
     def end(self) -> None:
-        """Let others in; never raises."""
+        """Release the leases; never raises."""
         self._ended.set()
         if self._keeper.is_alive():
             self._keeper.join()
@@ -96,12 +96,12 @@ class ExportLeases:
     def _keep(self) -> None:
         while not self._ended.wait(LEASE_SECONDS / 3):
             for queue in list(self._queues):
-                with suppress(StoreUnavailable):  # what is noted next will tell
+                with suppress(StoreUnavailable):  # the next `note` finds out
                     self._ask(queue, "keep")
 
     def _taken(self, lease: ExportLease) -> ExportError:
         return ExportError(
-            f"expected {self._place} to be free, got another export that is writing there "
+            f"another export is writing to {self._place} "
             f"({lease.state.partition('|')[0] or 'it has ended since'}); nothing is lost, run the "
             f"export again when that one has ended, or choose another folder"
         )

@@ -1,7 +1,7 @@
-"""Columns of entries of one layout: taken apart by Arrow, hundreds at once, none of them alone.
+"""Arrow columns from packed entries of one layout, hundreds of entries at a time.
 
-Python touches each letter a few times and none of its values; splitting, picking and checking is
-work of Arrow's, which lets go of Python's lock meanwhile.
+Arrow splits, selects and checks the values, and releases the GIL meanwhile. Python handles each
+entry a few times, and never a single value.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ except ImportError as exc:
     raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 
-_MOST_BYTES = 2**31 - 1
+_MAX_COLUMN_BYTES = 2**31 - 1  # offsets are 32-bit
 
 
-class OddEntry(Exception):  # noqa: N818 - a signal between two modules, nobody's error
-    """One of the entries is not as its layout says; taken one by one, it will tell why."""
+class OddEntry(Exception):  # noqa: N818 - a signal to the caller
+    """An entry does not match its layout; decoding the entries one by one names it."""
 
 
 def layout_columns(
     layout: EntryLayout, rows: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
 ) -> dict[bytes, Any]:
-    """The values of fields, as Arrow arrays of bytes.
+    """Make Arrow arrays of bytes from the parts of entries.
 
     Args:
-        layout: How the values lie.
-        rows: The pieces of at least one entry.
-        wanted: The fields to make; others may be made too.
+        layout: The layout of all entries.
+        rows: The parts of each entry; at least one entry.
+        wanted: The fields to return; the result may have others too.
 
     Raises:
-        OddEntry: As it says.
+        OddEntry: An entry does not match its layout.
     """
     needed = wanted | {source for name, source in layout.same if name in wanted}
     needed |= {source for name, source in layout.places if name in needed}
@@ -49,7 +49,7 @@ def layout_columns(
     try:
         for part, values in zip(layout.pieces, zip(*rows, strict=True), strict=True):
             if part is not None and needed.intersection(part.names):
-                found.update(_apart(part, values, layout.separator))
+                found.update(_arrays_of(part, values, layout.separator))
         for name, source in layout.places:
             if name in needed:
                 found[name] = _cut(found[source], found[name])
@@ -59,8 +59,8 @@ def layout_columns(
     return found
 
 
-def _apart(part: EntryPart, values: Sequence[bytes], separator: bytes) -> dict[bytes, Any]:
-    """The values of a part of many entries, by field."""
+def _arrays_of(part: EntryPart, values: Sequence[bytes], separator: bytes) -> dict[bytes, Any]:
+    """Split one part of all entries into arrays by field."""
     texts = values if part.decode is None else [part.decode(value) for value in values]
     column = _column(texts)
     if not part.joined:
@@ -71,19 +71,19 @@ def _apart(part: EntryPart, values: Sequence[bytes], separator: bytes) -> dict[b
 
 
 def _column(values: Sequence[bytes]) -> Any:
-    """An array of bytes; `pyarrow.array` would import pandas for it, and look at each twice."""
+    """An array of bytes; `pyarrow.array` would import pandas, and read each value twice."""
     ends = list(accumulate(map(len, values), initial=0))
-    if ends[-1] > _MOST_BYTES:
-        raise ValueError(f"expected at most 2 GiB in a column of a page, got {ends[-1]:,} bytes")
+    if ends[-1] > _MAX_COLUMN_BYTES:
+        raise ValueError(f"a column of {ends[-1]:,} bytes is larger than 2 GiB")
     bounds, text = (pa.py_buffer(some) for some in (array("i", ends), b"".join(values)))
     return pa.Array.from_buffers(pa.binary(), len(values), [None, bounds, text])
 
 
 def _cut(whole: Any, places: Any) -> Any:
-    """The values that stand at ``start:length`` in others.
+    """Slice values by their places, ``start:length``.
 
-    One array is laid over the text of all, with each value and the gap behind it in turn; of
-    these pairs Arrow copies the first.
+    An array over the buffer of all values has pairs of a slice and the gap that follows it; Arrow
+    copies the first of each pair.
     """
     pairs = _split(places, b":", 2)
     starts, sizes = (
@@ -98,7 +98,7 @@ def _cut(whole: Any, places: Any) -> Any:
     )
     if pc.any(outside).as_py():
         raise ValueError("a place is beyond the end")
-    _validity, offsets, text = whole.buffers()  # of an array made here, so they begin with it
+    _validity, offsets, text = whole.buffers()  # the arrays of `_column` begin at offset 0
     at = pa.Array.from_buffers(pa.int32(), len(whole), [None, offsets])
     bounds = array("i", bytes(8 * len(whole) + 4))
     bounds[:-1:2] = _integers(pc.add(at, starts))
@@ -109,7 +109,7 @@ def _cut(whole: Any, places: Any) -> Any:
 
 
 def _split(values: Any, separator: bytes, count: int) -> Any:
-    """Lists of so many values."""
+    """Split each value into exactly ``count`` values."""
     lists = pc.split_pattern(values, separator)
     counts = pc.min_max(pc.list_value_length(lists)).as_py()
     if counts != {"min": count, "max": count}:
@@ -119,13 +119,13 @@ def _split(values: Any, separator: bytes, count: int) -> Any:
 
 @cache
 def _numbers(count: int) -> Any:
-    """The numbers from 0; made so, because a Python number given to Arrow imports pandas."""
+    """The numbers from 0; from a buffer, since Arrow imports pandas to convert a Python int."""
     numbers = pa.py_buffer(array("q", range(count)))
     return pa.Array.from_buffers(pa.int64(), count, [None, numbers])
 
 
 def _integers(numbers: Any) -> array[int]:
-    """A new column of numbers, without nulls, as C integers."""
+    """A column without nulls or offset, as C integers."""
     found = array("i")
     found.frombytes(pc.cast(numbers, pa.int32()).buffers()[1])
     return found[: len(numbers)]

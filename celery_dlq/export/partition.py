@@ -1,4 +1,4 @@
-"""Names of folders and files: Hive partitions that every reader takes for what they are."""
+"""Names of folders and files: Hive partitions that every reader interprets alike."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hashlib import sha256
 from urllib.parse import quote
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-"""How Hive, Spark, DuckDB and Arrow write a partition without a value: they read null."""
+"""The value of a partition without one: Hive, Spark, DuckDB and Arrow read it as null."""
 
 MICROSECONDS_A_DAY = 86_400_000_000
 
 _EPOCH = date(1970, 1, 1)
 _FIRST_DAY, _LAST_DAY = (date.min - _EPOCH).days, (date.max - _EPOCH).days
-_MOST_BYTES = 180  # of a component; file systems take 255, with what we add to it
-_UNSAFE = "\"#%'*/:=?\\\x7f{[]^"  # what Spark escapes, and all that it reads back
+_MAX_COMPONENT_BYTES = 180  # file systems allow 255, prefix and suffix included
+_UNSAFE = "\"#%'*/:=?\\\x7f{[]^"  # exactly the characters that Spark escapes and decodes
 _SPACE = 0x20
-# What readers take for a number, a date or a time; beside these the words of `_TYPED_WORDS`.
+# What readers parse as a number, a date or a time; and words that they parse as other types.
 _TYPED = re.compile(r"(?=.*\d)[\d\s+\-.:_,eEdDfFlLtTzZxXpPa-fA-F]*")
 _TYPED_WORDS = frozenset({"nan", "inf", "infinity", "true", "false", "null", "none"})
 
@@ -35,9 +35,9 @@ def queue_folder(dead_letter_queue: str) -> str:
 def queue_value(name: str) -> str:
     """The value of the partition ``dlq``.
 
-    Readers guess a partition's type from its values: a queue ``007`` would become the number 7.
-    Such a name gets a ``~`` at its end, so that the column is text whatever the queues are
-    called. The column ``dead_letter_queue`` in the files has the name itself.
+    Readers infer a partition's type from its values: a queue ``007`` would become the number 7.
+    Such a name gets the suffix ``~``, so that the column is always text. The column
+    ``dead_letter_queue`` in the files has the exact name.
     """
     if not name:
         return NO_VALUE
@@ -47,7 +47,7 @@ def queue_value(name: str) -> str:
 
 
 def escaped(name: str) -> str:
-    """A partition value as Spark writes it: it decodes just these, and non-ASCII stays raw."""
+    """Escape a partition value as Spark does: readers decode only these; non-ASCII stays raw."""
     return "".join(
         f"%{ord(character):02X}" if character in _UNSAFE or ord(character) < _SPACE else character
         for character in name
@@ -55,10 +55,10 @@ def escaped(name: str) -> str:
 
 
 def day_value(day_number: int | None) -> str:
-    """The value of the partition ``day`` of a day since 1970, in UTC.
+    """The value of the partition ``day``, from the number of days since 1970 in UTC.
 
-    Days that no calendar of four digits has are without a value: one odd date would make
-    readers take all days for text.
+    Days outside of the years 1 to 9999 get `NO_VALUE`: one odd date would make readers treat
+    all days as text.
     """
     if day_number is None or not _FIRST_DAY <= day_number <= _LAST_DAY:
         return NO_VALUE
@@ -66,12 +66,12 @@ def day_value(day_number: int | None) -> str:
 
 
 def file_name(after: str | None, last: str) -> str:
-    """The name of a file, from the range of positions whose letters it holds."""
+    """The name of a file, from the range of positions of its letters."""
     return f"letters-{after or '0-0'}-{last}.parquet"
 
 
 def range_of(name: str) -> tuple[str, str] | None:
-    """The positions after which and until which a file holds letters; ``None``: not our file."""
+    """The range of a file: after the first position, up to the second; ``None``: not our file."""
     found = re.fullmatch(r"letters-(\d+-\d+)-(\d+-\d+)\.parquet", name)
     return (found[1], found[2]) if found else None
 
@@ -83,6 +83,6 @@ def note_name(dead_letter_queue: str) -> str:
 
 def _short(component: str) -> str:
     encoded = component.encode("utf-8", "surrogatepass")
-    if len(encoded) <= _MOST_BYTES:
+    if len(encoded) <= _MAX_COMPONENT_BYTES:
         return component
     return f"{encoded[:140].decode('utf-8', 'ignore')}~{sha256(encoded).hexdigest()[:16]}"

@@ -1,13 +1,14 @@
-"""Values replaced by keyed tokens, everywhere in a letter, so that data can leave safely.
+"""Redaction: values are replaced by keyed tokens everywhere in a letter.
 
-A token is the same for the same value and key: Spark can still join and count. Without the
-key nobody can tell a value from its token by trying values.
+Equal values have equal tokens under one key, so Spark can still join and count. Without the key,
+a value cannot be found by hashing guesses.
 
 A value is looked up by path (``kwargs.card``, ``args.0``, ``headers.auth``, ``*`` for any
-name or index), in the arguments, in the body with its chain, callbacks and chord, and in the
-headers. What was found is then looked for in every other text of the letter. What cannot be
-looked into, such as a pickled body, is left out, and so are Celery's cut descriptions of the
-arguments. A letter that cannot be redacted for any reason keeps no text of its own at all.
+name or index) in the arguments, in the body with its chain, callbacks and chord, and in the
+headers. The values found are then replaced in every other text of the letter. Fields that cannot
+be parsed, such as a pickled body, are left out, and so are Celery's truncated descriptions of the
+arguments. A letter that cannot be redacted for any reason keeps only its ids and names, its
+numbers and its times.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from celery_dlq.record import Kind, field_kinds
 
 logger = get_logger("celery_dlq.export")
 
-SHORTEST_KEY = 16
+MIN_KEY_BYTES = 16
 
 _PREFIX = "redacted:"
 _DIGITS = 32
 _TOKEN = re.compile(rf"{_PREFIX}[0-9a-f]{{{_DIGITS}}}")
-_LONG = 4  # shorter values are replaced in texts only where they stand alone
+_MIN_SUBSTRING_CHARS = 4  # shorter values are replaced in texts only as whole words
 _ROOTS = ("args", "kwargs", "headers")
 _REPRS = ("argsrepr", "kwargsrepr")
-# Names that no message chooses; they are needed to find a letter again.
+# Text fields that no argument gets into; they are needed to find a letter again.
 _NAMES = frozenset(
     {
         "id",
@@ -47,7 +48,7 @@ _NAMES = frozenset(
         "content_encoding",
     }
 )
-# Free texts may be named whole in ``--redact``.
+# Text fields that ``--redact`` may name: the whole field is replaced.
 _WHOLE = ("description", "exception_message", "traceback", "argsrepr", "kwargsrepr")
 _KEPT = frozenset(
     {"id", "task_id", "task_name", "source_queue", "dead_letter_queue", "reason", "fingerprint"}
@@ -62,9 +63,9 @@ class Redaction:
     """Replaces values in letters.
 
     Attributes:
-        paths: Where they are, e.g. ``("kwargs", "card")``.
+        paths: Paths of the values, e.g. ``("kwargs", "card")``.
         whole: Text fields that are replaced as a whole.
-        key: The secret that tokens are made with.
+        key: The secret key of the tokens.
     """
 
     paths: tuple[Path, ...]
@@ -80,7 +81,7 @@ class Redaction:
             key: The secret, 16 bytes or more.
 
         Raises:
-            ExportError: A path or the key is not usable.
+            ExportError: A path is malformed, or the key is missing or short.
         """
         texts = [text.strip() for text in paths]
         split = [tuple(text.split(".")) for text in texts if text not in _WHOLE]
@@ -90,33 +91,33 @@ class Redaction:
                     f"expected a path to redact such as kwargs.card, args.0, headers.auth, or one "
                     f"of {', '.join(_WHOLE)}, got {'.'.join(path)!r}"
                 )
-        if key is None or len(key.strip()) < SHORTEST_KEY:
+        if key is None or len(key.strip()) < MIN_KEY_BYTES:
             got = "none" if key is None else f"one of {len(key.strip())} bytes"
             raise ExportError(
-                f"expected a key of {SHORTEST_KEY} bytes or more to redact with, got {got}; set "
-                f"DLQ_REDACT_KEY or --redact-key-file, and keep it apart from the files: who has "
-                f"it can find the values by trying. To make one: openssl rand -hex 32"
+                f"expected a key of {MIN_KEY_BYTES} bytes or more to redact with, got {got}; set "
+                f"DLQ_REDACT_KEY or --redact-key-file, and keep it apart from the files: with it "
+                f"the values can be guessed. To make one: openssl rand -hex 32"
             )
         whole = tuple(sorted({text for text in texts if text in _WHOLE}))
         return cls(tuple(sorted(set(split))), whole, key.strip())
 
     def about(self) -> dict[str, Any]:
-        """What is redacted and which key it is, without telling the key; JSON-ready."""
+        """The redacted paths and an id of the key, without the key; JSON-ready."""
         paths = sorted([".".join(path) for path in self.paths] + list(self.whole))
         return {"paths": paths, "key": self._digest(b"key id")[:12]}
 
     def __call__(self, letter: Fields) -> dict[bytes, bytes]:
-        """A letter's fields without the values; never raises, never leaves it half done."""
+        """Redact a letter's fields; never raises, and never returns a partly redacted letter."""
         try:
             return self._redacted(letter)
-        except Exception as exc:  # noqa: BLE001 - nothing may pass because of an odd letter
+        except Exception as exc:  # noqa: BLE001 - a malformed letter must not leak
             logger.warning(
-                "A letter could not be redacted, its texts are left out: %s", type(exc).__name__
+                "A letter cannot be redacted, its texts are left out: %s", type(exc).__name__
             )
             return _bare(letter)
 
     def token(self, value: Any) -> str:
-        """The token of a value; equal values of JSON have equal tokens."""
+        """The token of a JSON value; equal values have equal tokens."""
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return f"{_PREFIX}{self._digest(text.encode())[:_DIGITS]}"
 
@@ -154,19 +155,19 @@ class Redaction:
         return str(shown).encode("utf-8", "backslashreplace")
 
     def hides_arguments(self) -> bool:
-        """Whether Celery's own descriptions of the arguments must go."""
+        """True if Celery's descriptions of the arguments must be left out."""
         return any(path[0] != "headers" for path in self.paths)
 
 
 class _Match:
-    """Replaces values by their paths, and remembers them."""
+    """Replaces values by path, and remembers them for other texts."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
         self._tokens: dict[str, str] = {}
 
     def part(self, name: str, value: Any) -> Any:
-        """One decoded field of a letter, without the values that the paths name."""
+        """Replace the values that the paths name in one parsed field."""
         if value is _Unreadable:
             return value
         if name == "args_json":
@@ -180,7 +181,7 @@ class _Match:
         return self._nested(value)
 
     def text(self, text: str | None) -> None:
-        """Remember a text that is replaced as a whole: others repeat it."""
+        """Remember a text that is replaced as a whole: other texts may repeat it."""
         if text:
             self._tokens.setdefault(text, self._redaction.token(text))
 
@@ -197,14 +198,14 @@ class _Match:
         return value
 
     def _message(self, value: Any) -> Any:
-        """A body of Celery's protocol 2 (a list of three) or 1 (an object)."""
+        """Redact a body of Celery's protocol 2 (a list of three) or 1 (an object)."""
         if isinstance(value, list) and len(value) == 3:  # noqa: PLR2004 - args, kwargs, embed
             args, kwargs, embed = value
             return [self._root("args", args), self._root("kwargs", kwargs), self._nested(embed)]
         return self._nested(value)
 
     def _nested(self, value: Any) -> Any:
-        """Signatures of callbacks, chains and chords have arguments too; some have headers."""
+        """Redact the arguments and headers of signatures (callbacks, chains, chords)."""
         if isinstance(value, list):
             return [self._nested(item) for item in value]
         if not isinstance(value, dict):
@@ -229,7 +230,7 @@ class _Match:
                     self._at(item, rest) if name in (str(number), "*") else item
                     for number, item in enumerate(value)
                 ]
-            return [self._at(item, path) for item in value]  # the name is in each of them
+            return [self._at(item, path) for item in value]  # each item has the name
         return value
 
     def _replaced(self, value: Any) -> Any:
@@ -243,14 +244,14 @@ class _Match:
         return token
 
     def scrubber(self) -> Any:
-        """A function that replaces the values found in any text."""
-        forms = {layout: token for leaf, token in self._tokens.items() for layout in _forms(leaf)}
+        """Make a function that replaces the remembered values in a text."""
+        forms = {form: token for leaf, token in self._tokens.items() for form in _forms(leaf)}
         if not forms:
             return lambda text: text
         longest = sorted(forms, key=len, reverse=True)
-        # Tokens come first: their digits are no values.
-        pattern = re.compile("|".join([_TOKEN.pattern, *(_pattern(layout) for layout in longest)]))
-        heads = [(layout, forms[layout]) for layout in longest if len(layout) > _LONG]
+        # Tokens come first, so that no value matches inside of one.
+        pattern = re.compile("|".join([_TOKEN.pattern, *(_pattern(form) for form in longest)]))
+        heads = [(form, forms[form]) for form in longest if len(form) > _MIN_SUBSTRING_CHARS]
 
         def scrub(text: str) -> str:
             text = pattern.sub(lambda match: forms.get(match[0], match[0]), text)
@@ -260,11 +261,11 @@ class _Match:
 
 
 class _Unreadable:
-    """Stands for what is not JSON."""
+    """Marks a field that is not JSON."""
 
 
 def _parts(letter: Fields) -> list[str]:
-    """The fields that hold JSON, or should."""
+    """Names of the fields that should hold JSON."""
     kinds = field_kinds()
     named = ["body", "args_json", "kwargs_json"]
     named += [name for name, kind in kinds.items() if kind in (Kind.JSON, Kind.HISTORY)]
@@ -284,7 +285,7 @@ def _is_plain(name: bytes) -> bool:
 
 
 def _walk(value: Any, scrub: Any) -> Any:
-    """A JSON value with every text in it scrubbed, names and numbers too."""
+    """Scrub every text in a JSON value, names and numbers included."""
     if isinstance(value, str):
         return scrub(value)
     if isinstance(value, list):
@@ -293,7 +294,7 @@ def _walk(value: Any, scrub: Any) -> Any:
         return {scrub(name): _walk(item, scrub) for name, item in value.items()}
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value is not None:
         text = json.dumps(value)
-        scrubbed = scrub(text) if len(text) >= _LONG else text
+        scrubbed = scrub(text) if len(text) >= _MIN_SUBSTRING_CHARS else text
         return value if scrubbed == text else scrubbed
     return value
 
@@ -309,24 +310,24 @@ def _leaves(value: Any) -> list[str]:
 
 
 def _forms(leaf: str) -> set[str]:
-    """How a value may be spelled in a text: as it is, as JSON, as Python."""
+    """The spellings of a value in a text: as it is, as JSON, as Python."""
     spelled = {json.dumps(leaf)[1:-1], json.dumps(leaf, ensure_ascii=False)[1:-1], repr(leaf)[1:-1]}
     return {leaf, *spelled} - {""}
 
 
-def _pattern(layout: str) -> str:
-    literal = re.escape(layout)
-    return literal if len(layout) >= _LONG else rf"(?<![^\W_]){literal}(?![^\W_])"
+def _pattern(form: str) -> str:
+    literal = re.escape(form)
+    return literal if len(form) >= _MIN_SUBSTRING_CHARS else rf"(?<![^\W_]){literal}(?![^\W_])"
 
 
 def _cut_end(text: str, heads: Sequence[tuple[str, str]]) -> str:
-    """Texts are capped: the beginning of a value may stand at the end of one."""
+    """Replace the beginning of a value at the end of a text that was truncated."""
     ending = text.rstrip("….'\")")
     if _TOKEN.fullmatch(ending[-len(_PREFIX) - _DIGITS :]):
         return text
-    for layout, token in heads:
-        for length in range(min(len(layout) - 1, len(ending)), _LONG - 1, -1):
-            if ending.endswith(layout[:length]):
+    for form, token in heads:
+        for length in range(min(len(form) - 1, len(ending)), _MIN_SUBSTRING_CHARS - 1, -1):
+            if ending.endswith(form[:length]):
                 return ending[:-length] + token
     return text
 

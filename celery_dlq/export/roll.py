@@ -1,9 +1,9 @@
-"""The Parquet files of one range of letters of one queue: written unseen, put in place together.
+"""The Parquet files of one range of letters of one queue: written as drafts, committed together.
 
-The commit order: every file is written as a draft and synced; the range is noted (the intent);
-the drafts are put in place under names made from the range; the checkpoint moves. Killed before
-the intent, nothing was seen. Killed after it, the next export reads the same range and puts files
-of the same names in place, so that nothing is there twice.
+The order of a commit: every file is written as a draft and synced; the range is saved (the intent);
+the drafts are put in place under names made from the range; the checkpoint moves. If the export is
+killed before the intent, no file was visible. If it is killed later, the next export reads the same
+range and writes files of the same names, so that no letter is there twice.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ except ImportError as exc:
 
 ROWS_A_GROUP = 20_000
 BYTES_A_GROUP = 48 * 1024 * 1024
-MOST_DAYS = 64
+MAX_DAYS = 64
 
-# A dictionary pays where values repeat; elsewhere it is built and thrown away.
+# Columns whose values repeat; for others Arrow would build a dictionary and discard it.
 _REPEATING = (
     "task_name",
     "source_queue",
@@ -53,8 +53,8 @@ _REPEATING = (
     "description",
     "exception_message",
 )
-# Readers pass over row groups by these.
-_CHOSEN_BY = (
+# Columns with statistics, by which readers skip row groups.
+_FILTERED_BY = (
     "id",
     "task_id",
     "task_name",
@@ -77,19 +77,19 @@ WRITING: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
     "use_dictionary": list(_REPEATING),
-    "write_statistics": list(_CHOSEN_BY),
+    "write_statistics": list(_FILTERED_BY),
     "write_page_checksum": True,
 }
-"""How files are written: arguments of `pyarrow.parquet.ParquetWriter`."""
+"""Arguments of `pyarrow.parquet.ParquetWriter`."""
 
 
 class Roll:
     """Collects letters and writes them in the background, one file per day of death.
 
     Args:
-        destination: Where the files go.
-        checkpoint: How far the queue is; moved by `commit`.
-        background: Runs one thing at a time; Arrow lets go of Python's lock while it writes.
+        destination: The folder of the export.
+        checkpoint: The progress of the queue; moved by `commit`.
+        background: Runs one job at a time; Arrow releases the GIL while it writes.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Roll:
 
     @property
     def too_many_days(self) -> bool:
-        """Whether it has as many files as one should."""
-        return len(self._days) >= MOST_DAYS
+        """True if `MAX_DAYS` files are open."""
+        return len(self._days) >= MAX_DAYS
 
     def add(self, table: Any) -> None:
-        """Take a page of letters."""
+        """Add a page of letters."""
         size = table.nbytes
         for day, part in _by_day(table):
             if day not in self._days:
@@ -125,11 +125,11 @@ class Roll:
             self._flush()
 
     def commit(self, last: str, since: datetime | None) -> tuple[int, int]:
-        """Put all files in place, then move the checkpoint; returns files and their bytes.
+        """Put all files in place, then move the checkpoint; return files and their bytes.
 
         Args:
-            last: The position of the last letter that was read for it.
-            since: What of the filter may change until a killed export is finished.
+            last: The position of the last letter read.
+            since: The filter's ``since``, saved for the run that finishes a killed export.
         """
         if not self._days and self._checkpoint.intent is None:
             self._checkpoint.pass_to(last)
@@ -149,14 +149,14 @@ class Roll:
         return len(self._days), size
 
     def abandon(self) -> None:
-        """Let go of what was not committed; never raises."""
+        """Discard drafts that were not committed; never raises."""
         with suppress(Exception):
             self._wait()
         for file in self._days.values():
             file.abandon()
 
     def _flush(self) -> None:
-        """Write what is buffered as row groups, while more is read."""
+        """Write the buffered letters as row groups in the background."""
         self._wait()
         files = [file for file in self._days.values() if file.tables]
         jobs = [(file, file.take()) for file in files]
@@ -170,7 +170,7 @@ class Roll:
 
 
 class _DayFile:
-    """One file that is being written."""
+    """The draft of one day's file."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -193,10 +193,10 @@ class _DayFile:
         self._sink.close()
 
     def abandon(self) -> None:
-        for thing in (self._writer, self._sink):
+        for closable in (self._writer, self._sink):
             with suppress(Exception):
-                if thing is not None:
-                    thing.close()
+                if closable is not None:
+                    closable.close()
         self.draft.discard()
 
 
@@ -207,7 +207,7 @@ def _write(jobs: list[tuple[_DayFile, list[Any]]]) -> None:
 
 
 def _by_day(table: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a page by day of death; nearly always one."""
+    """Split a page by day of death; nearly always into one part."""
     micros = table.column("dead_lettered_at").cast(pa.int64())
     ends = pc.min_max(micros).as_py()
     if micros.null_count == 0 and ends["min"] is not None:

@@ -1,4 +1,4 @@
-"""The one Arrow schema of letters, derived from the record, and columns made from raw entries."""
+"""The Arrow schema of letters, derived from the record, and tables made from raw entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ except ImportError as exc:
     feature = "the export of letters"
     raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
-# What every Parquet reader agrees on: no nanoseconds, no UUID type, no dictionaries.
+# Types that all Parquet readers share: no nanoseconds, no UUID type, no dictionaries.
 _TYPES: dict[Kind, Any] = {
     Kind.TEXT: pa.string(),
     Kind.INTEGER: pa.int64(),
@@ -29,9 +29,8 @@ _TYPES: dict[Kind, Any] = {
     Kind.HISTORY: pa.string(),
 }
 
-_FEW = 8
+_MIN_LAYOUT_ROWS = 8
 
-# What every version of the record has; see `celery_dlq.record`.
 SUCCESS = frozenset(
     {
         b"id",
@@ -43,10 +42,10 @@ SUCCESS = frozenset(
         b"dead_lettered_at",
     }
 )
-"""What every sample of a success has."""
+"""Fields that every sample of a success has."""
 
 LETTER = SUCCESS | {b"fingerprint"}
-"""What every letter has."""
+"""Fields that every letter has, in all versions of the record; see `celery_dlq.record`."""
 
 Rows = tuple[list[int], list[Sequence[bytes]]]
 Refused = Callable[[int, CorruptLetter], object]
@@ -66,23 +65,23 @@ def table(
     columns: Sequence[str] | None = None,
     required: frozenset[bytes] = LETTER,
 ) -> Any:
-    """A table of raw store entries: whole columns are moved, no letter is decoded.
+    """Make a table of raw store entries, without decoding each letter.
 
-    Rows with the same fields come together; else they keep their order.
+    Rows of one layout are next to each other, in their order.
 
     Args:
-        entries: Field name to value, as the store keeps them. Unknown fields are left out.
-        refused: Told the number of each entry that is no letter, and why; it is left out.
-            ``None`` makes a row of what can be read of it.
+        entries: Fields by name, as the store keeps them. Unknown fields are left out.
+        refused: Called with the index of each entry that is not a letter, and the error; the
+            entry is left out. ``None`` makes a row of its readable fields.
         columns: Only these, in the order of the schema; ``None`` for all.
-        required: The fields without which an entry is refused.
+        required: An entry without one of these fields is refused.
     """
     chosen = schema() if columns is None else _part(frozenset(columns))
     groups, others = _sorted(entries, refused, required)
     tables = []
     for layout, (numbers, rows) in groups.items():
         found = None
-        if len(rows) >= _FEW or len(groups) == 1:  # else a table for each would cost more
+        if len(rows) >= _MIN_LAYOUT_ROWS or len(groups) == 1:  # else a table costs more
             found = _of_layout(chosen, layout, rows)
         if found is not None:
             tables.append(found)
@@ -96,7 +95,7 @@ def table(
 def _sorted(
     entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None, required: frozenset[bytes]
 ) -> tuple[dict[EntryLayout, Rows], list[Mapping[bytes, bytes]]]:
-    """Numbers and pieces of entries by their layout, and the entries that come by name."""
+    """Group packed entries by layout, as indexes and parts; return the other entries as well."""
     groups: dict[EntryLayout, Rows] = {}
     others: list[Mapping[bytes, bytes]] = []
     for number, entry in enumerate(entries):
@@ -125,7 +124,7 @@ def _sorted(
 def _by_name(
     entries: Sequence[Mapping[bytes, bytes]], numbers: Sequence[int], refused: Refused | None
 ) -> Iterator[Mapping[bytes, bytes]]:
-    """The entries that can be read, one by one; the others are refused."""
+    """Unpack entries one by one; refuse those that cannot be read."""
     for number in numbers:
         entry = entries[number]
         try:
@@ -145,18 +144,18 @@ def _names(layout: EntryLayout) -> set[bytes]:
 def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:
     missing = sorted(required - names)
     if missing:
-        told = ", ".join(name.decode() for name in missing)
-        raise CorruptLetter(f"expected a dead letter, got an entry without {told}")
+        names_text = ", ".join(name.decode() for name in missing)
+        raise CorruptLetter(f"the entry is not a letter, it lacks {names_text}")
 
 
 @lru_cache(maxsize=16)
 def _part(names: frozenset[str]) -> Any:
-    """The schema of some columns."""
+    """The schema of the named columns."""
     return pa.schema([f for f in schema() if f.name in names], metadata=schema().metadata)
 
 
 def _of_layout(chosen: Any, layout: EntryLayout, rows: Sequence[Sequence[bytes]]) -> Any:
-    """A table; ``None`` if one of the entries is not as its layout says."""
+    """A table; ``None`` if one of the entries does not match the layout."""
     try:
         found = layout_columns(layout, rows, frozenset(name.encode() for name in chosen.names))
     except OddEntry:
@@ -178,7 +177,7 @@ def _table(chosen: Any, values_of: Callable[[bytes], Any], length: int) -> Any:
 
 
 def _column(kind: Kind, values: Any, length: int) -> Any:
-    """A column of what is kept of its values; ``None`` for a column without any."""
+    """A typed column of stored values; ``None`` means that no row has one."""
     if values is None or values.null_count == length:
         return pa.nulls(length, _TYPES[kind])
     if kind is Kind.BYTES:
@@ -194,12 +193,12 @@ def _texts(values: Any) -> Any:
     try:
         return pc.cast(values, pa.string())
     except pa.ArrowInvalid:  # a foreign writer's broken UTF-8
-        told = (None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist())
-        return pa.array(told, pa.string())
+        texts = (None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist())
+        return pa.array(texts, pa.string())
 
 
 def _known_times(micros: Any) -> Any:
-    """Without a foreign writer's times that no calendar has, which no reader could show."""
+    """Replace a foreign writer's times outside of the years 1 to 9999 by null."""
     ends = pc.min_max(micros)
     first, last = ends["min"].as_py(), ends["max"].as_py()
     if first is None or (first >= FIRST_MICROS and last <= LAST_MICROS):
@@ -211,7 +210,7 @@ def _known_times(micros: Any) -> Any:
 def _numbers(values: Any) -> Any:
     try:
         return pc.cast(pc.cast(values, pa.string()), pa.int64())
-    except pa.ArrowInvalid:  # a foreign writer's nonsense becomes null, not a stuck export
+    except pa.ArrowInvalid:  # a foreign writer's bad numbers become null
         return pa.array([_number(v) for v in values.to_pylist()], pa.int64())
 
 

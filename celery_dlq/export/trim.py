@@ -1,4 +1,4 @@
-"""Letters removed from their queue once they were found in the files."""
+"""Removal of exported letters from their queue, after their files were read back."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ except ImportError as exc:
 
 
 def trim(store: DeadLetterStore, destination: Destination, checkpoint: Checkpoint) -> int:
-    """Remove the letters of files that are in place and were not asked about before.
+    """Remove the letters of the files that were put in place since the last trim.
 
-    What the files hold decides, not what the exporter remembers: every page of a file is read
-    back and its checksum compared before one letter of it is removed. Letters of a file that
-    somebody took away stay in the queue.
+    Only the content of the files counts: every page of a file is read back and its checksum
+    verified before its letters are removed. Letters of a file that was deleted stay in the queue.
 
     Returns:
-        How many letters were there to be removed.
+        The number of letters removed.
 
     Raises:
-        ExportError: A file does not read; nothing of it was removed.
+        ExportError: A file cannot be read back; its letters stay in their queue.
     """
     until, after = checkpoint.position, checkpoint.trimmed
     if until is None or until == after:
@@ -44,7 +43,7 @@ def trim(store: DeadLetterStore, destination: Destination, checkpoint: Checkpoin
 
 
 def _ids(destination: Destination, name: str) -> list[str]:
-    """The ids of a file's letters, after all of it was read."""
+    """Read a whole file and return the ids of its letters."""
     ids: list[str] = []
     try:
         with destination.source(name) as source:
@@ -54,7 +53,7 @@ def _ids(destination: Destination, name: str) -> list[str]:
                 ids += [text for text in table.column("id").to_pylist() if text is not None]
     except (OSError, pa.ArrowException, KeyError, ValueError) as exc:
         raise ExportError(
-            f"expected {destination.name}/{name} to be read back before its letters are removed, "
-            f"got {type(exc).__name__}; they stay in their queue"
+            f"{destination.name}/{name} cannot be read back ({type(exc).__name__}), so its letters "
+            f"are not removed; they stay in their queue"
         ) from exc
     return ids

@@ -1,4 +1,4 @@
-"""Local files that readers see whole or not at all."""
+"""Local files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from celery_dlq.errors import ExportError
 def replacing(path: Path) -> Iterator[Path]:
     """Write a file so that readers see all of it or none, also after a power cut.
 
-    The temporary name is hidden and ends in ``.tmp``: Spark reads ``x.parquet.tmp``, and
-    DuckDB's ``*.parquet`` would match a name that only begins oddly.
+    The temporary name is hidden, because Spark would read ``x.parquet.tmp``, and ends in ``.tmp``,
+    because DuckDB's ``*.parquet`` would match it otherwise.
 
     Args:
-        path: The file; its folder is made if it is not there.
+        path: The file; its folder is made if it is missing.
 
-    Returns:
-        Where to write meanwhile.
+    Yields:
+        The temporary file to write.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,13 +37,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def save(target: Path, content: bytes) -> Path:
-    """Write a file as `replacing` does, if it is one: a device or pipe is only written to.
+    """Replace a regular file atomically; write directly to a device or pipe.
 
     Raises:
-        ExportError: It cannot be written; what was there before still is.
+        ExportError: The file cannot be written; the previous content is kept.
     """
     try:
-        if target.exists() and not target.is_file():  # such as /dev/stdout: nothing to replace
+        if target.exists() and not target.is_file():  # such as /dev/stdout
             target.write_bytes(content)
         else:
             with replacing(target.resolve()) as temporary:

@@ -1,8 +1,8 @@
 """Lossless JSON text: bytes, times, decimals and UUIDs survive a round trip.
 
 Message headers may hold values that JSON does not know (AMQP tables carry bytes
-and timestamps). They are kept as ``{"__type__": …, "__value__": …}``. A value of
-any other type is kept as its ``repr`` under the type ``repr``: an operator can read it, and
+and timestamps). They are encoded as ``{"__type__": …, "__value__": …}``. A value of
+any other type is encoded as its ``repr`` with the type ``repr``: an operator can read it, and
 no letter is lost because of it.
 """
 
@@ -36,7 +36,7 @@ _DECODERS: dict[str, Any] = {
 
 
 def dumps(value: object) -> str:
-    """Encode a value as compact JSON text; never raises for an odd value.
+    """Encode a value as compact JSON text; never raises, whatever the value.
 
     Args:
         value: Anything found in message headers or properties.
@@ -58,11 +58,11 @@ def dumps(value: object) -> str:
 def moment(text: str) -> datetime:
     """Parse an ISO 8601 time of any publisher.
 
-    Publishers in other languages write one, seven or nine digits of a second and ``Z``;
-    Python 3.10 reads three or six digits, and no ``Z``.
+    Publishers in other languages write fractions of one, seven or nine digits, and ``Z``;
+    Python 3.10 parses only three or six digits, and no ``Z``.
 
     Raises:
-        ValueError: The text is no time.
+        ValueError: The text is not a time.
     """
     text = text.replace("Z", "+00:00")
     try:
@@ -91,7 +91,7 @@ def loads(text: str) -> Any:
 
 
 def safe_repr(value: object, limit: int = 10_000) -> str:
-    """``repr`` that never raises and is never longer than ``limit``.
+    """``repr`` that never raises and never exceeds ``limit``.
 
     Args:
         value: Anything, including objects whose ``__repr__`` raises.

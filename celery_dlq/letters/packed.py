@@ -1,21 +1,22 @@
-r"""How a letter's fields lie in a stream entry: small, exact to the byte, and fast to read.
+r"""The layout of a letter in a stream entry: compact, exact to the byte, and fast to read.
 
 Each field of a letter is stored in one of three ways:
 
-- **plain**: a field of the entry of its own. So are the fields that scripts and people look for
-  (``id``, ``reason``, ``fingerprint``, ``dead_lettered_at``, ``body``), fields of later versions,
-  and values that hold the byte 1E.
-- **inline**: one of the values that the entry's field ``+`` joins, with the byte 1E between them.
-- **compressed**: one of the values that the entry's field ``-`` joins and compresses: the
+- **plain**: a field of the entry. These are the fields that scripts and people look for (``id``,
+  ``reason``, ``fingerprint``, ``dead_lettered_at``, ``body``), fields of later versions, and values
+  that contain the byte 1E.
+- **inline**: one of the values joined in the entry's field ``+``, separated by the byte 1E.
+- **compressed**: one of the values joined and compressed in the entry's field ``-``: the
   traceback, the history, and long values that a redrive does not need.
 
-A letter repeats itself, so two shortcuts save what stands in it twice: the texts of the arguments
-are parts of the body, their representations and the task's id are parts of the headers. Of such a
-value only its place is kept, inline, as ``start:length``. A value that equals another one (the
-exception's message equals the description) is not kept at all.
+Values that a letter contains twice are stored once. The texts of the arguments are parts of the
+body; their representations and the task's id are parts of the headers. Such a value is replaced
+by its place, ``start:length``, which is stored inline. A value that equals another one (the
+exception's message and the description) is not stored.
 
-The field ``+`` begins with a head of five lists of letters, one letter a field (see `_FIELDS`):
-plain fields, inline values, places, compressed values, equal values. An example (␞ is 1E)::
+The field ``+`` begins with a head of five lists of letters, one letter per field (see `_FIELDS`):
+plain fields, inline values, places, compressed values, values equal to another. An example, where
+␞ is the byte 1E::
 
     +       AFHS[.@CGY.B\.R.Q␞1␞shop.charge␞sold out␞{"task":"shop.charge","id":"0f9f2b1e-4f7e"}
             ␞28:13␞1:22
@@ -26,14 +27,14 @@ plain fields, inline values, places, compressed values, equal values. An example
     body                [["order-1", "express"], {}, {}]
     -       the traceback, compressed
 
-Plain are the fields A, F, H, S and [. Inline are ``schema_version`` (@), ``task_name`` (C),
-``description`` (G) and ``headers`` (Y). The ``task_id`` (B) is the 13 bytes at 28 of the headers,
-``args_json`` (\) the 22 bytes at 1 of the body. The ``traceback`` (R) is compressed, and the
+A, F, H, S and [ are plain. ``schema_version`` (@), ``task_name`` (C), ``description`` (G) and
+``headers`` (Y) are inline. The ``task_id`` (B) is the 13 bytes at 28 of the headers, ``args_json``
+(\) the 22 bytes at 1 of the body. The ``traceback`` (R) is compressed, and the
 ``exception_message`` (Q) equals the description.
 
-Body, headers and properties, which a redrive needs, are compressed only if the letter would take
-more than `_MOST_TIMES` the memory of its message. The exporter reads whole columns by an entry's
-layout (`EntryLayout`): it splits and slices, and decodes nothing.
+The body is never compressed. Headers and properties, which a redrive needs too, are compressed only
+if the letter would take more than `_MAX_MEMORY_RATIO` times the memory of its message. The exporter
+reads whole columns by the layout of the entries (`EntryLayout`): it only splits and slices.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from typing import Any, NamedTuple
 from celery_dlq.errors import CorruptLetter
 
 INLINE, COMPRESSED = b"+", b"-"
-"""The fields of an entry that hold several values: as they are, and compressed."""
+"""The two fields of an entry that hold several values."""
 
 _SEPARATOR = b"\x1e"
 
-# The letter of a field in the first line of ``+``: for ever these. A field that comes later is
-# kept plain, so that older readers find it.
+# A field's index gives its letter in the head of ``+``: the order must never change. Fields that
+# the record gets later stay plain, so that older readers find them.
 _FIELDS = (
     "schema_version",
     "id",
@@ -114,15 +115,15 @@ _WITHIN = {
 _SAME = {"root_id": "task_id", "exception_message": "description"}
 _MESSAGE = ("headers", "properties")
 
-_SHORT = 12  # a value of at most so many bytes takes no more than its place
-_LONG = 120  # a value of more bytes is compressed, unless a redrive needs it
-_COMPRESSION_RATIO = 3  # compressed values are about so many times smaller
-_MOST_TIMES = 1.4  # the memory that an uncompressed letter may take, as a multiple of its message
-_MOST_LAYOUTS = 256
-_ENTRY_BYTES = 330  # what Redis takes for an entry and its index beside the values
+_SHORT_BYTES = 12  # a shorter value is stored again: its place would take as much
+_LONG_BYTES = 120  # a longer value is compressed, unless a redrive needs it
+_COMPRESSION_RATIO = 3  # estimated
+_MAX_MEMORY_RATIO = 1.4  # memory of a letter whose headers are inline / memory of its message
+_MAX_CACHED_LAYOUTS = 256
+_OVERHEAD_BYTES = 330  # memory of an entry and its index in Redis, without the values
 
-# What letters have in common; never change a byte of it, compressed letters need it.
-_COMMON = (
+# The dictionary of the compression. Never change a byte: stored letters need it.
+_DICTIONARY = (
     b'"exception_type":"builtins.,"exception_message":","outcome":"worker_lost'
     b'Traceback (most recent call last):\n  File "/usr/local/lib/python3.11/site-packages/'
     b'celery/app/trace.py", line 479, in trace_task\n    R = retval = fun(*args, **kwargs)\n'
@@ -146,13 +147,13 @@ _UNREADABLE = (zlib.error, ValueError, LookupError)
 
 
 class EntryPart(NamedTuple):
-    """A part of an entry, which holds one value or several.
+    """A part of an entry: one value, or several.
 
     Attributes:
-        names: The fields of its values, in order; an empty name marks a value to skip.
+        names: The fields that its values belong to, in order; an empty name marks a value to skip.
         joined: Whether values are joined by the separator (which no value contains).
-        decode: Makes the values' text of what is stored; ``None`` if they are stored as they
-            are. Raises ``ValueError`` if it cannot.
+        decode: Decompresses the values; ``None`` if they are not compressed. Raises
+            ``ValueError`` for corrupt data.
     """
 
     names: tuple[bytes, ...]
@@ -162,13 +163,13 @@ class EntryPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EntryLayout:
-    """How the values of all entries of one kind lie, for readers of whole columns.
+    """The layout that entries of one kind share, for readers of whole columns.
 
     Attributes:
-        pieces: The parts of an entry, in order; ``None`` for a part without a value.
-        separator: Stands between joined values.
+        pieces: The parts of an entry, in order; ``None`` for a part without a value (a name).
+        separator: The byte between joined values.
         places: Fields whose value is a place, ``start:length``, in the value of another field.
-        same: Fields that have the value of another field.
+        same: Fields with the value of another field, and that field.
     """
 
     pieces: tuple[EntryPart | None, ...]
@@ -181,18 +182,19 @@ def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
     """Pack the storage form of a letter into the fields of an entry."""
     kept = _Kept.of(fields)
     message = sum(len(fields.get(name, b"")) for name in (*_MESSAGE, "body"))
-    if kept.about_bytes() > _MOST_TIMES * message:
+    if kept.about_bytes() > _MAX_MEMORY_RATIO * message:
         kept.compress(_MESSAGE)
     return kept.entry()
 
 
 def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
-    """Read the storage form of an entry, which is taken apart when a field is asked for.
+    """Read the fields of an entry; it is unpacked when a field is read.
 
-    An entry that cannot be unpacked is given as it is: no letter, but people can see it.
+    The fields of an entry that cannot be unpacked are those of the entry, so that people can
+    look at it.
 
     Args:
-        parts: Names and values in turn, as Redis gives them.
+        parts: Names and values in turn, as Redis returns them.
     """
     if parts[0] == INLINE or INLINE in parts[::2]:
         return PackedFields(parts)
@@ -200,39 +202,39 @@ def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
 
 
 class PackedFields(Mapping[bytes, bytes]):
-    """The storage form of a packed entry.
+    """The fields of a packed entry.
 
     Args:
-        parts: Names and values in turn, as Redis gives them.
+        parts: Names and values in turn, as Redis returns them.
     """
 
     __slots__ = ("_named", "_parts")
 
     def __init__(self, parts: Sequence[bytes]) -> None:
         self._parts = parts
-        self._named: dict[bytes, Any] | None = None  # a value is None: not taken apart yet
+        self._named: dict[bytes, Any] | None = None  # None: a value not decompressed yet
 
     def pieces(self) -> tuple[EntryLayout, Sequence[bytes]]:
-        """Give the layout, and the values as they are in the entry.
+        """The layout, and the parts of the entry.
 
-        Entries of one kind give the very same layout, so that columns can be read together.
+        Entries of one kind share one layout object, so that columns can be read together.
 
         Raises:
-            CorruptLetter: Its head cannot be read.
+            CorruptLetter: The head of ``+`` cannot be read.
         """
         try:
-            form = _layout_of(self._parts)[0].form
-            if len(self._parts) != len(form.pieces):
-                raise ValueError(_TOO_FEW)
+            layout = _layout_of(self._parts)[0].entry_layout
+            if len(self._parts) != len(layout.pieces):
+                raise ValueError("the number of fields differs from the head")
         except _UNREADABLE as exc:
             raise _unreadable(exc) from exc
-        return form, self._parts
+        return layout, self._parts
 
     def fields(self) -> dict[bytes, bytes]:
-        """All fields by name.
+        """Unpack all fields.
 
         Raises:
-            CorruptLetter: It cannot be unpacked.
+            CorruptLetter: The entry cannot be unpacked.
         """
         try:
             layout, values, data = _split(self._parts)
@@ -247,11 +249,11 @@ class PackedFields(Mapping[bytes, bytes]):
             raise _unreadable(exc) from exc
 
     def stored_bytes(self) -> int:
-        """How many bytes the entry has."""
+        """The size of the entry, in bytes."""
         return sum(map(len, self._parts))
 
     def get(self, name: bytes, default: Any = None) -> Any:
-        """One field; the compressed ones are taken apart when one of them is asked for."""
+        """One field; reading a compressed one decompresses all of them."""
         seen = self._seen()
         value = seen.get(name, default)
         return value if value is not None or name not in seen else self._whole().get(name, default)
@@ -264,7 +266,7 @@ class PackedFields(Mapping[bytes, bytes]):
         return name in self._seen()
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._whole())  # who walks over all of them wants their values
+        return iter(self._whole())  # iterating is followed by reading the values
 
     def __len__(self) -> int:
         return len(self._whole())
@@ -295,7 +297,7 @@ class PackedFields(Mapping[bytes, bytes]):
 
 @dataclass(slots=True)
 class _Kept:
-    """Where each field of a letter is to lie."""
+    """The way each field of a letter is stored."""
 
     plain: dict[str, bytes]
     inline: dict[str, bytes]
@@ -313,7 +315,7 @@ class _Kept:
                 kept.same.append(name)
             elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
                 kept.places[name] = place
-            elif name in _ALWAYS_COMPRESSED or (len(value) > _LONG and name not in _MESSAGE):
+            elif name in _ALWAYS_COMPRESSED or (len(value) > _LONG_BYTES and name not in _MESSAGE):
                 kept.compressed[name] = value
             else:
                 kept.inline[name] = value
@@ -326,10 +328,10 @@ class _Kept:
                 self.compressed[name] = self.inline.pop(name)
 
     def about_bytes(self) -> int:
-        """Estimate the memory that it takes in Redis."""
+        """Estimate the memory of the entry in Redis."""
         kept = (self.plain, self.inline, self.places)
         compressed = sum(map(len, self.compressed.values())) // _COMPRESSION_RATIO
-        return sum(sum(map(len, some.values())) for some in kept) + compressed + _ENTRY_BYTES
+        return sum(sum(map(len, some.values())) for some in kept) + compressed + _OVERHEAD_BYTES
 
     def entry(self) -> dict[str, bytes]:
         parts = (self.plain, self.inline, self.places, self.compressed, self.same)
@@ -338,28 +340,28 @@ class _Kept:
         entry = {INLINE.decode(): _SEPARATOR.join(values), **self.plain}
         if self.compressed:
             joined = _SEPARATOR.join(self.compressed.values())
-            compressor = zlib.compressobj(6, wbits=-13, memLevel=5, zdict=_COMMON)
+            compressor = zlib.compressobj(6, wbits=-13, memLevel=5, zdict=_DICTIONARY)
             entry[COMPRESSED.decode()] = compressor.compress(joined) + compressor.flush()
         return entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """How to take entries of one kind apart; made from the beginning of ``+``.
+    """Instructions for unpacking entries of one kind, made from the head of ``+``.
 
-    That has five lists of the letters of fields, with full stops between: plain ones (``?`` for
-    one that has no letter), values in ``+``, places in ``+``, compressed values, the same ones.
+    The head has five lists of letters, separated by full stops: plain fields (``?`` for one
+    without a letter), inline values, places, compressed values, values equal to another.
 
     Attributes:
-        names: All fields in this order.
-        early: How many are not compressed.
-        compressed: How many are.
-        places: Index of a value that is a place, and of the value in which it is.
-        same: Indexes of the values that fields at the end have.
-        early_places: Those places that need no decompression.
-        early_same: The same of the fields at the end, by name.
-        late: The names for which something is to be decompressed.
-        form: The same for whole columns.
+        names: All fields, in the order of the head.
+        early: Number of values that are not compressed.
+        compressed: Number of values that are.
+        places: Index of a place, and of the value that it points into.
+        same: Indexes of the values that the fields at the end equal.
+        early_places: The ``places`` that need no decompression.
+        early_same: The ``same`` that need no decompression, by field.
+        late: Fields that need decompression.
+        entry_layout: The same for readers of whole columns.
     """
 
     names: tuple[bytes, ...]
@@ -370,16 +372,16 @@ class _Layout:
     early_places: tuple[tuple[int, int], ...]
     early_same: tuple[tuple[bytes, int], ...]
     late: dict[bytes, None]
-    form: EntryLayout
+    entry_layout: EntryLayout
 
     @classmethod
     def of(cls, head: bytes, plain: tuple[bytes, ...], before: int) -> _Layout:
-        """The layout of a beginning and the names of the plain fields; some are before it."""
+        """Parse a head; the first ``before`` plain fields precede ``+``."""
         parts = head.decode("ascii").split(".")
-        ours = (name.decode("utf-8", "replace") for name in plain[before:])
-        said = "".join(_CODES.get(name, _OTHER) for name in ours)
-        if said != parts[0]:
-            raise ValueError(f"its fields are not {parts[0]!r}")
+        packed_names = (name.decode("utf-8", "replace") for name in plain[before:])
+        codes = "".join(_CODES.get(name, _OTHER) for name in packed_names)
+        if codes != parts[0]:
+            raise ValueError(f"the head lists the fields {parts[0]!r}, the entry has {codes!r}")
         inline, within, compressed, same = (
             tuple(_NAMES[code] for code in part) for part in parts[1:]
         )
@@ -389,10 +391,8 @@ class _Layout:
         places = tuple((at[name], at[_WITHIN[name.decode()].encode()]) for name in within)
         sources = tuple(at[_SAME[name.decode()].encode()] for name in same)
         pieces = [EntryPart((name,)) for name in plain]
-        pieces.insert(
-            before, EntryPart((b"", *inline, *within), joined=True)
-        )  # the head is nobody's
-        pieces += [EntryPart(compressed, joined=True, decode=_decompressed)] if compressed else []
+        pieces.insert(before, EntryPart((b"", *inline, *within), joined=True))  # b"": the head
+        pieces += [EntryPart(compressed, joined=True, decode=_decompress)] if compressed else []
         late = {names[place] for place, source in places if source >= len(early)}
         late |= {
             name
@@ -412,7 +412,7 @@ class _Layout:
                 if name not in late
             ),
             late=dict.fromkeys([*compressed, *late]),
-            form=EntryLayout(
+            entry_layout=EntryLayout(
                 pieces=tuple(one for part in pieces for one in (None, part)),
                 separator=_SEPARATOR,
                 places=tuple((names[place], names[source]) for place, source in places),
@@ -421,12 +421,11 @@ class _Layout:
         )
 
 
-_layouts: dict[bytes, _Layout] = {}  # of entries with the fields of version 1 only
-_TOO_FEW = "it has not as many fields as its beginning says"
+_layouts: dict[bytes, _Layout] = {}  # by head; only entries without fields of later versions
 
 
 def _layout_of(parts: Sequence[bytes]) -> tuple[_Layout, int]:
-    """The layout, and where ``+`` is."""
+    """The layout, and the index of the name ``+``."""
     at = 0 if parts[0] == INLINE else 2 * parts[::2].index(INLINE)
     head = parts[at + 1].partition(_SEPARATOR)[0]
     layout = _layouts.get(head)
@@ -436,56 +435,56 @@ def _layout_of(parts: Sequence[bytes]) -> tuple[_Layout, int]:
 
 
 def _split(parts: Sequence[bytes]) -> tuple[_Layout, list[bytes], bytes]:
-    """The layout, the values that are not compressed, and those that are."""
+    """The layout, the values that are not compressed, and the compressed data."""
     layout, at = _layout_of(parts)
     values = [*parts[1:at:2], *parts[at + 3 :: 2]]
     data = values.pop() if layout.compressed else b""
     values += parts[at + 1].split(_SEPARATOR)[1:]
     if len(values) != layout.early:
-        raise ValueError("it has not as many values as its beginning says")
+        raise ValueError("the number of values differs from the head")
     return layout, values, data
 
 
 @lru_cache(maxsize=256)
 def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
-    """The layout of an entry; ``before`` are fields that something else put before ours."""
+    """The layout of an entry; ``before`` fields of other writers precede ``+``."""
     plain = (*stored[:before], *stored[before + 1 :])
     if plain[-1:] == (COMPRESSED,):
         plain = plain[:-1]
     layout = _Layout.of(head, plain, before)
     if bool(layout.compressed) != (stored[-1] == COMPRESSED):
-        raise ValueError("its compressed field is not where it should be")
-    if not before and _OTHER.encode() not in head and len(_layouts) < _MOST_LAYOUTS:
+        raise ValueError("the compressed field is missing, or unexpected")
+    if not before and _OTHER.encode() not in head and len(_layouts) < _MAX_CACHED_LAYOUTS:
         _layouts[head] = layout
     return layout
 
 
-def _decompressed(data: bytes) -> bytes:
-    """The compressed values, joined.
+def _decompress(data: bytes) -> bytes:
+    """Decompress the joined values.
 
     Raises:
-        ValueError: They cannot be decompressed.
+        ValueError: The data are corrupt.
     """
-    reader = zlib.decompressobj(wbits=-15, zdict=_COMMON)
+    reader = zlib.decompressobj(wbits=-15, zdict=_DICTIONARY)
     try:
         text = reader.decompress(data)
     except zlib.error as exc:
         raise ValueError(*exc.args) from exc
     if not reader.eof:
-        raise ValueError("it is cut off")
+        raise ValueError("the compressed data are cut off")
     return text
 
 
 def _compressed_values(data: bytes, count: int) -> list[bytes]:
-    values = _decompressed(data).split(_SEPARATOR)
+    values = _decompress(data).split(_SEPARATOR)
     if len(values) != count:
-        raise ValueError("it is cut off")
+        raise ValueError("the number of compressed values differs from the head")
     return values
 
 
 def _place(value: bytes, whole: bytes) -> bytes:
-    """``start:length`` of a value in another one; nothing if it is short or not there."""
-    at = whole.find(value) if len(value) > _SHORT else -1
+    """``start:length`` of a value in another one; empty if it is short or not there."""
+    at = whole.find(value) if len(value) > _SHORT_BYTES else -1
     return b"%d:%d" % (at, len(value)) if at >= 0 else b""
 
 
@@ -493,7 +492,7 @@ def _cut(whole: bytes, place: bytes) -> bytes:
     start, length = place.split(b":")
     at, size = int(start), int(length)
     if at < 0 or at + size > len(whole):
-        raise ValueError("a place in it is beyond its end")
+        raise ValueError("a place is beyond its end")
     return whole[at : at + size]
 
 
@@ -502,4 +501,4 @@ def _pairs(parts: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def _unreadable(exc: Exception) -> CorruptLetter:
-    return CorruptLetter(f"expected a dead letter, got an entry that cannot be unpacked ({exc!r})")
+    return CorruptLetter(f"the entry cannot be unpacked, it is corrupt or not a letter ({exc!r})")

@@ -1,4 +1,4 @@
-"""Exported letters in PySpark: where they are read, counted over millions and drawn.
+"""Dead letters in PySpark: a data source, the triage of exported folders, and its charts.
 
 Importing these modules imports neither PySpark nor matplotlib; their functions do.
 """

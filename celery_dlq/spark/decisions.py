@@ -1,8 +1,8 @@
-"""``df.write.format("celery_dlq")``: carries out what a triage decided.
+"""``df.write.format("celery_dlq")``: redrives and discards the letters that rows name.
 
-Tasks only check and gather rows; nothing happens before all of them are done. Then
-the driver redrives and discards through the operations of the app, the same
-crash-safe path that the command line takes: killed in the middle, write again.
+Tasks only check and collect rows. When all tasks are done, the driver redrives and
+discards by the operations of the app, as the command line does. These are
+crash-safe: after a crash, write the same rows again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = get_logger("celery_dlq.spark")
 REDRIVE, DISCARD = "redrive", "discard"
 ACTIONS = (REDRIVE, DISCARD)
 
-_BATCH = 1_000
+_BATCH_LETTERS = 1_000
 
 Decision = tuple[str, str, str]
 """Dead-letter queue, letter id, action."""
@@ -33,23 +33,23 @@ Decision = tuple[str, str, str]
 
 @dataclass
 class Decisions(WriterCommitMessage):
-    """What one task gathered."""
+    """The decisions of one task."""
 
     found: list[Decision]
 
 
 class DecisionWriter(DataSourceWriter):
-    """Gathers decisions on executors and carries them out on the driver.
+    """Collects decisions on executors and carries them out on the driver.
 
     Args:
-        options: The app, and the queue if rows do not name it.
+        options: The app, and the queue if the rows do not name it.
         columns: The columns of the rows.
     """
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
-        wanted = ["id", "action", *([] if options.queue else ["dead_letter_queue"])]
-        for name in wanted:
+        required = ["id", "action", *([] if options.queue else ["dead_letter_queue"])]
+        for name in required:
             if name not in columns:
                 hint = " or the option 'queue'" if name == "dead_letter_queue" else ""
                 raise SettingsError(
@@ -57,16 +57,16 @@ class DecisionWriter(DataSourceWriter):
                 )
 
     def write(self, iterator: Iterator[Any]) -> Decisions:
-        """Check the rows of one task."""
+        """Check and collect the rows of one task."""
         found = [self._decision(row) for row in islice(iterator, self._options.maxdecisions + 1)]
         return Decisions(found)
 
     def commit(self, messages: Sequence[Any]) -> None:
-        """Carry out all decisions; called once, when all tasks are done."""
-        most = self._options.maxdecisions
-        if sum(len(message.found) for message in messages if message) > most:
+        """Carry out all decisions; Spark calls it once, when all tasks are done."""
+        limit = self._options.maxdecisions
+        if sum(len(message.found) for message in messages if message) > limit:
             raise DLQError(
-                f"expected at most {most:,} decisions in one write, got more; write them in "
+                f"expected at most {limit:,} decisions in one write, got more; write them in "
                 f"parts, or redrive by fingerprint with: celery dlq redrive"
             )
         decisions = _distinct(d for message in messages if message for d in message.found)
@@ -88,11 +88,11 @@ class DecisionWriter(DataSourceWriter):
 
 
 def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
-    """Redrive and discard letters of an app. A letter that is gone already is no error.
+    """Redrive and discard letters of an app; letters that are gone already are skipped.
 
     Raises:
         NotFound: There is no such dead-letter queue.
-        RedriveError: The broker did not take some messages; their letters stay.
+        RedriveError: The broker refused some messages; their letters stay in their queues.
         StoreUnavailable: Redis does not answer.
     """
     from celery_dlq import DeadLetters  # noqa: PLC0415 - only the driver needs Celery
@@ -104,8 +104,8 @@ def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
     failed: dict[str, str] = {}
     for (queue, action), ids in sorted(by_target.items()):
         done: Counter[str] = Counter()
-        for start in range(0, len(ids), _BATCH):
-            some = ids[start : start + _BATCH]
+        for start in range(0, len(ids), _BATCH_LETTERS):
+            some = ids[start : start + _BATCH_LETTERS]
             if action == DISCARD:
                 done["discarded"] += dlq.discard(queue, ids=frozenset(some)).removed
             else:
@@ -116,18 +116,18 @@ def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
     if failed:
         letter_id, error = next(iter(failed.items()))
         raise RedriveError(
-            f"expected the broker to take all redriven letters, got {len(failed):,} refused; "
-            f"they stay where they are. The first: {letter_id}: {error}"
+            f"{len(failed):,} letters were not redriven and stay in their queues; the first: "
+            f"{letter_id}: {error}"
         )
 
 
 def _distinct(decisions: Iterable[Decision]) -> list[Decision]:
-    """Each letter once; two actions for one letter stop all of them."""
+    """Remove repeated decisions; two actions for one letter refuse the whole write."""
     chosen: dict[tuple[str, str], str] = {}
     for queue, letter_id, action in decisions:
         if chosen.setdefault((queue, letter_id), action) != action:
             raise DLQError(
-                f"expected one action a letter, got both redrive and discard for {letter_id} "
+                f"expected one action per letter, got both redrive and discard for {letter_id} "
                 f"in {queue!r}; nothing was done"
             )
     return [(queue, letter_id, action) for (queue, letter_id), action in chosen.items()]

@@ -1,6 +1,6 @@
 """Letters read from Redis by Spark tasks: ranges of queues as Arrow record batches.
 
-It needs redis-py and pyarrow where tasks run, imported when a task reads, and
+Executors need redis-py and pyarrow, which are imported when a task reads, and
 neither Celery nor kombu. Reading changes nothing.
 """
 
@@ -22,18 +22,18 @@ from celery_dlq.spark.options import ReadOptions
 START = "0-0"
 """The position before the first letter of every queue."""
 
-LETTERS_A_TASK = 20_000
-MOST_TASKS_A_QUEUE = 64
+LETTERS_PER_TASK = 20_000
+MAX_TASKS_PER_QUEUE = 64
 
-_PAGE = 500
-_ROWS_A_BATCH = 5_000
-_BYTES_A_BATCH = 16 * 1024 * 1024
-_SAMPLES = 1_000
+_PAGE_LETTERS = 500
+_MAX_BATCH_ROWS = 5_000
+_MAX_BATCH_BYTES = 16 * 1024 * 1024
+_SAMPLE_LETTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class PositionRange:
-    """A part of one queue: the letters after one position up to another, both stream ids."""
+    """The letters of a queue after one position, up to another; both are stream ids."""
 
     queue: str
     after: str
@@ -41,10 +41,10 @@ class PositionRange:
 
 
 class LiveLetters:
-    """The letters of dead-letter queues, for reading in parts.
+    """Reads the letters of dead-letter queues in parts.
 
     Args:
-        options: Where they are. A connection is made at the first question.
+        options: The Redis and the queues. The first command connects.
 
     Raises:
         MissingExtra: redis-py is not installed.
@@ -74,7 +74,7 @@ class LiveLetters:
         self._store.close()
 
     def queues(self) -> list[str]:
-        """The queues that the options name.
+        """The names of the queues to read.
 
         Raises:
             NotFound: There is no queue of that name.
@@ -92,10 +92,10 @@ class LiveLetters:
         return [self._options.queue]
 
     def start(self, since: datetime | None) -> str:
-        """A position before which no letter is that died at a time or later.
+        """A position before all letters that died at ``since`` or later.
 
-        A letter is stored after its death, never before; only clocks may differ.
-        There is no last position: a letter may have waited in a worker's spool.
+        A letter is stored after its death, but clocks may differ. ``until`` has no such
+        position: a letter may have waited in a worker's spool.
         """
         if since is None:
             return START
@@ -104,30 +104,32 @@ class LiveLetters:
         return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else START
 
     def end(self, queue: str) -> str:
-        """The position of the queue's newest letter ever."""
+        """The position of the newest letter that was ever in the queue."""
         return self._store.last_position(queue) or START
 
     def end_within(self, queue: str, after: str, until: str, letters: int) -> tuple[str, int]:
-        """The position after at most so many letters, and how many they are."""
+        """The position after at most ``letters`` letters, and their number."""
         left = letters
-        for page in self._pages(PositionRange(queue, after, until), min(_PAGE, letters)):
+        for page in self._pages(PositionRange(queue, after, until), min(_PAGE_LETTERS, letters)):
             if len(page) >= left:
                 return page[left - 1][0], letters
             left -= len(page)
         return until, letters - left
 
     def spans(self, span: PositionRange) -> list[PositionRange]:
-        """Cut a span into parts with about equally many letters.
+        """Split a range into parts with about equally many letters.
 
-        The cuts come from a random sample of the index of letters, because a stream
-        cannot be asked for its n-th entry.
+        The boundaries come from a random sample of the index of letters, because Redis
+        has no command for the n-th entry of a stream.
         """
-        wanted = self._options.partitions or -(-self._store.length(span.queue) // LETTERS_A_TASK)
-        parts = max(1, min(wanted, MOST_TASKS_A_QUEUE))
+        tasks = self._options.partitions or -(-self._store.length(span.queue) // LETTERS_PER_TASK)
+        parts = max(1, min(tasks, MAX_TASKS_PER_QUEUE))
         if parts == 1:
             return [span]
         with self._translated(self._options.url):
-            sample = self._client.hrandfield(self._keys.ids(span.queue), _SAMPLES, withvalues=True)
+            sample = self._client.hrandfield(
+                self._keys.ids(span.queue), _SAMPLE_LETTERS, withvalues=True
+            )
         inside = sorted(
             position
             for position in {ordered(text.decode()) for text in sample[1::2]}
@@ -140,7 +142,7 @@ class LiveLetters:
     def batches(
         self, span: PositionRange, wanted: LetterFilter, columns: tuple[str, ...]
     ) -> Iterator[Any]:
-        """The letters of a span as Arrow record batches, bounded in rows and bytes."""
+        """The letters of a range as Arrow record batches, bounded in rows and bytes."""
         try:
             from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
         except ImportError as exc:
@@ -148,18 +150,18 @@ class LiveLetters:
             raise MissingExtra(feature, "pyarrow", "spark") from exc
 
         def batch() -> Iterator[Any]:
-            # Spark compares schemas strictly: order, types, and it wants no metadata.
+            # Spark compares schemas strictly: order, types and metadata, of which it expects none.
             letters = table.table(rows, columns=columns).select(list(columns))
             yield from letters.replace_schema_metadata(None).to_batches()
 
         rows: list[Mapping[bytes, bytes]] = []
         size = 0
-        for page in self._pages(span, _PAGE):
+        for page in self._pages(span, _PAGE_LETTERS):
             for _position, entry in page:
                 if wanted.matches_fields(entry):
                     rows.append(entry)
                     size += _size(entry)
-            if len(rows) >= _ROWS_A_BATCH or size >= _BYTES_A_BATCH:
+            if len(rows) >= _MAX_BATCH_ROWS or size >= _MAX_BATCH_BYTES:
                 yield from batch()
                 rows, size = [], 0
         if rows:
@@ -172,7 +174,7 @@ class LiveLetters:
 
 
 def older(position: str, other: str) -> bool:
-    """Whether a position is before another one."""
+    """True if a position is before another one."""
     return ordered(position) < ordered(other)
 
 

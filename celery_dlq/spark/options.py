@@ -1,7 +1,7 @@
 """The options of ``spark.read``, ``readStream`` and ``write`` with the format ``celery_dlq``.
 
-Spark lower-cases their names and makes every value text. All are checked when the
-DataFrame is made, not by the first task.
+Spark lower-cases the names and passes every value as text. All options are checked
+when the DataFrame is made, not by the first task.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What ``spark.read.format("celery_dlq")`` and ``readStream`` take.
+    """The options of ``spark.read.format("celery_dlq")`` and ``readStream``.
 
     Attributes:
-        url: The Redis that keeps the letters, as the setting ``dlq_url``. Required. Never
-            shown: not in plans, logs or errors.
-        queue: Only this dead-letter queue; ``None``: all there are.
+        url: The Redis that keeps the letters, as the setting ``dlq_url``. Required. Plans,
+            logs and errors never show it.
+        queue: Only this dead-letter queue; ``None``: all of them.
         keyprefix: The setting ``dlq_key_prefix``. Defaults to ``dlq``.
-        columns: Only these columns, in this order, with commas between; ``None``: all.
-            Spark does not tell a Python source which columns it needs, so this is what
-            keeps bodies and tracebacks from travelling.
-        since: Only letters dead-lettered at or after this ISO 8601 time (UTC unless it says
-            otherwise).
+        columns: Only these columns, in this order, separated by commas; by default all.
+            Spark does not pass the columns it needs to a Python source: without this
+            option, bodies and tracebacks are read, too.
+        since: Only letters dead-lettered at or after this ISO 8601 time (UTC if it has no
+            offset).
         until: Only letters dead-lettered before it.
-        partitions: Tasks that read one queue at the same time; 0: one per 20,000 letters,
-            64 at most. Defaults to 0.
-        clockskewseconds: How much later than its own time a letter may seem to be stored
-            because clocks differ; ``since`` goes back so far in the stream. Defaults to
-            3600.
-        timeoutseconds: Longest wait for an answer of Redis. Defaults to 10.
-        startingoffset: Streams only: ``earliest`` or ``latest``, where a stream without a
-            checkpoint begins. Defaults to ``earliest``.
-        maxletterspertrigger: Streams only: most letters of one micro-batch; 0: no limit.
+        partitions: Number of tasks that read one queue, 64 at most; 0: one per 20,000
+            letters. Defaults to 0.
+        clockskewseconds: Largest difference of clocks, in seconds: reading begins this long
+            before ``since`` in the stream. Defaults to 3600.
+        timeoutseconds: Longest wait for a reply of Redis, in seconds; 0: no limit. Defaults
+            to 10.
+        startingoffset: Streams only: the start of a stream without a checkpoint,
+            ``earliest`` or ``latest``. Defaults to ``earliest``.
+        maxletterspertrigger: Streams only: most letters in a micro-batch; 0: no limit.
             Defaults to 0.
     """
 
@@ -73,25 +73,25 @@ class ReadOptions:
 
     @property
     def place(self) -> str:
-        """The URL without anything that could be a secret."""
+        """The URL without user, password and options."""
         return url_without_secrets(self.url)
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """Leave out the password."""
         return f"ReadOptions(url={self.place!r}, queue={self.queue!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What ``df.write.format("celery_dlq")`` takes.
+    """The options of ``df.write.format("celery_dlq")``.
 
     Attributes:
-        app: The Celery app as ``celery -A`` names it, e.g. ``proj`` or ``proj.app:app``;
-            it must be importable on the driver. Required.
+        app: The Celery app as for ``celery -A``, e.g. ``proj`` or ``proj.app:app``; the
+            driver must be able to import it. Required.
         queue: The dead-letter queue of all rows; ``None``: the column
             ``dead_letter_queue`` names it.
-        maxdecisions: Most rows of one write, because the driver holds them all before the
-            first one is carried out. Defaults to 1,000,000.
+        maxdecisions: Most rows in one write: the driver holds all of them in memory.
+            Defaults to 1,000,000.
     """
 
     app: str
@@ -114,7 +114,7 @@ def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, _Pars
         parse = known.get(name.lower())
         if parse is None:
             raise SettingsError(
-                f"expected only known options of celery_dlq, got {name!r}; "
+                f"expected an option of the format celery_dlq, got {name!r}; "
                 f"{suggestion(name.lower(), known)}"
             )
         values[name.lower()] = parse(name.lower(), value)
@@ -127,7 +127,7 @@ def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, _Pars
 
 
 def _url(name: str, value: str) -> str:
-    # What urlsplit says of a bad URL may quote a piece of the password.
+    # The message of urlsplit's ValueError may contain a part of the password.
     try:
         parts = urlsplit(value)
         usable = parts.scheme in _SCHEMES and (parts.port or 0) >= 0
@@ -136,7 +136,7 @@ def _url(name: str, value: str) -> str:
     if not usable:
         raise SettingsError(
             f"expected the option {name!r} to be a Redis URL such as redis://host:6379/0, got "
-            f"something else; odd characters of a password must be percent-encoded"
+            f"something else; special characters in a password must be percent-encoded"
         )
     return value
 
@@ -213,6 +213,6 @@ _READ: Mapping[str, _Parse] = {
 }
 _WRITE: Mapping[str, _Parse] = {"app": _text, "queue": _text, "maxdecisions": _count}
 _HINTS = {
-    "url": "it is the Redis that keeps the letters, e.g. redis://host:6379/0",
-    "app": "it is what celery -A gets, e.g. proj.app:app",
+    "url": "set it to the Redis that keeps the letters, e.g. redis://host:6379/0",
+    "app": "set it to the argument of celery -A, e.g. proj.app:app",
 }

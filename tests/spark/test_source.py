@@ -353,7 +353,7 @@ def test_offsets_only_grow(redis_url: str, fill: Fill) -> None:
     assert [part.span.queue for part in reader.partitions(first, second)] == ["mail-DLQ"]
     assert reader.partitions(second, second) == []
     ahead = {**second, "orders-DLQ": f"{10**14}-0"}
-    with pytest.raises(StoreError, match="it was deleted and made anew"):
+    with pytest.raises(StoreError, match="was deleted and created again"):
         reader.latestOffset(ahead, None)
     latest = ReadOptions.parse({"url": redis_url, "startingOffset": "latest"})
     assert LetterStreamReader(latest, ("id",)).initialOffset() == second
@@ -423,7 +423,7 @@ def test_decisions_are_carried_out(
         ("redriv", {}, "got 'redriv'; did you mean 'redrive'?"),
         (None, {}, "got None; it is empty"),
         ("discard", {"maxDecisions": "2"}, "at most 2 decisions in one write"),
-        ("redrive and discard", {}, "one action a letter, got both"),
+        ("redrive and discard", {}, "one action per letter, got both"),
     ],
 )
 def test_one_wrong_decision_stops_all(

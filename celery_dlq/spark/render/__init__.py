@@ -1,1 +1,1 @@
-"""A triage as people see it: a picture and a page, both with the charts of one module."""
+"""A triage for people: a PNG and an HTML page, with the same charts."""

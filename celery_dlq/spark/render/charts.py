@@ -1,7 +1,7 @@
-"""Charts of a triage: one picture of all as PNG, and single ones as SVG for the page.
+"""Charts of a triage: all in one PNG, and single ones as SVG for the page.
 
-They are drawn without a display, and without touching the state or the style of a
-program that draws with matplotlib itself.
+Drawing needs no display, and leaves the state and style of a program that uses
+matplotlib itself alone.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from celery_dlq.spark.triage.rows import GroupRow, Triage
 
-MOST_ROWS = 10
-"""Groups and tasks that are drawn one by one; the rest is one row."""
+MAX_ROWS = 10
+"""Groups and tasks with a row of their own; all others share one row."""
 
-# One colour a reason in all pictures: messages that kill in warm tones, tasks that fail
-# in blues, messages that nobody can read in violets, the rest in greens and browns.
+# One colour per reason in all charts: messages that kill in warm tones, tasks that fail in
+# blues, unreadable messages in violets, the rest in greens and browns.
 COLOURS: Mapping[str, str] = {
     Reason.MAX_DELIVERIES_EXCEEDED.value: "#c8553d",
     Reason.WORKER_LOST.value: "#8c2f39",
@@ -50,29 +50,29 @@ COLOURS: Mapping[str, str] = {
 }
 OTHER = "#b9bec4"
 INK, FAINT, GRID = "#22282e", "#5d6872", "#8b95a055"
-"""Colours of names, of numbers and of lines; the page has its own for the first two in the dark."""
+"""Colours of names, numbers and lines; the page replaces the first two in dark mode."""
 
 _CELLS = ("#dfe7ee", "#4a6f8f")
 _DARK_CELL = 0.55
 
-# Inches; the height follows the number of rows, so that one letter does not get a wall of a bar.
+# Inches; the height follows the number of rows, so that a single bar is not huge.
 _WIDTHS, _HEAD, _TITLE, _ROW = (8.8, 6.2), 1.0, 0.75, 0.31
 _GROUP_LABEL, _LABEL = 3.6, 2.1
 _TIMELINE, _DELIVERIES = (10.4, 2.6), 4.9
 
-_FEWEST_ROWS, _FEWEST_LOWER_ROWS, _FEWEST_BUCKETS = 3, 8, 12
-_FEW = 10_000
-_FINEST_BAR = 600  # a part of the axis that can still be seen
+_MIN_ROWS, _MIN_LOWER_ROWS, _MIN_BUCKETS = 3, 8, 12
+_MAX_FULL_COUNT = 10_000
+_MAX_BARS = 600  # a bar is at least this fraction of the axis, to be visible
 _FONT_POINTS, _POINTS_PER_INCH = 9.5, 72
-_LONGEST_NAME, _LONGEST_QUEUES = 34, 85
-# Each number of deliveries has a column of its own while there are few.
+_MAX_NAME_CHARS, _MAX_QUEUES_CHARS = 34, 85
+# Columns of deliveries, if there are too many numbers for a column each.
 _DELIVERY_BINS = (*((n, n) for n in range(5)), (5, 9), (10, 19), (20, None))
 
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": _FONT_POINTS,
     "text.color": INK,
-    "text.parse_math": False,  # a dollar sign in a task's name is no formula
+    "text.parse_math": False,  # a dollar sign in a task's name begins no formula
     "axes.edgecolor": GRID,
     "axes.grid": False,
     "figure.titlesize": 11.5,
@@ -84,17 +84,17 @@ _STYLE = {
     "ytick.color": INK,
     "xtick.major.size": 0.0,
     "ytick.major.size": 0.0,
-    "svg.fonttype": "none",  # text stays text: it is read aloud, and found
+    "svg.fonttype": "none",  # text stays text, for search and screen readers
     "svg.hashsalt": "celery_dlq",
 }
 
 
 def draw(triage: Triage, path: Path | str) -> Path:
-    """Draw largest groups, reasons, letters over time and deliveries before death.
+    """Draw the largest groups, reasons, letters over time and deliveries before death.
 
     Args:
         triage: The rows, as `celery_dlq.spark.triage.rows.triage` returns them.
-        path: The PNG file; replaced if it is there, its folder is made if it is not.
+        path: The PNG file, which is replaced; its folder is made if it is missing.
 
     Returns:
         The file.
@@ -110,7 +110,7 @@ def draw(triage: Triage, path: Path | str) -> Path:
 
 
 def timeline_svg(triage: Triage) -> str:
-    """Letters over time as SVG, for a page that has a legend.
+    """Draw letters over time as SVG; the legend is on the page.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -119,7 +119,7 @@ def timeline_svg(triage: Triage) -> str:
 
 
 def deliveries_svg(triage: Triage) -> str:
-    """Deliveries before death as SVG.
+    """Draw deliveries before death as SVG.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -129,27 +129,27 @@ def deliveries_svg(triage: Triage) -> str:
 
 
 def elided(text: str, longest: int) -> str:
-    """A text on one line, cut in its middle: both ends of a dotted name tell something."""
+    """Put a text on one line and cut its middle: both ends of a dotted name matter."""
     line = one_line(text)
     if len(line) <= longest:
         return line
-    tail = (longest - 1) * 2 // 3  # the end of a dotted name tells more
+    tail = (longest - 1) * 2 // 3  # the end of a dotted name matters more
     return f"{line[: longest - 1 - tail]}…{line[-tail:]}"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: ``1 letter``, ``1,200 letters``."""
+    """A number with its noun: ``1 letter``, ``1,200 letters``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def percent(part: int, whole: int) -> str:
-    """A share for people."""
+    """A share as a percentage; a tiny one is not rounded to zero."""
     share = part / whole if whole else 0.0
     return "<1%" if 0 < share < 0.01 else f"{share:.0%}"  # noqa: PLR2004 - one per cent
 
 
 def span_text(first: datetime | None, last: datetime | None) -> str:
-    """From when to when, as short as it can be told."""
+    """A time span as short text."""
     if first is None or last is None:
         return "at unknown times"
     start, end = (time.astimezone(timezone.utc) for time in (first, last))
@@ -169,7 +169,7 @@ def _style() -> Iterator[None]:
         feature = "the picture of a triage"
         raise MissingExtra(feature, "matplotlib", "spark") from exc
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        # Names in scripts that the font lacks are drawn as boxes; that is no news to a user.
+        # Scripts that the font lacks are drawn as boxes; the warning does not help a user.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph", category=UserWarning)
         yield
 
@@ -179,8 +179,8 @@ def _dashboard(triage: Triage) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
 
     tasks = len({row.task_name for row in triage.deliveries})
-    upper = max(_drawn(len(triage.groups)), len(triage.reasons), _FEWEST_ROWS)
-    lower = max(_drawn(tasks), _FEWEST_LOWER_ROWS)
+    upper = max(_drawn(len(triage.groups)), len(triage.reasons), _MIN_ROWS)
+    lower = max(_drawn(tasks), _MIN_LOWER_ROWS)
     heights = (_HEAD, _TITLE + upper * _ROW, _TITLE + lower * _ROW)
     layout = ConstrainedLayoutEngine(w_pad=0.35, h_pad=0.12)
     figure = NewFigure(figsize=(sum(_WIDTHS), sum(heights)), dpi=120, layout=layout)
@@ -192,8 +192,8 @@ def _dashboard(triage: Triage) -> Figure:
     head.text(0.0235, 0.45, title, fontsize=17, fontweight="bold")
     head.text(0.0235, 0.12, about, fontsize=10.5, color=FAINT)
     largest = "Groups"
-    if len(triage.groups) > MOST_ROWS:
-        largest = f"{MOST_ROWS} largest of {len(triage.groups):,} groups"
+    if len(triage.groups) > MAX_ROWS:
+        largest = f"{MAX_ROWS} largest of {len(triage.groups):,} groups"
     charts = (
         (f"{largest}: letters · share · fingerprint", _groups, upper),
         ("Reasons, in the colours of all panels: letters · share", _reasons, upper),
@@ -206,12 +206,12 @@ def _dashboard(triage: Triage) -> Figure:
         axes = place.subplots()
         chart(axes, triage)
         if rows is not None:
-            axes.set_ylim(rows - 0.5, -0.5)  # where there are few rows, the foot stays empty
+            axes.set_ylim(rows - 0.5, -0.5)  # few rows leave the bottom empty
     return figure
 
 
 def _svg(chart: Callable[[Axes, Triage], None], triage: Triage, width: float, height: float) -> str:
-    """One chart, without what makes it a file of its own."""
+    """Draw one chart as an ``<svg>`` element, without the XML header and metadata."""
     buffer = BytesIO()
     with _style():
         from matplotlib.figure import Figure as NewFigure  # noqa: PLC0415 - imported when used
@@ -225,12 +225,12 @@ def _svg(chart: Callable[[Axes, Triage], None], triage: Triage, width: float, he
 
 
 def _drawn(rows: int) -> int:
-    """Rows that are drawn: the first ones, and one for all others."""
-    return min(rows, MOST_ROWS + 1)
+    """The number of rows drawn: one each, and one for all others."""
+    return min(rows, MAX_ROWS + 1)
 
 
 def _groups(axes: Axes, triage: Triage) -> None:
-    shown, rest = triage.groups[:MOST_ROWS], triage.groups[MOST_ROWS:]
+    shown, rest = triage.groups[:MAX_ROWS], triage.groups[MAX_ROWS:]
     bars = [(_group_label(g), g.letters, g.main_reason, f" · {g.fingerprint[:8]}") for g in shown]
     if rest:
         letters = sum(group.letters for group in rest)
@@ -240,7 +240,7 @@ def _groups(axes: Axes, triage: Triage) -> None:
 
 def _group_label(group: GroupRow) -> str:
     cause = (group.exception_type or group.main_reason).rpartition(".")[2]
-    return _fitted(f"{group.task_name} · {elided(cause, _LONGEST_NAME)}", _GROUP_LABEL)
+    return _fitted(f"{group.task_name} · {elided(cause, _MAX_NAME_CHARS)}", _GROUP_LABEL)
 
 
 def _reasons(axes: Axes, triage: Triage) -> None:
@@ -249,7 +249,7 @@ def _reasons(axes: Axes, triage: Triage) -> None:
 
 
 def _bars(axes: Axes, bars: Sequence[tuple[str, int, str, str]], total: int) -> None:
-    """Horizontal bars from the top, with counts and shares at their ends."""
+    """Draw horizontal bars from the top, with counts and shares at their ends."""
     labels, letters, reasons, notes = zip(*bars, strict=True)
     colours = [COLOURS.get(reason, OTHER) for reason in reasons]
     drawn = axes.barh(range(len(bars)), letters, height=0.66, color=colours)
@@ -265,7 +265,7 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, int, str, str]], total: int) -> 
 
 
 def _fitted(text: str, inches: float) -> str:
-    """A name cut to the room there is: letters differ in width, scripts even more."""
+    """Cut a name to a width in inches; characters differ in width."""
     from matplotlib.textpath import TextPath  # noqa: PLC0415 - imported when used
 
     longest, room = len(text), inches * _POINTS_PER_INCH
@@ -283,13 +283,13 @@ def _timeline(axes: Axes, triage: Triage) -> None:
     if not triage.timeline:
         axes.set_axis_off()
         return
-    dates = import_module("matplotlib.dates")  # it is not typed
+    dates = import_module("matplotlib.dates")  # untyped
     days = bucket_width(triage.bucket) / timedelta(days=1)
     starts = [float(dates.date2num(row.bucket_start)) for row in triage.timeline]
-    # Never so near that one bar fills the axis, and never beyond the calendar.
+    # A margin keeps a single bar from filling the axis; matplotlib fails beyond the calendar.
     first, last = min(starts), max(starts) + days
-    margin = max((_FEWEST_BUCKETS * days - (last - first)) / 2, days / 2)
-    width = max(0.94 * days, (last - first) / _FINEST_BAR)
+    margin = max((_MIN_BUCKETS * days - (last - first)) / 2, days / 2)
+    width = max(0.94 * days, (last - first) / _MAX_BARS)
     floor: Counter[float] = Counter()
     for reason in [row.reason for row in triage.reasons]:  # the most frequent at the bottom
         bars = {
@@ -320,7 +320,7 @@ def _timeline(axes: Axes, triage: Triage) -> None:
 
 
 def _deliveries(axes: Axes, triage: Triage) -> None:
-    """Cells by task and number of deliveries, shaded by their share of the task's letters."""
+    """Draw cells by task and deliveries, shaded by their share of the task's letters."""
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415 - imported when used
 
     shade = LinearSegmentedColormap.from_list("letters", _CELLS)
@@ -346,11 +346,11 @@ def _deliveries(axes: Axes, triage: Triage) -> None:
 
 
 def _delivery_rows(triage: Triage, columns: Sequence[Any]) -> list[tuple[str, list[int]]]:
-    """Label and letters by bin: the tasks with most letters, and one row for all others."""
+    """Labels and counts by bin: the tasks with most letters, and one row for all others."""
     totals: Counter[str] = Counter()
     for row in triage.deliveries:
         totals[row.task_name] += row.letters
-    shown = [name for name, _letters in totals.most_common(MOST_ROWS)]
+    shown = [name for name, _letters in totals.most_common(MAX_ROWS)]
     labels = [_fitted(name, _LABEL) for name in shown]
     if rest := len(totals) - len(shown):
         labels.append(counted(rest, "other task"))
@@ -363,7 +363,7 @@ def _delivery_rows(triage: Triage, columns: Sequence[Any]) -> list[tuple[str, li
 
 
 def _bins(deliveries: Sequence[int]) -> list[tuple[int, int | None]]:
-    """The columns: single numbers while they are few, else ranges; without empty ends."""
+    """The columns: single numbers if they are few, else ranges; without empty ends."""
     least, most = min(deliveries, default=0), max(deliveries, default=0)
     if most - least < len(_DELIVERY_BINS):
         return [(n, n) for n in range(least, most + 1)]
@@ -382,17 +382,17 @@ def _bin_label(start: int, end: int | None) -> str:
 
 
 def _short(number: int) -> str:
-    """A count for a cell."""
+    """A count, abbreviated to fit a cell."""
     from matplotlib.ticker import EngFormatter  # noqa: PLC0415 - imported when used
 
-    return f"{number:,}" if number < _FEW else EngFormatter(places=0, sep="")(number)
+    return f"{number:,}" if number < _MAX_FULL_COUNT else EngFormatter(places=0, sep="")(number)
 
 
 def _listed(names: Sequence[str]) -> str:
-    """As many names as have room, then how many more there are."""
+    """The names that fit, and the number of the others."""
     shown: list[str] = []
-    for name in (elided(name, _LONGEST_NAME) for name in names):
-        if shown and sum(map(len, shown)) + len(name) > _LONGEST_QUEUES:
+    for name in (elided(name, _MAX_NAME_CHARS) for name in names):
+        if shown and sum(map(len, shown)) + len(name) > _MAX_QUEUES_CHARS:
             break
         shown.append(name)
     more = len(names) - len(shown)

@@ -1,4 +1,4 @@
-"""A triage as one HTML file: tables and charts, no script, nothing loaded from anywhere."""
+"""A triage as one HTML file: tables and charts, no script, nothing loaded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from celery_dlq.spark.render import charts
 if TYPE_CHECKING:
     from celery_dlq.spark.triage.rows import Findings, GroupRow
 
-MOST_GROUPS = 50
+MAX_GROUPS = 50
 
-_LONGEST_TEXT = 240
-_CERTAIN = 1e-12
+_MAX_TEXT_CHARS = 240
+_MIN_SHOWN_CHANCE = 1e-12
 
 
 def write_page(found: Findings, path: Path | str, now: datetime) -> Path:
@@ -26,8 +26,8 @@ def write_page(found: Findings, path: Path | str, now: datetime) -> Path:
 
     Args:
         found: The rows, as `celery_dlq.spark.triage.rows.findings` returns them.
-        path: The file; replaced if it is there, its folder is made if it is not.
-        now: The present, aware; it stands on the page.
+        path: The file, which is replaced; its folder is made if it is missing.
+        now: The present, aware; the page shows it.
 
     Returns:
         The file.
@@ -40,7 +40,7 @@ def write_page(found: Findings, path: Path | str, now: datetime) -> Path:
 
 
 def page(found: Findings, now: datetime) -> str:
-    """The page as text; see `write_page`."""
+    """Render the page as text; see `write_page`."""
     try:
         from jinja2 import Environment  # noqa: PLC0415 - imported when used
         from markupsafe import Markup  # noqa: PLC0415 - comes with Jinja2
@@ -49,11 +49,11 @@ def page(found: Findings, now: datetime) -> str:
         raise MissingExtra(feature, "jinja2", "spark") from exc
 
     def safe_text(value: Any) -> Any:
-        """What comes out of every expression: texts of any origin on one line, and not too long."""
+        """Put the text of every expression on one line, and cut it."""
         if not isinstance(value, str) or isinstance(value, Markup):
             return value
         line = one_line(value)
-        return line if len(line) <= _LONGEST_TEXT else f"{line[: _LONGEST_TEXT - 1]}…"
+        return line if len(line) <= _MAX_TEXT_CHARS else f"{line[: _MAX_TEXT_CHARS - 1]}…"
 
     environment = Environment(autoescape=True, finalize=safe_text)
     template = environment.from_string(
@@ -62,7 +62,7 @@ def page(found: Findings, now: datetime) -> str:
     triage = found.triage
     letters = charts.counted(triage.letters, "dead letter")
     largest = triage.groups[0].letters if triage.groups else 0
-    # Texts in the charts are escaped by matplotlib.
+    # matplotlib escapes the texts in its SVG.
     return template.render(
         title=f"{letters} in {charts.counted(len(triage.queues), 'queue')}",
         span=charts.span_text(triage.first_seen_at, triage.last_seen_at),
@@ -75,8 +75,8 @@ def page(found: Findings, now: datetime) -> str:
             (charts.percent(largest, triage.letters), "have the largest cause"),
             (_moment(triage.last_seen_at)[:16], "last death, UTC"),
         ],
-        rest=triage.groups[MOST_GROUPS:],
-        most_groups=MOST_GROUPS,
+        rest=triage.groups[MAX_GROUPS:],
+        most_groups=MAX_GROUPS,
         found=found,
         triage=triage,
         now=now,
@@ -106,4 +106,4 @@ def _moment(value: datetime | None) -> str:
 
 
 def _chance(q_value: float) -> str:
-    return f"below {_CERTAIN:.0e}" if q_value < _CERTAIN else f"{q_value:.1g}"
+    return f"below {_MIN_SHOWN_CHANCE:.0e}" if q_value < _MIN_SHOWN_CHANCE else f"{q_value:.1g}"

@@ -1,10 +1,9 @@
-"""What the letters of an exported folder have in common, in Spark SQL.
+"""Questions about the letters of an exported folder, answered by Spark SQL.
 
-Every function takes a DataFrame of letters and returns a DataFrame. Most run nothing until rows
-are asked for; `why` and `similar` count at once and finish on the driver. All is plain Spark SQL,
-without Python on the executors, and reads only the columns it names: never ``body`` or
-``traceback``. Times are UTC whatever the session's time zone is. Cells that a foreign writer left
-empty count as ``unknown``.
+Most functions take a DataFrame of letters and return a lazy DataFrame; `why` and `similar` count at
+once and finish on the driver. All are plain Spark SQL, without Python on the executors, and read
+only the columns they name: never ``body`` or ``traceback``. Times are in UTC whatever the session's
+time zone is. Values that a foreign writer left empty count as ``unknown``.
 
 >>> spark = local_session()  # doctest: +SKIP
 >>> groups(letters(spark, "letters/")).show()  # doctest: +SKIP

@@ -1,13 +1,13 @@
-"""Why a group of letters died: what its messages have in common that others lack.
+"""The question why: values that are more frequent in a group of letters than in others.
 
-Every value of every argument, and host, release, queue and hour, is a candidate. Spark counts
-in how many letters it is, inside and outside of the group; the driver tests the counts with
-Fisher's exact test, which says how likely chance alone would make it as frequent, and corrects
-for the number of candidates by the procedure of Benjamini and Hochberg.
+Every value of every argument is a candidate, and so are host, release, queue and hour. Spark counts
+the letters with the value, inside and outside of the group. The driver tests the counts by Fisher's
+exact test (the probability that chance alone makes the value as frequent) and corrects for the
+number of candidates by the procedure of Benjamini and Hochberg.
 
-The driver holds at most `MOST_TESTED` candidates of one comparison: those that are more frequent
-inside and stand out most. The others count as tests that found nothing, so the limit can hide a
-weak finding and never adds a false one.
+The driver tests at most `MOST_TESTED` candidates of one comparison: those that are more frequent
+inside and stand out most. The others count as tests without a finding, so the limit can hide a
+weak finding but never adds a false one.
 
 Source: Y. Benjamini, Y. Hochberg, "Controlling the False Discovery Rate", J. R.
 Statist. Soc. B 57 (1995); R. Bourgon et al., "Independent filtering increases
@@ -43,10 +43,10 @@ COLUMNS = (
 """The columns that `why` reads."""
 
 GIVEN = "(given)"
-"""The value that stands for: this argument was given at all."""
+"""The value that means: the argument was given, whatever its value."""
 
 MOST_TESTED = 2_000
-"""Candidates of one comparison that the driver tests, 200 characters each at most."""
+"""Candidates that the driver tests in one comparison; each has at most 200 characters."""
 
 _DDL = (
     "feature STRING, value STRING, against STRING, letters BIGINT, support DOUBLE, "
@@ -54,11 +54,11 @@ _DDL = (
 )
 
 _SAME_TASKS, _ALL_LETTERS, _SUCCESSES = "same tasks", "all letters", "successes"
-_FEWEST_OTHERS = 20
-_LONGEST_VALUE = 200
+_MIN_OTHERS = 20
+_MAX_VALUE_CHARS = 200
 
-# What letters have is counted before it is taken apart: once for each different value, not for each
-# letter. SUMS are the letters inside and outside of each comparison, which ``sides`` tells in bits.
+# Values are counted before they are parsed, so each different value is parsed once, not once per
+# letter. SUMS are the letters inside and outside of each comparison, by the bits of ``sides``.
 _COUNTS = """
     SELECT feature, value, SUMS
     FROM (SELECT sides, inline(array(
@@ -79,8 +79,8 @@ _COUNTS = """
     WHERE value IS NOT NULL
     GROUP BY feature, value
 """
-# No value: the argument was given at all. The shares of its values are shares of that, so rare
-# values count there, too; they are not tested.
+# A null value means that the argument was given. The shares of its values are shares of that count,
+# which includes rare values; those are not tested themselves.
 _SUSPECTS = """
     SELECT concat(feature, part.path) AS feature, part.value AS value, SUMS
     FROM (SELECT *, explode(IF(feature IN ('host', 'release', 'queue', 'hour'),
@@ -104,11 +104,11 @@ _OBJECT = {
     "VALUE": "one.value",
 }
 _LIST = {"EACH": "from_json(value, 'array<string>')", "PATH": "'[]'", "VALUE": "one"}
-# a of n letters of the group and c of m others have the value, among those that have the
-# feature. Candidates are told apart by how many standard errors lie between the two shares.
+# a of n letters of the group and c of m others have the value, among those with the feature.
+# Candidates are ranked by the difference of the two shares, in standard errors.
 _CANDIDATES = """
     WITH shares AS (
-        SELECT fingerprint, against, heartbeat, feature, value, a, c,
+        SELECT fingerprint, against, same_tasks, feature, value, a, c,
                CASE WHEN value IS NULL OR feature IN ('host', 'release', 'queue', 'hour')
                     THEN inside
                     ELSE max(IF(value IS NULL, a, 0)) OVER one_feature END AS n,
@@ -116,7 +116,7 @@ _CANDIDATES = """
                     THEN outside
                     ELSE max(IF(value IS NULL, c, 0)) OVER one_feature END AS m
         FROM {suspects}
-        -- An argument is never rarer than its values: none loses what its shares are of.
+        -- An argument is at least as frequent as its values: no total is lost.
         WHERE a + c >= {least}
         WINDOW one_feature AS (PARTITION BY fingerprint, against, feature)),
     candidates AS (
@@ -124,10 +124,10 @@ _CANDIDATES = """
                count(*) OVER (PARTITION BY fingerprint, against) AS tests,
                (a / n - c / m) / sqrt((a + c) / (n + m) * (1 - (a + c) / (n + m))
                                       * (1 / n + 1 / m)) AS distance
-        -- A candidate that all or next to none have can tell nothing, whichever side they are on.
+        -- A candidate that all letters of both sides have explains nothing.
         FROM shares
         WHERE n > 0 AND m > 0 AND a + c < n + m
-          AND (value IS NOT NULL OR heartbeat))
+          AND (value IS NOT NULL OR same_tasks))
     SELECT fingerprint, against, feature, value, a, c, n, m, tests
     FROM (SELECT *, row_number() OVER (PARTITION BY fingerprint, against
                                        ORDER BY distance DESC, feature, value) AS place
@@ -145,37 +145,37 @@ def why(
     alpha: float = 0.01,
     least: int = 5,
 ) -> DataFrame:
-    """What the letters of one cause have in common that others lack.
+    """Find values that are more frequent in the letters of one cause than in others.
 
     The letters are compared with the other letters of the same tasks, if there are at
     least 20, else with all other letters; and with messages that succeeded, if given. An
-    argument's values are compared among the messages that have the argument. The letters are
-    counted at once, and the counts tested on the driver: of each of the two comparisons the
-    2,000 values that stand out most, the others count as tests without a finding.
+    argument's values are compared among the messages that have the argument. Spark counts
+    the letters at once, and the driver tests the counts: the 2,000 values of each comparison
+    that stand out most; the others count as tests without a finding.
 
-    A finding is a correlation: a host that got all the bad orders stands beside the
+    A finding is a correlation: a host that got all the bad orders is found as well as the
     orders.
 
     Args:
         df: Letters, with the columns `COLUMNS` at least.
         cluster: The fingerprint, or its first digits if they are unique.
-        successes: Messages that succeeded, with the same columns but ``fingerprint``;
-            ``dead_lettered_at`` is when they succeeded.
-        alpha: The share of false findings among all that is tolerated.
-        least: Values that fewer messages have, both sides together, are not tested.
+        successes: Messages that succeeded, with the same columns except ``fingerprint``;
+            ``dead_lettered_at`` is the time of success.
+        alpha: The tolerated share of false findings among all findings.
+        least: Values of fewer messages, both sides together, are not tested.
 
     Returns:
         ``feature`` string (``kwargs.currency``, ``args[0].id``, ``kwargs.items[]``, ``host``,
-        ``release``, ``queue``, ``hour`` in UTC), ``value`` string (``(given)``: that the
-        argument was there), ``against`` string (``same tasks``, ``all letters`` or
+        ``release``, ``queue``, ``hour`` in UTC), ``value`` string (``(given)``: the
+        argument was given), ``against`` string (``same tasks``, ``all letters`` or
         ``successes``), ``letters`` bigint (of the cluster), ``support`` double (their share),
-        ``share_of_others`` double, ``lift`` double (how many times as frequent; where no
-        other has it, as if half of one had), ``p_value`` double, ``q_value`` double (after
-        correction for all tests), what explains most first.
+        ``share_of_others`` double, ``lift`` double (``support`` divided by ``share_of_others``; if
+        no other has the value, as if half of one had), ``p_value`` double, ``q_value`` double
+        (after correction for all tests); the largest difference of the shares first.
 
     Raises:
-        DLQError: No letter, or more than one cause, has such a fingerprint; or ``alpha`` or
-            ``least`` is out of range.
+        DLQError: The fingerprint is unknown or not unique, or ``alpha`` or ``least`` is out of
+            range.
         MissingExtra: SciPy is not installed on the driver.
     """
     found = why_each(df, [cluster], successes, alpha=alpha, least=least)
@@ -192,7 +192,7 @@ def why_each(
     alpha: float = 0.01,
     least: int = 5,
 ) -> list[dict[str, Any]]:
-    """`why` for several causes in one pass over the letters, 15 at most.
+    """Answer `why` for several causes, 15 at most, in one pass over the letters.
 
     Returns:
         Rows with the columns of `why` and ``fingerprint``, ordered as there.
@@ -206,7 +206,7 @@ def why_each(
             f"expected alpha between 0 and 1 and least of 1 or more, got {alpha} and {least}"
         )
     try:
-        import scipy.stats  # noqa: F401, PLC0415 - said before Spark has worked for it
+        import scipy.stats  # noqa: F401, PLC0415 - fails before Spark starts to work
     except ImportError as exc:
         feature = "the question why"
         raise MissingExtra(feature, "scipy", "spark") from exc
@@ -215,20 +215,20 @@ def why_each(
     for row in candidates.collect():
         by_comparison.setdefault((row["fingerprint"], row["against"]), []).append(row)
     found = [row for rows in by_comparison.values() for row in _significant(rows, alpha)]
-    # The difference of the shares: what most of the group has and hardly any other.
+    # The largest difference of the shares first.
     found.sort(key=lambda r: (r["share_of_others"] - r["support"], r["feature"], r["value"]))
     return found
 
 
 def _significant(candidates: Sequence[Any], alpha: float) -> Iterator[dict[str, Any]]:
-    """The rows of `why` for the candidates of one comparison that chance does not explain."""
+    """The rows of `why` for the candidates of one comparison that are significant."""
     import numpy as np  # noqa: PLC0415 - comes with SciPy
     from scipy.stats import false_discovery_control, hypergeom  # noqa: PLC0415 - an extra
 
     a, c, n, m = (np.array([row[name] for row in candidates], dtype=np.int64) for name in "acnm")
     p_values = np.clip(hypergeom.sf(a - 1, n + m, n, a + c), 0.0, 1.0)
-    # Tests that are not here count with p = 1. Of those with a value less frequent inside, which
-    # have 0.5 or more, that changes no q below 0.5.
+    # Candidates that are not here count with p = 1. Those less frequent inside have p of 0.5 or
+    # more, so this changes no q below 0.5.
     tests = candidates[0]["tests"]
     q_values = np.minimum(1.0, false_discovery_control(p_values) * (tests / len(candidates)))
     for row, p_value, q_value in zip(candidates, p_values, q_values, strict=True):
@@ -255,8 +255,8 @@ def candidates_of(
 
     Returns:
         ``fingerprint``, ``against``, ``feature``, ``value`` string, ``a`` of ``n`` inside and ``c``
-        of ``m`` outside who have it bigint, ``tests`` bigint (candidates of the comparison); those
-        that stand out most, `MOST_TESTED` of each comparison.
+        of ``m`` outside with the value bigint, ``tests`` bigint (candidates of the comparison); of
+        each comparison the `MOST_TESTED` rows that stand out most.
     """
     letters = _with_sides(df, [one.of_letters() for one in comparisons])
     if successes is not None:
@@ -268,7 +268,7 @@ def candidates_of(
     query = _SUSPECTS.replace("SUMS", _sums(comparisons, "{name}")).replace("COMMON", common)
     for name, words in (("OBJECT", _OBJECT), ("LIST", _LIST)):
         query = query.replace(name, _replaced(_PARTS, words))
-    suspects = spark.sql(query, counts=counts, longest=_LONGEST_VALUE)
+    suspects = spark.sql(query, counts=counts, longest=_MAX_VALUE_CHARS)
     suspects = _by_comparison(suspects, comparisons)
     values: dict[str, Any] = {"given": GIVEN, "least": least, "most": MOST_TESTED}
     return spark.sql(_CANDIDATES, suspects=suspects, **values)
@@ -276,7 +276,7 @@ def candidates_of(
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """The letters of a cause and what they are compared with, and how many are on each side."""
+    """The letters of a cause (inside), and those they are compared with (outside)."""
 
     fingerprint: str
     against: str
@@ -285,7 +285,7 @@ class _Comparison:
     outside: int
 
     def of_letters(self) -> tuple[Column, Column]:
-        """Whether a letter is inside, and whether it is outside."""
+        """Conditions: a letter is inside, and it is outside."""
         fingerprint = sql().col("fingerprint")
         other = ~fingerprint.eqNullSafe(self.fingerprint)
         if self.against == _SUCCESSES:
@@ -295,7 +295,7 @@ class _Comparison:
         return fingerprint == self.fingerprint, other
 
     def of_successes(self) -> tuple[Column, Column]:
-        """The same of a message that succeeded."""
+        """The same conditions for a message that succeeded."""
         other = sql().col("task_name").isin(self.tasks)
         return sql().lit(False), other & sql().lit(self.against == _SUCCESSES)  # noqa: FBT003
 
@@ -303,7 +303,7 @@ class _Comparison:
 def _comparisons(
     df: DataFrame, clusters: Sequence[str], successes: DataFrame | None
 ) -> list[_Comparison]:
-    """Find the causes and count both sides, in one job for the letters and one for successes."""
+    """Find the causes and count both sides: one job for letters, one for successes."""
     fingerprint = sql().col("fingerprint")
     named = reduce(or_, [fingerprint.startswith(one) & sql().lit(bool(one)) for one in clusters])
     label = sql().when(named, fingerprint)
@@ -319,7 +319,7 @@ def _comparisons(
         inside = sum(row[2] for row in counted if row[0] == own)
         outside = sum(row[2] for row in counted if row[0] != own)
         same = sum(row[2] for row in counted if row[0] != own and row[1] in tasks)
-        if same >= _FEWEST_OTHERS:
+        if same >= _MIN_OTHERS:
             found.append(_Comparison(own, _SAME_TASKS, tasks, inside, same))
         else:
             found.append(_Comparison(own, _ALL_LETTERS, tasks, inside, outside))
@@ -330,7 +330,7 @@ def _comparisons(
 
 
 def _only(prints: set[str], cluster: str) -> str:
-    """The one fingerprint that begins so."""
+    """The only fingerprint that begins with ``cluster``."""
     found = sorted(known for known in prints if known.startswith(cluster)) if cluster else []
     if cluster in found:
         return cluster
@@ -345,7 +345,7 @@ def _only(prints: set[str], cluster: str) -> str:
 
 
 def _with_sides(df: DataFrame, conditions: Iterable[tuple[Column, Column]]) -> DataFrame:
-    """The columns that are looked at, and in ``sides`` a bit for each condition."""
+    """The candidates' columns, and ``sides``, which has a bit for each condition."""
     bits = [
         sql().when(condition, 1 << bit).otherwise(0).cast("bigint")
         for bit, condition in enumerate(chain.from_iterable(conditions))
@@ -362,14 +362,14 @@ def _sums(comparisons: Sequence[_Comparison], term: str) -> str:
 
 
 def _by_comparison(suspects: DataFrame, comparisons: Sequence[_Comparison]) -> DataFrame:
-    """A row for each suspect and comparison."""
+    """One row per value and comparison."""
     lit = sql().lit
     rows = [
         sql().struct(
             lit(one.fingerprint).alias("fingerprint"),
             lit(one.against).alias("against"),
-            # Other tasks have other arguments: that is no news.
-            lit(one.against != _ALL_LETTERS).alias("heartbeat"),
+            # Other tasks have other arguments, so their presence explains nothing.
+            lit(one.against != _ALL_LETTERS).alias("same_tasks"),
             lit(one.inside).cast("bigint").alias("inside"),
             lit(one.outside).cast("bigint").alias("outside"),
             sql().col(f"a{number}").alias("a"),
@@ -381,7 +381,7 @@ def _by_comparison(suspects: DataFrame, comparisons: Sequence[_Comparison]) -> D
 
 
 def sql() -> Any:
-    """PySpark's functions, imported when used."""
+    """PySpark's SQL functions, imported when used."""
     return import_module("pyspark.sql.functions")
 
 

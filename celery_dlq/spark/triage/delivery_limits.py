@@ -1,4 +1,4 @@
-"""How many deliveries are worth it: advice for ``max_deliveries``, from what happened."""
+"""Advice for ``max_deliveries``, from the deliveries of past messages."""
 
 from __future__ import annotations
 
@@ -55,26 +55,26 @@ def limits(
     sample: float | None = None,
     lost: float = 0.001,
 ) -> DataFrame:
-    """Which delivery of a task's messages succeeded, and which limit follows from it.
+    """Count the successes of each delivery of a task, and advise a ``max_deliveries``.
 
-    Letters alone say how far messages came before they died; an advice needs messages
-    that succeeded, too.
+    Letters alone show how often messages were delivered before they died; the advice
+    needs messages that succeeded, too.
 
     Args:
         df: Letters, with ``task_name``, ``deliveries`` and ``history`` at least.
         successes: Messages that succeeded, one row each, with ``task_name`` and
-            ``deliveries`` (which delivery succeeded); see `celery_dlq.spark.triage.successes`.
-        sample: The share of successes that ``successes`` holds, e.g. 0.001. ``None``: what
-            their column ``headers`` says, else all.
+            ``deliveries`` (the delivery that succeeded); see `celery_dlq.spark.triage.successes`.
+        sample: The sampled share of all successes, e.g. 0.001. ``None``: taken from the
+            column ``headers``, else 1.
         lost: The share of successes that a lower limit may cost.
 
     Returns:
         One row for each task and delivery that ended a message: ``task_name`` string,
-        ``delivery`` bigint, ``reached`` double (messages delivered so often), ``succeeded``
+        ``delivery`` bigint, ``reached`` double (messages that got this delivery), ``succeeded``
         double and ``died`` bigint (by this delivery), ``share`` double (succeeded of
-        reached), ``cumulative_share`` double (of all successes; null: none is known),
+        reached), ``cumulative_share`` double (of all successes; null: no success is known),
         ``advised_max_deliveries`` bigint (the lowest limit that keeps all but ``lost`` of
-        the successes; null: none is known), ordered by task and delivery.
+        the successes; null: no success is known), ordered by task and delivery.
 
     Raises:
         DLQError: ``sample`` or ``lost`` is out of range.

@@ -1,10 +1,10 @@
-"""Causes whose messages are nearly the same: perhaps one bug in two places.
+"""Causes with nearly the same message: perhaps one bug in two places.
 
-One message a cause is compared, on the driver, and only with those that share a rare word: what is
-compared grows with the number of causes, not with its square.
+The driver compares one message per cause, and only with messages that share a rare word, so the
+work grows with the number of causes, not with its square.
 
 Source: S. Chaudhuri et al., "A Primitive Operator for Similarity Joins in Data Cleaning",
-ICDE 2006, for why two texts that are alike share one of their few rarest words.
+ICDE 2006, for why two similar texts share one of their few rarest words.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ DDL = (
     "other_letters BIGINT, task_name STRING, other_task_name STRING, message STRING, "
     "other_message STRING"
 )
-MOST_COMPARED = 2_000
+MAX_COMPARED = 2_000
 MOST_IN_BLOCK = 50
-"""Of the causes that share a rare word, so many, the largest, are compared with each other one."""
+"""At most this many causes, the largest, are compared with others that share a rare word."""
 
-_LONGEST_MESSAGE = 2_000
+_MAX_MESSAGE_CHARS = 2_000
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}(?:-[0-9a-f]{4,})*|[0-9]+")
 _WORD = re.compile(r"(?:[^\W\d]|#)+")
 
@@ -45,7 +45,7 @@ def alike(causes: Sequence[Mapping[str, Any]], threshold: float = 0.6) -> list[d
 
     Args:
         causes: Rows of `celery_dlq.spark.triage.groups`, `COMPARED` at least, the largest first.
-        threshold: Least similarity.
+        threshold: Least similarity, 0 to 1.
     """
     messages = [_message(cause) for cause in causes]
     found = []
@@ -61,16 +61,17 @@ def alike(causes: Sequence[Mapping[str, Any]], threshold: float = 0.6) -> list[d
 
 
 def pairs(messages: Sequence[str], threshold: float) -> Iterator[tuple[int, int, float]]:
-    """Which messages look alike.
+    """Find pairs of similar messages.
 
-    Of messages with the same words, each is paired with the first of them, which stands for all.
+    Messages with the same words are each paired with the first of them, which alone is compared
+    with other messages.
 
     Args:
-        messages: One a cause, the largest cause first.
-        threshold: Least share of words in common among all words of both, 0 to 1.
+        messages: One per cause, the largest cause first.
+        threshold: Least number of words in common, divided by the number of all words of both.
 
     Yields:
-        The places of the two, the first one first, and their similarity.
+        The indexes of the two messages, the smaller one first, and their similarity.
     """
     first: dict[frozenset[str], int] = {}
     for place, text in enumerate(messages):
@@ -81,26 +82,26 @@ def pairs(messages: Sequence[str], threshold: float) -> Iterator[tuple[int, int,
     blocks: dict[str, list[tuple[frozenset[str], int]]] = defaultdict(list)
     for words, place in first.items():
         rarest = sorted(words, key=lambda word: (frequency[word], word))
-        # Two texts that are alike enough share one of these.
-        tell_tale = rarest[: len(words) - math.ceil(threshold * len(words) - 1e-9) + 1]
-        candidates = {other: at for word in tell_tale for other, at in blocks[word]}
+        # Two texts with this similarity share one of these words.
+        prefix = rarest[: len(words) - math.ceil(threshold * len(words) - 1e-9) + 1]
+        candidates = {other: at for word in prefix for other, at in blocks[word]}
         for other, at in candidates.items():
             common = len(words & other)
             similarity = common / (len(words) + len(other) - common)
             if similarity >= threshold:
                 yield at, place, similarity
-        for word in tell_tale:
+        for word in prefix:
             if len(blocks[word]) < MOST_IN_BLOCK:
                 blocks[word].append((words, place))
 
 
 def _message(cause: Mapping[str, Any]) -> str:
-    """What its newest letter says."""
+    """The exception type and text of the cause's newest letter."""
     parts = (cause["exception_type"], cause["example_description"] or cause["main_reason"])
-    return " ".join(part for part in parts if part)[:_LONGEST_MESSAGE]
+    return " ".join(part for part in parts if part)[:_MAX_MESSAGE_CHARS]
 
 
 def _words(text: str) -> frozenset[str]:
-    """Different words; numbers, ids and addresses count as equal."""
+    """The set of words; all numbers, ids and addresses become one word."""
     found: Iterable[str] = _WORD.findall(_NUMBER.sub("#", text.lower()))
     return frozenset(found)

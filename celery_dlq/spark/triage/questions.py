@@ -1,4 +1,4 @@
-"""Letters in exported folders: how many there are, of what they died, when, how often tried."""
+"""Questions about exported letters: causes, reasons, times and deliveries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.record import Kind, field_kinds
-from celery_dlq.spark.triage.lookalikes import COMPARED, DDL, MOST_COMPARED, alike
+from celery_dlq.spark.triage.lookalikes import COMPARED, DDL, MAX_COMPARED, alike
 from celery_dlq.spark.triage.trends import bucket_width
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ _TYPES = {
     Kind.JSON: "STRING",
     Kind.HISTORY: "STRING",
 }
-# Every writer of letters sets these two, and hardly a stranger has columns of these names.
+# Every letter has these two, and hardly another program's files have columns of these names.
 _REQUIRED = ("fingerprint", "dead_letter_queue")
 _IS_LETTER = "fingerprint IS NOT NULL OR dead_letter_queue IS NOT NULL"
 _READ_OPTIONS = {
-    # The columns of a letter say all that the names of its folders say.
+    # The names of folders repeat columns of the letters.
     "recursiveFileLookup": "true",
-    # A stray README in the folder is no letter.
+    # Ignore other files, such as a README.
     "pathGlobFilter": "*.parquet",
-    # A folder named with [, * or { is meant literally, not as a pattern.
+    # A path with [, * or { is not a pattern.
     "__globPaths__": "false",
 }
 _MICROSECOND = timedelta(microseconds=1)
@@ -65,9 +65,9 @@ _OVERVIEW = """
            count_if(reason = 'succeeded') AS successes
     FROM {letters}
 """
-# One pass. With sets among them, Spark aggregates any value in hash tables, but sorts all
-# letters as soon as there are more groups than
-# spark.sql.objectHashAggregate.sortBased.fallbackThreshold (128; `local_session` raises it).
+# One pass. Because of the sets, Spark uses its object hash aggregate, which sorts all letters if
+# there are more groups than spark.sql.objectHashAggregate.sortBased.fallbackThreshold (128;
+# `local_session` raises it).
 _GROUPS = """
     SELECT fingerprint, letters, first_seen_at, last_seen_at, newest.task_name AS task_name,
            reasons, main_reason, newest.exception_type AS exception_type, hosts, releases,
@@ -118,24 +118,23 @@ _DELIVERIES = """
 
 
 def letters(spark: SparkSession, path: Path | str) -> DataFrame:
-    """The letters that ``dlq export`` wrote to a folder.
+    """Read the letters that ``dlq export`` wrote to a folder.
 
-    The columns are those of the record, with fixed types, whatever the files at hand
-    hold: a column that an older version did not write is null. The names of queues
-    come from the column ``dead_letter_queue``, not from the names of folders, so that
-    ``007`` stays ``007``.
+    The columns and types are those of the record, whatever the files have: a column that an
+    older version did not write is null. The names of queues come from the column
+    ``dead_letter_queue``, not from the names of folders, so that ``007`` stays ``007``.
 
     Args:
         spark: The session that reads.
-        path: The folder, or one of the folders in it; also a URL that Spark reads.
+        path: The folder, one of the folders in it, or a URL that Spark reads.
 
     Returns:
-        One row a letter, columns as in `celery_dlq.record.DeadLetter` without ``extra``:
+        One row per letter, columns as in `celery_dlq.record.DeadLetter` without ``extra``:
         text as string, numbers as bigint, times as timestamp, ``body`` as binary, and
         ``headers``, ``properties``, ``history`` and ``native_death`` as JSON strings.
 
     Raises:
-        ExportError: There is no such folder, it holds no letters, or other Parquet files.
+        ExportError: There is no such folder, or it has no letters or other Parquet files.
     """
     check_folder(path)
     with readable_errors(path):
@@ -146,17 +145,17 @@ def letters(spark: SparkSession, path: Path | str) -> DataFrame:
 
 
 def successes(spark: SparkSession, path: Path | str) -> DataFrame:
-    """The sample of successful messages that ``dlq export --successes`` wrote to a folder.
+    """Read the sample of successful messages that ``dlq export --successes`` wrote to a folder.
 
-    It has the columns of `letters`; ``dead_lettered_at`` is when a message succeeded,
-    ``deliveries`` with which delivery, and there is no fingerprint. For `why` and `limits`.
+    It has the columns of `letters`: ``dead_lettered_at`` is the time of success, ``deliveries``
+    the delivery that succeeded, and ``fingerprint`` is null. For `why` and `limits`.
 
     Args:
         spark: The session that reads.
-        path: The folder; also a URL that Spark reads.
+        path: The folder, or a URL that Spark reads.
 
     Raises:
-        ExportError: There is no such folder, or it holds something else.
+        ExportError: There is no such folder, or it has other rows.
     """
     check_folder(path)
     with readable_errors(path):
@@ -170,13 +169,13 @@ def successes(spark: SparkSession, path: Path | str) -> DataFrame:
 
 
 def scan(spark: SparkSession, path: Path | str) -> DataFrame:
-    """`letters` without a look at them: for callers that see for themselves what is there."""
+    """`letters` without the checks, for callers that check the rows themselves."""
     reader = spark.read.options(**_READ_OPTIONS).schema(schema_ddl())
     return reader.parquet(_location(path))
 
 
 def not_letters(spark: SparkSession, path: Path | str) -> ExportError:
-    """The error of a folder in which no letter was found: it is empty, or another program's."""
+    """The error for a folder without letters: it is empty, or of another program."""
     found = spark.read.options(**_READ_OPTIONS).parquet(_location(path)).columns
     missing = [name for name in _REQUIRED if name not in found]
     if not missing:
@@ -188,13 +187,13 @@ def not_letters(spark: SparkSession, path: Path | str) -> ExportError:
 
 
 def check_folder(path: Path | str) -> int:
-    """Look for letters without Spark, so that a wrong name is told at once, not in seconds.
+    """Check without Spark that a folder has Parquet files, so that a wrong name fails at once.
 
     Args:
-        path: The folder; of a URL nothing is checked.
+        path: The folder; a URL is not checked.
 
     Returns:
-        The bytes of its files; 0 for a URL.
+        The size of its Parquet files in bytes; 0 for a URL.
 
     Raises:
         ExportError: There is no such folder, or no Parquet file in it.
@@ -219,18 +218,18 @@ def check_folder(path: Path | str) -> int:
 
 
 def schema_ddl() -> str:
-    """The columns of a letter as Spark SQL writes them: ``id STRING, deliveries BIGINT, …``."""
+    """The columns of a letter in Spark SQL: ``id STRING, deliveries BIGINT, …``."""
     return column_ddl(field_kinds())
 
 
 def column_ddl(names: Iterable[str]) -> str:
-    """Some columns of a letter as Spark SQL writes them, in the order given."""
+    """The named columns of a letter in Spark SQL, in the order given."""
     kinds = field_kinds()
     return ", ".join(f"{name} {_TYPES[kinds[name]]}" for name in names)
 
 
 def overview(df: DataFrame) -> DataFrame:
-    """All letters in one row.
+    """Summarize all letters in one row.
 
     Args:
         df: Letters, with the columns `COLUMNS` at least.
@@ -238,14 +237,14 @@ def overview(df: DataFrame) -> DataFrame:
     Returns:
         ``letters`` bigint, ``first_seen_at`` and ``last_seen_at`` timestamp (null if no
         letter has a time), ``queues`` array of string (dead-letter queues, sorted),
-        ``strangers`` bigint (rows that are no letters at all: another program's files),
-        ``successes`` bigint (rows of ``dlq export --successes``, which are no letters either).
+        ``strangers`` bigint (rows that are not letters: another program's files),
+        ``successes`` bigint (rows of ``dlq export --successes``, not letters either).
     """
     return _sql(_OVERVIEW, df)
 
 
 def groups(df: DataFrame) -> DataFrame:
-    """The letters by cause: one row a fingerprint, the largest group first.
+    """Group letters by cause: one row per fingerprint, the largest group first.
 
     Args:
         df: Letters, with the columns `COLUMNS` at least.
@@ -257,24 +256,24 @@ def groups(df: DataFrame) -> DataFrame:
         ``exception_type`` string (null: no exception), ``hosts`` int (different
         ``worker_hostname``), ``releases`` array of string (sorted), ``example_id`` and
         ``example_description`` string. ``task_name``, ``exception_type`` and the
-        example are those of the newest letter. Ordered by ``letters`` from the top,
-        then ``fingerprint``.
+        example are those of the newest letter. Ordered by ``letters`` descending, then
+        ``fingerprint``.
     """
     return _sql(_GROUPS, df)
 
 
-def similar(df: DataFrame, threshold: float = 0.6, *, most: int = MOST_COMPARED) -> DataFrame:
-    """Pairs of causes whose messages are nearly the same: perhaps one bug in two places.
+def similar(df: DataFrame, threshold: float = 0.6, *, most: int = MAX_COMPARED) -> DataFrame:
+    """Find pairs of causes with nearly the same message: perhaps one bug in two places.
 
-    Of every fingerprint one message is looked at, its newest; letters are never compared
-    with each other. Numbers, ids and addresses in messages count as equal. Of many causes with
-    the same words, each is paired with the largest of them. The letters are grouped at once,
-    and the messages compared on the driver.
+    The newest message of each fingerprint is compared. Numbers, ids and addresses in messages
+    count as equal. Causes with the same words are each paired with the largest of them. Spark
+    groups the letters at once, and the driver compares the messages.
 
     Args:
         df: Letters, with the columns `COLUMNS` at least.
-        threshold: Least similarity, 0 to 1: words in common among all words of both.
-        most: Only so many fingerprints are compared, those with the most letters.
+        threshold: Least similarity, 0 to 1: the number of words in common, divided by the
+            number of all words of both.
+        most: Number of fingerprints to compare; those with the most letters.
 
     Returns:
         ``fingerprint``, ``other_fingerprint`` string (the smaller one first), ``similarity``
@@ -294,7 +293,7 @@ def similar(df: DataFrame, threshold: float = 0.6, *, most: int = MOST_COMPARED)
 
 
 def reasons(df: DataFrame) -> DataFrame:
-    """How many letters died of what.
+    """Count letters by reason.
 
     Args:
         df: Letters, with the column ``reason`` at least.
@@ -307,7 +306,7 @@ def reasons(df: DataFrame) -> DataFrame:
 
 
 def timeline(df: DataFrame, bucket: str = "1 hour") -> DataFrame:
-    """Letters over time and reason; a bucket without letters has no row.
+    """Count letters by time and reason; a bucket without letters has no row.
 
     Args:
         df: Letters, with the columns ``dead_lettered_at`` and ``reason`` at least.
@@ -319,19 +318,19 @@ def timeline(df: DataFrame, bucket: str = "1 hour") -> DataFrame:
         ``bucket_start``, then ``reason``. Letters without a time are left out.
 
     Raises:
-        DLQError: ``bucket`` is not such a width.
+        DLQError: ``bucket`` is not a width.
     """
     return _sql(_TIMELINE, df, width=bucket_width(bucket) // _MICROSECOND)
 
 
 def deliveries_before_death(df: DataFrame) -> DataFrame:
-    """How often the messages of each task were delivered before they died.
+    """Count letters by task and number of deliveries.
 
     Args:
         df: Letters, with the columns ``task_name`` and ``deliveries`` at least.
 
     Returns:
-        ``task_name`` string, ``deliveries`` bigint (0: it was never started), ``letters``
+        ``task_name`` string, ``deliveries`` bigint (0: never started), ``letters``
         bigint, ordered by ``task_name``, then ``deliveries``.
     """
     return _sql(_DELIVERIES, df)
@@ -339,10 +338,10 @@ def deliveries_before_death(df: DataFrame) -> DataFrame:
 
 @contextmanager
 def readable_errors(path: Path | str) -> Iterator[None]:
-    """ExportLease what Spark says of files it cannot read into one line.
+    """Turn Spark's errors about files it cannot read into one line.
 
     Raises:
-        ExportError: Spark failed inside of the block.
+        ExportError: Spark failed in the block.
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
 
@@ -364,7 +363,7 @@ def _location(path: Path | str) -> str:
 
 
 def _visible(file: Path) -> bool:
-    """Whether Spark reads it: not what is hidden, nor the exporter's own notes."""
+    """True if Spark reads a file: it ignores names that begin with a dot or underscore."""
     return not any(part.startswith((".", "_")) for part in file.parts)
 
 
@@ -375,5 +374,5 @@ def _no_letters(path: Path | str) -> ExportError:
 
 def _one_line(exc: Exception) -> str:
     lines = [line.strip(" :\t") for line in str(exc).splitlines()]
-    told = [line for line in lines if line and not line.startswith("An error occurred while")]
-    return told[0] if told else type(exc).__name__
+    texts = [line for line in lines if line and not line.startswith("An error occurred while")]
+    return texts[0] if texts else type(exc).__name__

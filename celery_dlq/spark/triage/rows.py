@@ -1,4 +1,4 @@
-"""The triage of an exported folder as plain Python values, with or without the reasons why."""
+"""The triage of an exported folder as plain Python values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.causes import why_each
 from celery_dlq.spark.triage.delivery_limits import limits
-from celery_dlq.spark.triage.lookalikes import COMPARED, MOST_COMPARED, alike
+from celery_dlq.spark.triage.lookalikes import COMPARED, MAX_COMPARED, alike
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
     check_folder,
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
-"""The ends of the calendar."""
+"""The first and last time of Python's calendar."""
 
-MOST_WHY = 3
-"""Of so many groups, the largest, `findings` says why, if they have `LEAST_LETTERS`."""
+MAX_EXPLAINED_GROUPS = 3
+"""`findings` answers `why` for at most this many groups, with `MIN_LETTERS` or more each."""
 
-LEAST_LETTERS = 5
-MOST_ROWS = 20
-MOST_LIMITS = 200
+MIN_LETTERS = 5
+MAX_ROWS = 20
+MAX_LIMIT_ROWS = 200
 
-_LONGEST_NEWS = timedelta(days=1)
-_LITTLE = 128 * 1024 * 1024  # bytes of files; a million small letters are half of it
+_MAX_NEWS_PERIOD = timedelta(days=1)
+_MAX_QUICK_BYTES = 128 * 1024 * 1024  # of files; a million small letters are half of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,20 +96,20 @@ class DeliveriesRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Triage:
-    """What a folder of letters says.
+    """The answers to the plain questions about a folder.
 
     Attributes:
         path: The folder.
         letters: Letters in it.
         queues: Names of their dead-letter queues, sorted.
-        first_seen_at: When the first of them was dead-lettered, aware UTC.
-        last_seen_at: When the last one was.
+        first_seen_at: Time of the first death, aware UTC; ``None``: no letter has a time.
+        last_seen_at: Time of the last death.
         bucket: Width of the buckets of ``timeline``, e.g. ``"10 minutes"``.
         groups: By cause, the largest first.
         reasons: By reason, the most frequent first.
         timeline: By time and reason, the oldest first.
         deliveries: By task and number of deliveries.
-        picture: The PNG that was drawn of it, if one was; see `celery_dlq.spark.render.charts`.
+        picture: The PNG of it, if one was drawn; see `celery_dlq.spark.render.charts`.
     """
 
     path: str
@@ -188,7 +188,7 @@ class SimilarRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRow:
-    """What one delivery of a task's messages is worth; see `celery_dlq.spark.triage.limits`."""
+    """The outcome of one delivery of a task; see `celery_dlq.spark.triage.limits`."""
 
     task_name: str
     delivery: int
@@ -202,17 +202,17 @@ class LimitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a folder of letters says, and why.
+    """The answers to all questions about a folder.
 
     Attributes:
         triage: The rows of the plain triage.
-        news_from: Since when causes count as new: the last tenth of the letters' time, a
-            day at most; ``None``: the letters have no times.
+        news_from: Start of the period in which causes count as new: the last tenth of the
+            letters' time, a day at most; ``None``: the letters have no times.
         new: Causes that are new or came back since then.
         spikes: Floods, the strongest first.
         similar: Pairs of causes that look alike.
-        causes: For the largest groups, by fingerprint, what their letters have in common.
-        limits: Which delivery succeeded, of tasks of which successes are known; empty
+        causes: The findings of `why` for the largest groups, by fingerprint.
+        limits: The outcome of each delivery, for tasks with known successes; empty
             without a sample of successes.
     """
 
@@ -226,10 +226,9 @@ class Findings:
 
 
 def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
-    """Read an exported folder with Spark and say what its letters have in common.
+    """Answer the plain questions about an exported folder with Spark.
 
-    A session that this function made is stopped at the end; one that was given, or
-    that ran before, is left as it was.
+    It stops only a session that it started itself.
 
     Args:
         path: The folder that ``dlq export`` wrote, or a URL that Spark reads.
@@ -254,7 +253,7 @@ def findings(
     *,
     successes: Path | str | None = None,
 ) -> Findings:
-    """Read an exported folder with Spark and answer all questions of the triage.
+    """Answer all questions about an exported folder with Spark.
 
     Args:
         path: The folder that ``dlq export`` wrote, or a URL that Spark reads.
@@ -280,8 +279,8 @@ def findings(
         df = scan(session, path).select(*columns)
         found = ask(session, path, df)
         since = _news_from(found)
-        fresh = iter(()) if since is None else rows_of(new_since(df, since).limit(MOST_ROWS))
-        floods = rows_of(spikes(df, found.bucket).limit(MOST_ROWS))
+        fresh = iter(()) if since is None else rows_of(new_since(df, since).limit(MAX_ROWS))
+        floods = rows_of(spikes(df, found.bucket).limit(MAX_ROWS))
         return Findings(
             triage=found,
             news_from=since,
@@ -294,49 +293,49 @@ def findings(
 
 
 def _similar(found: Triage) -> tuple[SimilarRow, ...]:
-    largest = found.groups[:MOST_COMPARED]
+    largest = found.groups[:MAX_COMPARED]
     rows = [{name: getattr(group, name) for name in COMPARED} for group in largest]
-    return tuple(SimilarRow(**row) for row in alike(rows)[:MOST_ROWS])
+    return tuple(SimilarRow(**row) for row in alike(rows)[:MAX_ROWS])
 
 
 def _causes(
     df: DataFrame, found: Triage, good: DataFrame | None
 ) -> dict[str, tuple[CauseRow, ...]]:
-    """Why the largest groups died, asked of all letters at once."""
+    """Answer `why` for the largest groups, in one pass over the letters."""
     largest = [
         group.fingerprint
-        for group in found.groups[:MOST_WHY]
-        if group.letters >= LEAST_LETTERS and group.fingerprint != "unknown"
+        for group in found.groups[:MAX_EXPLAINED_GROUPS]
+        if group.letters >= MIN_LETTERS and group.fingerprint != "unknown"
     ]
     named: dict[str, list[CauseRow]] = {fingerprint: [] for fingerprint in largest}
     for row in why_each(df, largest, good) if largest else ():
         named[row.pop("fingerprint")].append(CauseRow(**row))
-    return {fingerprint: tuple(rows[:MOST_ROWS]) for fingerprint, rows in named.items()}
+    return {fingerprint: tuple(rows[:MAX_ROWS]) for fingerprint, rows in named.items()}
 
 
 def _limits(df: DataFrame, good: DataFrame) -> tuple[LimitRow, ...]:
     known = limits(df, good).where("advised_max_deliveries IS NOT NULL")
-    return tuple(LimitRow(**row) for row in rows_of(known.limit(MOST_LIMITS)))
+    return tuple(LimitRow(**row) for row in rows_of(known.limit(MAX_LIMIT_ROWS)))
 
 
 def _news_from(found: Triage) -> datetime | None:
     if found.first_seen_at is None or found.last_seen_at is None:
         return None
     span = found.last_seen_at - found.first_seen_at
-    return found.last_seen_at - min(span / 10, _LONGEST_NEWS)
+    return found.last_seen_at - min(span / 10, _MAX_NEWS_PERIOD)
 
 
 @contextmanager
 def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]:
     """A session for one triage: the given one, this process's, or a new one that is stopped.
 
-    ``size`` is the bytes of the files; see `check_folder`.
+    ``size`` is the size of the files in bytes, see `check_folder`; 0: unknown.
     """
     if given is not None:
         yield given
         return
     ran_before = is_running()
-    session = local_session(quick=0 < size < _LITTLE)
+    session = local_session(quick=0 < size < _MAX_QUICK_BYTES)
     try:
         yield session
     finally:
@@ -345,15 +344,15 @@ def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]
 
 
 def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
-    """Collect the answers to all plain questions.
+    """Collect the answers to the plain questions.
 
     Args:
         spark: The session.
-        path: The folder, for messages.
+        path: The folder, for error texts.
         df: Its letters, with the columns `COLUMNS` at least.
 
     Raises:
-        ExportError: There are no letters, or other rows than letters.
+        ExportError: There are no letters, or rows that are not letters.
     """
     total = next(rows_of(overview(df)))
     strangers = total.pop("strangers")
@@ -361,11 +360,13 @@ def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
         raise not_letters(spark, path)
     if total.pop("successes"):
         raise ExportError(
-            f"expected {path} to hold letters, got messages that succeeded; give this folder "
-            f"with --successes, beside one of letters"
+            f"expected {path} to hold letters, got messages that succeeded; pass this folder "
+            f"with --successes, and a folder of letters"
         )
     if strangers:
-        raise ExportError(f"expected {path} to hold letters only, got other rows beside them")
+        raise ExportError(
+            f"expected {path} to hold letters only, got other rows as well; remove their files"
+        )
     bucket = bucket_for(_span_seconds(total["first_seen_at"], total["last_seen_at"]))
     return Triage(
         path=str(path),
@@ -379,13 +380,13 @@ def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
 
 
 def rows_of(df: DataFrame) -> Iterator[dict[str, Any]]:
-    """Collect rows; times travel as microseconds, for PySpark would make them naive local ones."""
+    """Collect rows; times as microseconds, because PySpark would return naive local times."""
     names = df.columns
     times = {name for name, kind in df.dtypes if kind == "timestamp"}
     columns = [f"unix_micros({name}) AS {name}" if name in times else name for name in names]
     rows = df.selectExpr(*columns).collect()
     rows.reverse()
-    while rows:  # there may be a hundred thousand: each goes as soon as it is read
+    while rows:  # there may be a hundred thousand: free each after it is read
         row = rows.pop()
         yield {name: _plain(row[name], is_time=name in times) for name in names}
 
@@ -397,7 +398,7 @@ def _plain(value: Any, *, is_time: bool) -> Any:
 
 
 def _moment(micros: int) -> datetime:
-    """A time; the bucket of a letter of the year 1 begins before the calendar does."""
+    """A time within the calendar: the bucket of a letter of year 1 may begin before it."""
     try:
         return from_micros(micros)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""What changed: causes that are new or came back, sudden floods; and widths of time buckets."""
+"""Changes over time: causes that are new or came back, sudden floods; widths of time buckets."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ MOST_BUCKETS = 60
 _UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _WIDTH = re.compile(r"([1-9]\d{0,4}) (second|minute|hour|day)s?")
 _MICROSECOND = timedelta(microseconds=1)
-_HISTORY = 6
+_MIN_BUCKETS_BEFORE = 6
 
-# Numbers by key are what Spark adds up fast; with texts among them it sorts all letters. So the
-# newest letter of each cause that is left is looked up by its time afterwards.
+# Spark aggregates numbers in hash tables, but sorts all letters if texts are among them. So the
+# newest letters of the few remaining causes are looked up by their time afterwards.
 _NEW = """
     WITH changed AS (
         SELECT *
@@ -65,7 +65,7 @@ _NEW = """
     FROM changed JOIN newest USING (fingerprint)
     ORDER BY letters DESC, fingerprint
 """
-# A RANGE over bucket numbers counts buckets without letters as zeros, with no row for them.
+# A RANGE over bucket numbers treats buckets without letters, which have no row, as zeros.
 _SPIKES = """
     WITH counted AS (
         SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
@@ -75,7 +75,7 @@ _SPIKES = """
         FROM {letters}
         WHERE dead_lettered_at IS NOT NULL
         GROUP BY 1, 2, 3),
-    -- All in one window, so that the counts are sorted once; a cause of two tasks has two rows.
+    -- Windows of one order, so that the counts are sorted once; a cause of two tasks has two rows.
     buckets AS (
         SELECT fingerprint, bucket, min(task_name) OVER this AS task_name,
                sum(letters) OVER this AS letters,
@@ -101,13 +101,13 @@ _SPIKES = """
 
 
 def bucket_for(seconds: float) -> str:
-    """A width of time buckets that shows a span in at most `MOST_BUCKETS` steps.
+    """The smallest width that divides a time span into at most `MOST_BUCKETS` buckets.
 
     Args:
-        seconds: From the first letter to the last.
+        seconds: The time from the first letter to the last.
 
     Returns:
-        One of `BUCKETS`; the widest one also for spans that would need more steps.
+        One of `BUCKETS`; the widest one for longer spans, too.
     """
     for bucket in BUCKETS:
         if seconds <= bucket_width(bucket).total_seconds() * MOST_BUCKETS:
@@ -116,10 +116,10 @@ def bucket_for(seconds: float) -> str:
 
 
 def bucket_width(bucket: str) -> timedelta:
-    """The width that a bucket such as ``"10 minutes"`` names.
+    """Parse a width such as ``"10 minutes"``.
 
     Raises:
-        DLQError: It names none.
+        DLQError: The text is not a width.
     """
     found = _WIDTH.fullmatch(bucket)
     if found is None:
@@ -128,12 +128,12 @@ def bucket_width(bucket: str) -> timedelta:
 
 
 def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFrame:
-    """Causes that appeared at or after a time, or came back after they had been gone.
+    """Find causes that appeared at or after a time, or came back after a pause.
 
     Args:
         df: Letters, with the columns `celery_dlq.spark.triage.COLUMNS` at least.
         since: The time, aware, e.g. of the last release.
-        quiet: How long a cause had no letters to count as gone, e.g. ``"7 days"``.
+        quiet: Shortest pause after which a cause counts as returned, e.g. ``"7 days"``.
 
     Returns:
         ``fingerprint`` string, ``kind`` string (``new`` or ``returned``), ``letters`` bigint
@@ -142,7 +142,7 @@ def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFram
         ``exception_type`` and ``example_id`` string. The most letters first.
 
     Raises:
-        DLQError: ``since`` is naive, or ``quiet`` is no width.
+        DLQError: ``since`` is naive, or ``quiet`` is not a width.
     """
     if since.tzinfo is None:
         raise DLQError(f"expected since to be an aware datetime, got the naive {since.isoformat()}")
@@ -159,7 +159,7 @@ def spikes(
     least_score: float = 4.0,
     least_factor: float = 2.0,
 ) -> DataFrame:
-    """Times at which a cause had far more letters than it had before.
+    """Find times at which a cause had far more letters than before.
 
     A bucket is compared with the mean of the ``window`` buckets before it, those without
     letters included: ``score = (letters - mean) / sqrt(mean + mean / buckets + 1)``, which is
@@ -169,24 +169,24 @@ def spikes(
     Args:
         df: Letters, with ``fingerprint``, ``task_name`` and ``dead_lettered_at`` at least.
         bucket: Width of a bucket, as in `celery_dlq.spark.triage.timeline`.
-        window: With how many buckets before one is compared.
-        least_letters: Buckets with fewer letters are no spikes.
-        least_score: From which score on a bucket is a spike.
-        least_factor: How many times the mean a spike is at least.
+        window: Number of earlier buckets that a bucket is compared with.
+        least_letters: Least letters of a spike.
+        least_score: Least score of a spike.
+        least_factor: Least letters of a spike, as a multiple of the mean.
 
     Returns:
         ``fingerprint``, ``task_name`` string, ``bucket_start`` timestamp, ``letters`` bigint,
         ``expected`` double (the mean before), ``score`` double; the highest score first.
 
     Raises:
-        DLQError: ``bucket`` is no width, or a number is below 1.
+        DLQError: ``bucket`` is not a width, or ``window`` or ``least_letters`` is below 1.
     """
     for name, number in {"window": window, "least_letters": least_letters}.items():
         if number < 1:
             raise DLQError(f"expected {name} to be 1 or more, got {number}")
     width = bucket_width(bucket) // _MICROSECOND
     limits: dict[str, Any] = {
-        "history": min(_HISTORY, window),
+        "history": min(_MIN_BUCKETS_BEFORE, window),
         "least": least_letters,
         "score": float(least_score),
         "factor": float(least_factor),

@@ -22,7 +22,7 @@ from celery.app import base
 from celery.app.routes import MapRoute
 
 from celery_dlq.config import Settings
-from celery_dlq.decorators import policy_of
+from celery_dlq.decorators import policy_of, task_policies
 from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.policy import Policy
@@ -98,6 +98,12 @@ def install(app: Any, owner: Any) -> None:
         return send_task(name, *given, **options)
 
     app.send_task = delaying
+
+
+def task_queues(app: Any) -> dict[str, str]:
+    """The queue of each task with a policy of its own, when its publisher names none."""
+    delays = DefaultDelays(app, Settings())
+    return {name: delays.queue_of(app.tasks[name]) for name in task_policies(app)}
 
 
 def _method(target: Any, name: str) -> Any:

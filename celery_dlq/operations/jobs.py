@@ -221,15 +221,15 @@ class JobRun:
 
     @property
     def owner(self) -> str:
-        """Who claims letters: another one for each run of the job.
+        """The owner of this run's claims; different for each run of the job.
 
-        Long on purpose: small hashes of short values are searched from end to end by Redis.
+        Long on purpose: Redis searches small hashes of short values linearly.
         """
         return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
 
     @property
     def previous_run_prefix(self) -> str:
-        """How the owners of earlier runs begin; empty if there were none."""
+        """The prefix of the owners of earlier runs; empty in the first run."""
         return f"{self.job.id}:" if self.job.run > 1 else ""
 
     @property

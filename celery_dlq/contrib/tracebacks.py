@@ -53,7 +53,7 @@ class Raised:
 
 
 def raised(traceback: str) -> list[Raised]:
-    """The exceptions of a traceback, the one that escaped last; empty if the text is no traceback."""
+    """The exceptions of a traceback, the one that escaped last; empty for other text."""
     return [found for part in CHAINED.split(traceback) if (found := _one(part)) is not None]
 
 

@@ -1,11 +1,15 @@
-"""The one place that makes things: an app's backend, its worker's guard, and all in between."""
+"""The one place that makes things: an app's backend, its worker's guard, and all in between.
+
+Every publisher imports this module. So what only workers, or only some apps, need is imported
+where it is made.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,18 +18,10 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_dlq import __version__, signals
-from celery_dlq.adopt.adopter import Adopter
-from celery_dlq.adopt.bootstep import AdoptStep
-from celery_dlq.adopt.letter import Adoption
 from celery_dlq.adopt.run import AdoptRun, consumed_already
-from celery_dlq.adopt.sources import source_of
-from celery_dlq.backends.base import Backend, Clock, DeadLetterStore, WorkerInfo
-from celery_dlq.backends.memory import MemoryBackend
+from celery_dlq.backends.base import Backend, Clock, DeadLetterStore
 from celery_dlq.config import Settings
-from celery_dlq.contrib import sentry
-from celery_dlq.decorators import policy_of
-from celery_dlq.dlx.bootstep import PublishStep
-from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher, Targets
+from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable, StoreUnavailable
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
@@ -35,41 +31,42 @@ from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
-from celery_dlq.policies.drift import TASK_PREFIX
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.queue_names import known_queues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
-from celery_dlq.publishing.default_delay import DefaultDelays
-from celery_dlq.record import EPOCH, DeadLetter
-from celery_dlq.worker.bootsteps import GuardStep, TickStep
-from celery_dlq.worker.failure import failure_of_exc_info
-from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.heartbeat import Heartbeat
-from celery_dlq.worker.letter_writer import LetterWriter
-from celery_dlq.worker.lifecycle import HANDLING
-from celery_dlq.worker.policy_cache import PolicyCache
-from celery_dlq.worker.sampling import Sampler
-from celery_dlq.worker.spool import Spool
+from celery_dlq.record import DeadLetter
 
 if TYPE_CHECKING:
+    from celery_dlq.adopt.adopter import Adopter
     from celery_dlq.backends.redis.backend import RedisBackend
+    from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
+    from celery_dlq.worker.guard import Guard
+    from celery_dlq.worker.letter_writer import LetterWriter
+    from celery_dlq.worker.policy_cache import PolicyCache
 
 logger = get_logger("celery_dlq")
 
-_MOST_TASKS = 5000
 _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
+
+# By name, as Celery names its own: only workers load them.
+_WORKER_STEPS = (
+    "celery_dlq.worker.bootsteps:GuardStep",
+    "celery_dlq.adopt.bootstep:AdoptStep",
+    "celery_dlq.dlx.bootstep:PublishStep",
+)
+_CONSUMER_STEPS = ("celery_dlq.worker.bootsteps:TickStep",)
 
 
 class Assembly:
-    """One app's settings, events and backend, and what is made of them.
+    """One app's settings, events and backend, and the parts made from them.
 
     Args:
         app: The Celery app.
-        clock: The present, aware UTC.
+        clock: Returns the present, aware UTC.
 
     Attributes:
-        events: Told of what happens in this process.
-        measuring: What operators count in this process.
+        events: Receives what happens in this process.
+        measuring: Counts what operators do in this process.
     """
 
     def __init__(self, app: Any, clock: Clock) -> None:
@@ -86,9 +83,9 @@ class Assembly:
         self._publisher: ExchangePublisher | None = None
 
     def install(self) -> None:
-        """Let the app's workers guard its tasks, and its publishers delay messages."""
-        self.app.steps["worker"].update({GuardStep, AdoptStep, PublishStep})
-        self.app.steps["consumer"].add(TickStep)
+        """Add the guard to the app's workers, and default delays to its publishers."""
+        self.app.steps["worker"].update(_WORKER_STEPS)
+        self.app.steps["consumer"].update(_CONSUMER_STEPS)
         default_delay.install(self.app, self)
 
     @property
@@ -105,7 +102,7 @@ class Assembly:
             if self._backend is None:
                 self._backend = backend_for(self.settings, self.app)
             elif self._pid != os.getpid():
-                # Forked: the connections are the parent's, which letting go of them would close.
+                # Forked. The connections are the parent's; freeing the object would close them.
                 self._backends_of_parents.append(self._backend)
                 self._backend = self._backend.separate()
             self._pid = os.getpid()
@@ -113,7 +110,7 @@ class Assembly:
 
     @contextmanager
     def using(self, backend: Backend) -> Iterator[None]:
-        """For a while keep everything in another backend, and read the settings anew; for tests."""
+        """Use another backend and read the settings again until the block ends; for tests."""
         with self._lock:
             before = self._settings, self._backend, self._publisher
             self._settings, self._backend, self._publisher = None, backend, None
@@ -126,7 +123,7 @@ class Assembly:
                 self._settings, self._backend, self._publisher = before
 
     def close(self) -> None:
-        """Let go of connections; the next operation opens them again."""
+        """Close all connections; the next operation opens new ones."""
         if self._backend is not None:
             self.measuring.close()
         with self._lock:
@@ -140,9 +137,9 @@ class Assembly:
         """Check all settings and the policies of all registered tasks.
 
         Raises:
-            SettingsError: Something is wrong; the message says what and where.
+            SettingsError: A setting or policy is wrong; the message names it.
         """
-        settings, table = self.settings, policy_table_of(self.app, self.settings)
+        settings, table = self.settings, self._policy_table()
         table.check()
         for name, policy in table.tasks.items():
             settings.check_delays(policy, f"dead_letter_policy of {name}")
@@ -160,11 +157,11 @@ class Assembly:
     # -- for operators ------------------------------------------------------------
 
     def reading(self) -> Reading:
-        """What finds letters."""
+        """Finds and reads letters."""
         return Reading(self.backend.letters)
 
     def operations(self) -> Operations:
-        """What changes them."""
+        """Changes letters: redrive, edit, discard, trim."""
         return Operations(
             self.app,
             self.settings,
@@ -177,48 +174,65 @@ class Assembly:
         )
 
     def exports(self) -> Exports:
-        """What exports them."""
+        """Exports letters to Parquet."""
         return Exports(self.backend, self.reading(), self.events, self.clock)
 
     def policy_admin(self) -> PolicyAdmin:
-        """What shows and changes policies."""
+        """Shows and changes policies."""
         return PolicyAdmin(
-            policy_table_of(self.app, self.settings),
+            self._policy_table(),
             self.backend.workers,
             self.events,
             known_queues=partial(known_queues, self.app),
-            task_queues=partial(queue_of_tasks, self.app),
+            task_queues=partial(default_delay.task_queues, self.app),
         )
 
     def adopt_run(self) -> AdoptRun:
-        """What adopts when an operator says so."""
+        """Adopts messages when an operator asks for it."""
         return AdoptRun(
             self.settings, self.backend, self.adopter, self.exchange_publisher, self.clock
         )
 
+    def _policy_table(self) -> PolicyTable:
+        """The policies of the app's queues and of its registered tasks."""
+        return PolicyTable(self.settings.queues, task_policies(self.app))
+
     # -- for workers --------------------------------------------------------------
 
     def make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Guard:
-        """The guard of one worker, once its store answers.
+        """Make the guard of one worker, as soon as its store answers.
 
         Args:
             hostname: Node name of the worker.
-            pid: Its main process.
-            flags_redelivery: Whether the broker marks redelivered messages.
+            pid: Process id of the worker's main process.
+            flags_redelivery: True if the broker marks redelivered messages.
 
         Raises:
-            SettingsError: Something is wrong with the settings.
-            StoreUnavailable: The store did not answer in ``dlq_start_timeout``.
+            SettingsError: A setting is wrong.
+            StoreUnavailable: The store did not answer within ``dlq_start_timeout``.
         """
+        from celery_dlq.contrib import sentry
+        from celery_dlq.worker.guard import Guard
+        from celery_dlq.worker.heartbeat import Heartbeat
+        from celery_dlq.worker.info import worker_info
+        from celery_dlq.worker.letter_writer import LetterWriter
+        from celery_dlq.worker.lifecycle import HANDLING
+        from celery_dlq.worker.policy_cache import PolicyCache
+        from celery_dlq.worker.sampling import Sampler
+        from celery_dlq.worker.spool import Spool
+
         self.validate()
         settings, backend = self.settings, self.backend.separate()
         _wait_for(backend.letters, settings.start_timeout)
-        table = policy_table_of(self.app, settings)
+        table = self._policy_table()
         policy_cache = PolicyCache(table, self.app.amqp.queues, self.app.conf.task_default_queue)
-        _warn_of_unknown_queues(self.app, table)
+        for name, hint in table.unknown_queues(known_queues(self.app)).items():
+            logger.warning(
+                "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
+            )
         self.check_exchanges()
         measuring = Measuring(lambda: backend.metrics)
-        place = _shown_place(settings, self.app.conf.broker_url)  # no password: that may change
+        place = _shown_place(settings, self.app.conf.broker_url)
         letter_writer = LetterWriter(
             backend.letters,
             Spool(settings.spool_dir, f"{place} {settings.key_prefix}"),
@@ -250,13 +264,13 @@ class Assembly:
             sampler=sampler,
         )
         if settings.sentry != sentry.OFF and sentry.client() is not None:
-            # Before the pool starts, so that its processes take part.
+            # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS
             sentry.SentryDeduplicator(
                 partial(_keeps, guard), HANDLING.get, instead=instead
             ).install()
         info = replace(
-            card_of(self.app, settings),
+            worker_info(self.app, settings),
             hostname=hostname,
             pid=pid,
             version=__version__,
@@ -272,15 +286,15 @@ class Assembly:
         return guard
 
     def make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
-        """The adopters of the setting ``dlq_adopt``, for a thread of their own.
+        """Make the adopters of the setting ``dlq_adopt``; they have their own connections.
 
         Args:
             consumed: The queues that the worker consumes.
-            hostname: Its node name.
-            pid: Its main process.
+            hostname: Node name of the worker.
+            pid: Process id of the worker's main process.
 
         Raises:
-            SettingsError: It consumes one of them.
+            SettingsError: The worker consumes a queue of ``dlq_adopt``.
         """
         orders = self.settings.adopt
         for queue in sorted(set(consumed).intersection(orders)):
@@ -303,7 +317,10 @@ class Assembly:
         pid: int | None = None,
         progress: Progress | None = None,
     ) -> Adopter:
-        """An adopter of one queue; nothing is sent yet."""
+        """Make the adopter of one queue; nothing is sent yet."""
+        from celery_dlq.adopt.adopter import Adopter
+        from celery_dlq.adopt.letter import Adoption
+        from celery_dlq.adopt.sources import source_of
 
         def adopted(letter: DeadLetter) -> None:
             self.events.emit(DeadLettered(at=self.clock(), letter=letter))
@@ -333,16 +350,20 @@ class Assembly:
     # -- dead-letter exchanges ----------------------------------------------------
 
     def letter_outbox(self, backend: Backend) -> ExchangeOutbox | None:
-        """The outbox of dead-letter exchanges; ``None`` if no policy names one."""
+        """The outbox of dead-letter exchanges; ``None`` if no policy names an exchange."""
+        from celery_dlq.dlx.publisher import ExchangeOutbox, Targets
+
         targets = Targets(self.app, self.settings.policies)
         return ExchangeOutbox(backend.outbox, targets) if targets.exchanges() else None
 
     def exchange_publisher(self) -> ExchangePublisher | None:
-        """What publishes letters to exchanges; ``None`` if no policy names one.
+        """The publisher of letters to exchanges; ``None`` if no policy names an exchange.
 
         Raises:
-            SettingsError: Two policies name one exchange with two types.
+            SettingsError: Two policies give one exchange different types.
         """
+        from celery_dlq.dlx.publisher import ExchangePublisher, Targets
+
         with self._lock:
             targets = Targets(self.app, self.settings.policies)
             if self._publisher is None and targets.exchanges():
@@ -351,17 +372,17 @@ class Assembly:
             return self._publisher
 
     def check_exchanges(self) -> None:
-        """Refuse exchanges and queues that are not as the policies say.
+        """Check that the broker's exchanges and queues match the policies.
 
         Raises:
-            SettingsError: The message says which, and what the broker has.
+            SettingsError: One does not; the message names it and what the broker has.
         """
         publisher = self.exchange_publisher()
         try:
             if publisher is not None:
                 publisher.check()
         except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
-            logger.warning("The dead-letter exchanges are not checked: %s", exc)
+            logger.warning("Could not check the dead-letter exchanges: %s", exc)
 
     def _drop_publisher(self) -> None:
         if self._publisher is not None:
@@ -370,7 +391,12 @@ class Assembly:
             self._publisher.backend.close()
 
     def _marker(self, backend: Backend) -> Callable[[DeadLetter], DeadLetter]:
-        """What marks letters of which Sentry will be told, once the app has initialised it."""
+        """A function that marks letters to be reported to Sentry; subscribes the reporter.
+
+        Subscribes late, because the app may initialise Sentry after the guard is made.
+        """
+        from celery_dlq.contrib import sentry
+
         reporter = sentry.SentryReporter(backend.reports)
 
         def marked(letter: DeadLetter) -> DeadLetter:
@@ -382,18 +408,20 @@ class Assembly:
 
 
 def backend_for(settings: Settings, app: Any) -> Backend:
-    """The backend that the settings name; nothing is sent yet.
+    """Make the backend that the settings name; nothing is sent yet.
 
     Args:
         settings: The checked settings.
-        app: The Celery app: its broker is where letters are if ``dlq_url`` is not set.
+        app: The Celery app; its broker keeps the letters if ``dlq_url`` is not set.
 
     Raises:
-        SettingsError: There is no usable URL, or the broker cannot keep letters.
+        SettingsError: No usable URL is set, or the broker cannot keep letters.
     """
     if settings.store == "memory":
+        from celery_dlq.backends.memory import MemoryBackend
+
         return MemoryBackend()
-    from celery_dlq.backends.redis.backend import RedisBackend  # noqa: PLC0415 - publishers need none
+    from celery_dlq.backends.redis.backend import RedisBackend
 
     broker = settings.store == "broker"
     return RedisBackend(
@@ -406,10 +434,10 @@ def backend_for(settings: Settings, app: Any) -> Backend:
 
 
 def _letters_on_broker(settings: Settings, app: Any, redis: RedisBackend) -> DeadLetterStore:
-    """Letters in queues of the broker; their positions and claims, and all else, in Redis."""
-    from celery_dlq.backends.broker.queue import QueueDriver  # noqa: PLC0415 - few need it
-    from celery_dlq.backends.broker.store import BrokerStore  # noqa: PLC0415
-    from celery_dlq.backends.redis.positions import PositionIndex  # noqa: PLC0415
+    """A store of letters in queues of the broker; Redis has their positions and claims."""
+    from celery_dlq.backends.broker.queue import QueueDriver
+    from celery_dlq.backends.broker.store import BrokerStore
+    from celery_dlq.backends.redis.positions import PositionIndex
 
     settings.check_broker(app.connection_for_write().transport.driver_type)
     index = PositionIndex(redis.client, redis.url, redis.keys, redis.count_ttl)
@@ -421,7 +449,7 @@ def _letters_on_broker(settings: Settings, app: Any, redis: RedisBackend) -> Dea
 
 
 def _shown_place(settings: Settings, broker_url: Any) -> str:
-    """Where the letters are, without the password."""
+    """The store's URL without the password, which may change; names the spool's folder."""
     if settings.store == "redis":
         return str(maybe_sanitize_url(settings.redis_url(broker_url)))
     if settings.store == "broker":
@@ -439,63 +467,17 @@ def _trimming(
     policies = [*table.queues.values(), *table.tasks.values()]
     if any(p.dead_letter_ttl or p.dead_letter_max_length for p in policies):
         logger.warning(
-            "dlq_store is 'broker', so workers trim nothing: dead_letter_ttl and "
-            "dead_letter_max_length are obeyed when `celery dlq trim` runs"
+            "dlq_store is 'broker', so workers do not trim: dead_letter_ttl and "
+            "dead_letter_max_length take effect when `celery dlq trim` runs"
         )
     return []
-
-
-def policy_table_of(app: Any, settings: Settings) -> PolicyTable:
-    """The policies of an app's queues and of its registered tasks."""
-    return PolicyTable(settings.queues, task_policies(app))
-
-
-def task_policies(app: Any) -> dict[str, Policy]:
-    """The policies of task decorators, by task name."""
-    found = ((task.name, policy_of(task)) for task in list(app.tasks.values()))
-    return {name: policy for name, policy in found if policy is not None}
-
-
-def card_of(app: Any, settings: Settings) -> WorkerInfo:
-    """What any worker of an app tells the others; who it is, is left open."""
-    policies: Mapping[str, Policy] = {
-        **settings.queues,
-        **{f"{TASK_PREFIX}{name}": policy for name, policy in task_policies(app).items()},
-    }
-    tasks = sorted(name for name in app.tasks if not name.startswith("celery."))
-    return WorkerInfo(
-        hostname="",
-        pid=0,
-        version="",
-        started_at=EPOCH,
-        queues=tuple(sorted(app.amqp.queues.consume_from)),
-        tasks=tuple(tasks[:_MOST_TASKS]),
-        policies={name: policy.to_json() for name, policy in policies.items()},
-    )
-
-
-def known_queues(app: Any) -> set[str]:
-    """The queues that an app's configuration names."""
-    routes = app.conf.task_routes
-    routed = routes.values() if isinstance(routes, dict) else ()
-    named = {
-        r if isinstance(r, str) else r.get("queue") for r in routed if isinstance(r, (str, dict))
-    }
-    names = {str(getattr(queue, "name", queue)) for queue in named if queue is not None}
-    return {*names, *app.amqp.queues, app.conf.task_default_queue}
-
-
-def queue_of_tasks(app: Any) -> dict[str, str]:
-    """The queue to which each task with a policy of its own is published."""
-    delays = DefaultDelays(app, Settings())
-    return {name: delays.queue_of(app.tasks[name]) for name in task_policies(app)}
 
 
 def _wait_for(store: DeadLetterStore, timeout_seconds: float) -> None:
     """Wait until a store answers.
 
     Raises:
-        StoreUnavailable: It did not in time.
+        StoreUnavailable: The store did not answer in time.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -508,13 +490,6 @@ def _wait_for(store: DeadLetterStore, timeout_seconds: float) -> None:
             time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
 
-def _warn_of_unknown_queues(app: Any, table: PolicyTable) -> None:
-    for name, hint in table.unknown_queues(known_queues(app)).items():
-        logger.warning(
-            "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
-        )
-
-
 def _is_death(kind: type[Event]) -> bool:
     return kind is DeadLettered
 
@@ -524,4 +499,6 @@ def _gauges(letter_writer: LetterWriter, hostname: str) -> WorkerGauges:
 
 
 def _keeps(guard: Guard, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
+    from celery_dlq.worker.failure import failure_of_exc_info
+
     return guard.keeps(task, delivery_info, failure_of_exc_info(exc_info, task.throws))

@@ -90,6 +90,12 @@ def policy_of(task: Any) -> Policy | None:
     return None
 
 
+def task_policies(app: Any) -> dict[str, Policy]:
+    """The policies of an app's decorated tasks, by task name."""
+    found = ((task.name, policy_of(task)) for task in list(app.tasks.values()))
+    return {name: policy for name, policy in found if policy is not None}
+
+
 def _mark_shared(proxy: Proxy, policy: Policy) -> None:
     """Give the policy to a shared task in every app that has it, now or later.
 

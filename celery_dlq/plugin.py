@@ -1,4 +1,4 @@
-"""``DeadLetters(app)``: installs the plugin on an app, and is what operators call."""
+"""``DeadLetters(app)``: installs the plugin on an app; also the operator's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
 
 ATTRIBUTE = "_celery_dlq"
-"""Where an app has its first `DeadLetters`."""
+"""Attribute of an app that holds its first `DeadLetters`."""
 
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
@@ -34,7 +34,7 @@ def utc_now() -> datetime:
 def _of(
     part: Callable[[Assembly], _Part], method: Callable[Concatenate[_Part, _Params], _Result]
 ) -> Callable[Concatenate[DeadLetters, _Params], _Result]:
-    """A method that calls one of a part, with its signature and its docstring."""
+    """A method that delegates to a part of the assembly, with its signature and docstring."""
 
     @wraps(method)
     def call(self: DeadLetters, /, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
@@ -46,21 +46,30 @@ def _of(
 class DeadLetters:
     """Installs the plugin on a Celery app; also the operator's API.
 
-    Making it touches neither the configuration nor Redis, so it may stand before or
-    after your settings. Settings are checked when a worker starts, when a message is
+    Making it reads neither the configuration nor Redis, so call it before or after you
+    configure the app. Settings are checked when a worker starts, when a message is
     published, and at the first operation.
+
+    Arguments that several methods share:
+
+    - ``dead_letter_queue``: the queue's name, e.g. ``"orders-DLQ"``.
+    - ``where``: the letters to work on, as a `LetterFilter`; or pass its fields as keywords,
+      e.g. ``fingerprint="…"``. Without either, all letters.
+    - ``limit``: at most this many letters; ``None`` for all.
+    - ``progress``: called with the number of letters in every finished batch.
+    - ``scanned``: called with the number of entries in every page read.
 
     Args:
         app: The Celery app. A second `DeadLetters` for one app shares the first one's
             installation, with its clock, its events and its connections.
-        clock: The present, aware UTC; only tests pass one.
+        clock: Returns the present, aware UTC; only tests pass one.
 
     Example:
         ``dlq = DeadLetters(app)``
     """
 
     def __init__(self, app: Any, *, clock: Clock = utc_now) -> None:
-        # The app itself: which one `celery.current_app` is, may be another in another thread.
+        # The app itself: `celery.current_app` may be another app in another thread.
         self.app = app = app._get_current_object() if isinstance(app, Proxy) else app  # noqa: SLF001
         first: DeadLetters | None = getattr(app, ATTRIBUTE, None)
         self.assembly: Assembly = Assembly(app, clock) if first is None else first.assembly
@@ -71,7 +80,7 @@ class DeadLetters:
 
     @classmethod
     def of(cls, app: Any) -> DeadLetters:
-        """The `DeadLetters` of an app; made, if the app has none."""
+        """Return the `DeadLetters` of an app; make it if the app has none."""
         found = getattr(app, ATTRIBUTE, None)
         return found if isinstance(found, cls) else cls(app)
 
@@ -88,27 +97,27 @@ class DeadLetters:
         """Check all settings and the policies of all registered tasks; for your CI.
 
         Raises:
-            SettingsError: Something is wrong; the message says what and where.
+            SettingsError: A setting or policy is wrong; the message names it.
         """
         self.assembly.validate()
 
     @property
     def store(self) -> DeadLetterStore:
-        """Where the letters are kept."""
+        """The store of the letters."""
         return self.assembly.backend.letters
 
     @property
     def registry(self) -> WorkerRegistry:
-        """What the processes of the app tell each other."""
+        """Live workers, overrides and the audit."""
         return self.assembly.backend.workers
 
     @property
     def job_store(self) -> JobStore:
-        """Where jobs are kept."""
+        """The store of the jobs."""
         return self.assembly.backend.jobs
 
     def close(self) -> None:
-        """Let go of connections; the next operation opens them again."""
+        """Close all connections; the next operation opens new ones."""
         self.assembly.close()
 
     queues = _of(Assembly.reading, Reading.queues)
@@ -146,8 +155,8 @@ class DeadLetters:
         """Serve the metrics of all workers to Prometheus, in a thread of this process.
 
         Args:
-            port: Where to listen; 0 for any free one.
-            address: On which address.
+            port: TCP port; 0 for any free one.
+            address: Address to listen on.
 
         Returns:
             The HTTP server; ``shutdown()`` ends it.

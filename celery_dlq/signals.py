@@ -1,10 +1,10 @@
 """Celery-style signals: ``task_dead_lettered`` and ``task_redriven``.
 
 ``task_dead_lettered`` is sent in the main process of the worker that stored the letter, with
-``letter``. ``task_redriven`` is sent by the process that redrove it, with ``letter`` and
-``redrive_id``. The sender is the task's name, so that a receiver may choose one task. An error
-of a receiver is logged and has no other effect. The worker waits for its receivers: hand slow
-work, such as an HTTP call, to a thread.
+``letter``. ``task_redriven`` is sent in the process that redrives it, with ``letter`` and
+``redrive_id``. The sender is the task's name, so a receiver can choose one task. An error in a
+receiver is logged and has no other effect. The worker waits for receivers: do slow work, such
+as an HTTP call, in a thread.
 
 Example:
     .. code-block:: python

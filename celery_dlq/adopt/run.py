@@ -6,15 +6,17 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from celery_dlq.adopt.adopter import Adopter, AdoptReport
-from celery_dlq.adopt.adopter import follow as follow_queues
 from celery_dlq.backends.base import Backend, Clock
 from celery_dlq.config import Settings
-from celery_dlq.dlx.publisher import ExchangePublisher
 from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.events import Action, Change, whoami
 from celery_dlq.logs import get_logger
+
+if TYPE_CHECKING:
+    from celery_dlq.adopt.adopter import Adopter, AdoptReport
+    from celery_dlq.dlx.publisher import ExchangePublisher
 
 logger = get_logger("celery_dlq.dlx.publisher")
 
@@ -72,6 +74,8 @@ class AdoptRun:
             BrokerUnavailable: The broker is down.
             StoreUnavailable: The store is down.
         """
+        from celery_dlq.adopt.adopter import follow as follow_queues  # noqa: PLC0415 - publishers import this module
+
         self._check(queue, dead_letter_queue)
         adopter = self._make_adopter(
             queue,

@@ -1,1 +1,1 @@
-"""Where teams already look: Sentry and Prometheus. Nothing here is imported unless it is used."""
+"""Integrations with Sentry and Prometheus; loaded only if used."""

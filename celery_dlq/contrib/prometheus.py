@@ -1,4 +1,4 @@
-"""The metrics of all workers as Prometheus reads them, from what they left in the store."""
+"""Serve the metrics of all workers to Prometheus, from their counts in the store."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ logger = get_logger("celery_dlq.exporter")
 
 
 class Queues(Protocol):
-    """Where the exporter learns of dead-letter queues."""
+    """Lists the dead-letter queues for the exporter."""
 
     def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues at a glance."""
+        """A summary of every dead-letter queue."""
 
 
 class Collector:
-    """Reads the store at every scrape; when it does not answer, ``celery_dlq_up`` is 0.
+    """Reads the store at every scrape; ``celery_dlq_up`` is 0 if it does not answer.
 
     Args:
-        queues: The dead-letter queues.
-        store: The counts of all processes.
-        clock: The present, aware UTC.
+        queues: Lists the dead-letter queues.
+        store: Keeps the counts of all processes.
+        clock: Returns the present, aware UTC.
     """
 
     def __init__(self, queues: Queues, store: MetricsStore, clock: Clock) -> None:
@@ -45,8 +45,8 @@ class Collector:
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """One scrape."""
-        with self._lock:  # one connection, however many scrape at once
+        """Answer one scrape."""
+        with self._lock:  # concurrent scrapes share one connection
             try:
                 measured, queues = self._store.read(), self._queues.queues()
             except StoreUnavailable as exc:
@@ -65,7 +65,7 @@ class Collector:
 
 
 def serve(collector: Collector, *, port: int, address: str) -> Any:
-    """Answer scrapes in a thread, at ``/metrics``.
+    """Serve ``/metrics`` in a thread.
 
     Returns:
         The server; its ``server_port`` is the port, ``shutdown()`` ends it.
@@ -85,8 +85,8 @@ def serve(collector: Collector, *, port: int, address: str) -> Any:
         server, _thread = start_http_server(port, addr=address, registry=registry)
     except (OSError, OverflowError) as exc:
         raise DLQError(
-            f"expected {address}:{port} to be free for the exporter, got {exc}; stop what listens "
-            f"there or choose another --port"
+            f"expected {address}:{port} to be free for the exporter, got {exc}; stop the process "
+            f"that listens there or choose another --port"
         ) from exc
     return server
 
@@ -117,7 +117,7 @@ def _gauges(
         [
             ((q.name,), max(0.0, (now - q.oldest_at).total_seconds()) if q.oldest_at else 0.0)
             for q in queues
-            if q.oldest_at or not q.letters  # an age that is not known is not zero
+            if q.oldest_at or not q.letters  # an unknown age is not 0
         ],
     )
     yield _gauge(

@@ -1,15 +1,14 @@
-"""Deaths in Sentry: one event per group of letters when it is new, came back, or grew tenfold.
+"""Report to Sentry: one event per group of letters when it is new, returns, or grows tenfold.
 
-Sentry's own CeleryIntegration sends an event for every exception of every task, from the
-pool process. For a failure that becomes a letter this would be a second event of the same
-thing, and in a flood one per letter. So, where this module reports (``dlq_sentry`` is
-``groups``), the integration's event of such a failure is left out; retries that go on,
-unguarded tasks and everything else stay as they are. With ``beside`` the integration's
-events stay, their letters keep their ids, and only deaths that the integration does not
-see are reported here.
+Sentry's CeleryIntegration sends an event for every exception of every task, from the pool
+process. For a failure that becomes a letter this would be a duplicate, and in a flood one
+event per letter. So where ``dlq_sentry`` is ``groups``, this module drops the integration's
+event of such a failure; events of retries, unguarded tasks and everything else stay. With
+``beside`` the integration's events stay and their letters keep the event ids; this module
+reports only deaths that the integration does not see.
 
-``sentry_sdk`` is looked for among the loaded modules, never imported: without it, or
-without a DSN, nothing here costs anything.
+``sentry_sdk`` is used only if the app has imported it. Without it, or without a DSN, this
+module does nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Keeps = Callable[[Any, "dict[str, Any]", Any], bool]
 
 
 def client() -> Any:
-    """Sentry's client, if the app has loaded ``sentry_sdk`` and given it a DSN; else ``None``."""
+    """Sentry's client, if the app has imported ``sentry_sdk`` and set a DSN; else ``None``."""
     sdk = sys.modules.get("sentry_sdk")
     if sdk is None or not hasattr(sdk, "get_client"):  # sentry_sdk 1 has no get_client
         return None
@@ -60,7 +59,7 @@ def client() -> Any:
 
 
 def event_id_of(letter: DeadLetter) -> str:
-    """The id of a letter's event: derived, so that a letter that is told twice is one event."""
+    """The id of a letter's event, derived from the letter's: a second report is the same event."""
     return uuid5(_EVENT_NAMESPACE, letter.id).hex
 
 
@@ -68,7 +67,7 @@ class SentryReporter:
     """Marks letters that will be reported, and reports them once they are stored.
 
     Args:
-        reports: Decides for all workers together.
+        reports: Decides which letters to report, for all workers together.
     """
 
     def __init__(self, reports: Reports) -> None:
@@ -76,7 +75,7 @@ class SentryReporter:
         self._due: OrderedDict[str, Report] = OrderedDict()
 
     def mark(self, letter: DeadLetter) -> DeadLetter:
-        """The letter with the id of its event, if it is to have one."""
+        """The letter with the id of its event, if it will be reported."""
         if letter.sentry_event_id is not None or client() is None:
             return letter
         try:
@@ -92,7 +91,7 @@ class SentryReporter:
         return replace(letter, sentry_event_id=event_id_of(letter))
 
     def __call__(self, event: Event) -> None:
-        """An observer of events: hands the event of a stored letter to Sentry's own thread."""
+        """Observe events: queue the report of a stored letter in Sentry's own thread."""
         if not isinstance(event, DeadLettered):
             return
         report = self._due.pop(event.letter.id, None)
@@ -102,7 +101,7 @@ class SentryReporter:
 
 
 def _send(event: dict[str, Any]) -> None:
-    """Hand an event over, without the breadcrumbs of a main process that serves all tasks."""
+    """Send an event without breadcrumbs: those of the main process belong to all tasks."""
     sdk = sys.modules["sentry_sdk"]
     with sdk.isolation_scope() as scope:
         scope.clear_breadcrumbs()
@@ -110,16 +109,16 @@ def _send(event: dict[str, Any]) -> None:
 
 
 class SentryDeduplicator:
-    """What keeps Sentry's CeleryIntegration and the reporter from telling the same thing twice.
+    """Drops events of Sentry's integrations that would duplicate a report.
 
-    Made in the worker's main process before the pool starts, so that pool processes have it.
+    Made in the worker's main process before the pool starts, so that pool processes inherit it.
 
     Args:
-        keeps: Whether a failure, given as task, ``delivery_info`` and ``exc_info``, will be
-            a letter.
-        handling: Whether Celery now handles the end of a guarded delivery.
-        instead: Leave out the integration's event of such a failure, and what Sentry's logging
-            integration makes of Celery's log lines about it.
+        keeps: Returns true if a failure, given as task, ``delivery_info`` and ``exc_info``,
+            will be a letter.
+        handling: Returns true while Celery handles the end of a guarded delivery.
+        instead: Drop CeleryIntegration's event of such a failure, and the events that Sentry's
+            logging integration makes from Celery's log lines about it.
     """
 
     def __init__(self, keeps: Keeps, handling: Callable[[], bool], *, instead: bool) -> None:
@@ -129,9 +128,9 @@ class SentryDeduplicator:
         self._rate_limit = RateLimit()
 
     def install(self) -> None:
-        """Look at every event of this process and of the pool processes it starts.
+        """Process every event of this process and of the pool processes that it starts.
 
-        Takes the place of an earlier worker's in this process.
+        Replaces the one of an earlier worker in this process.
         """
         scope = sys.modules["sentry_sdk"].scope
         others = [
@@ -145,7 +144,7 @@ class SentryDeduplicator:
         )
 
     def processed(self, event: Any, hint: Mapping[str, Any]) -> Any:
-        """Sentry's event, or ``None`` if a letter tells of it."""
+        """Sentry's event, or ``None`` to drop it because a letter reports it."""
         if self._instead and "log_record" in hint:
             return event if self._may_log(hint["log_record"]) else None
         if _mechanism(event) != "celery" or not current_task:
@@ -157,20 +156,20 @@ class SentryDeduplicator:
             ):
                 return None
         except Exception:
-            logger.exception("An event of Sentry's own stays, whether or not there is a letter")
+            logger.exception("Could not check an event of Sentry's integration; it is sent")
         setattr(request, EVENT_ID, event.get("event_id"))
         return event
 
     def _may_log(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("celery.worker"):
             return not self._handling()
-        # A line per lost process, and ours per letter while the store is down.
-        once_a_while = record.name == "multiprocessing" or record.name.startswith("celery_dlq")
-        return not once_a_while or self._rate_limit.may(record.name, str(record.msg))
+        # One line per lost process, and one of ours per letter while the store is down.
+        limited = record.name == "multiprocessing" or record.name.startswith("celery_dlq")
+        return not limited or self._rate_limit.may(record.name, str(record.msg))
 
 
 class RateLimit:
-    """Lets each kind of line pass once a minute.
+    """Passes one log line per template and minute.
 
     Args:
         clock: Monotonic seconds.
@@ -184,7 +183,7 @@ class RateLimit:
         self._passed: MutableMapping[tuple[str, str], float] = LRUCache(self.MAX_TEMPLATES)  # type: ignore[no-untyped-call]
 
     def may(self, logger_name: str, template: str) -> bool:
-        """Whether a line of this kind may pass now; then it has."""
+        """True if a line may pass now; counts it as passed."""
         now, name = self._clock(), (logger_name, template)
         if now - self._passed.get(name, -self._PAUSE_SECONDS) < self._PAUSE_SECONDS:
             return False
@@ -193,21 +192,21 @@ class RateLimit:
 
 
 def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:
-    """In the pool process: the failure takes the id of its event along to the main process."""
+    """In the pool process: attach the event id to the failure that goes to the main process."""
     event_id = getattr(getattr(sender, "request", None), EVENT_ID, None)
     sdk = sys.modules.get("sentry_sdk")
-    # Not so if it was sampled out, or refused by the app's own before_send.
+    # The ids differ if Sentry sampled the event out, or the app's before_send dropped it.
     if event_id and sdk is not None and sdk.last_event_id() == event_id and einfo is not None:
         setattr(einfo, EVENT_ID, event_id)
 
 
 def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[str, Any]:
-    """A Sentry event that tells of a letter and its group.
+    """The Sentry event of a letter and its group.
 
     Args:
         letter: The letter.
-        report: Why it is reported.
-        with_values: Whether arguments and body may be in it.
+        report: The reason of the report.
+        with_values: Include arguments and body.
     """
     event: dict[str, Any] = {
         "event_id": letter.sentry_event_id,
@@ -266,7 +265,7 @@ def _context(letter: DeadLetter, report: Report) -> dict[str, Any]:
 
 
 def _exceptions(letter: DeadLetter) -> list[dict[str, Any]]:
-    """The chain of exceptions, the one that escaped last, with what the letter says of that."""
+    """The chain of exceptions; the last one has type and text from the letter."""
     chain = raised(letter.traceback or "") or [Raised(name="", said="", frames=())]
     last = replace(chain[-1], name=letter.exception_type or "", said=letter.exception_message or "")
     return [_exception(one) for one in (*chain[:-1], last)]
@@ -298,7 +297,7 @@ def _exception(one: Raised) -> dict[str, Any]:
 
 
 def _values(letter: DeadLetter) -> dict[str, Any]:
-    """Arguments and body as far as they can be read without unpickling anything."""
+    """Arguments and body, as far as they are readable without unpickling."""
     return {
         "args": letter.args_json or letter.argsrepr,
         "kwargs": letter.kwargs_json or letter.kwargsrepr,
@@ -307,7 +306,7 @@ def _values(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _sends_values(options: Mapping[str, Any]) -> bool:
-    """Whether the app lets Sentry have personal data: what ``sentry_sdk.init`` was told."""
+    """True if the app's ``sentry_sdk.init`` allows personal data."""
     collection = options.get("data_collection")
     if isinstance(collection, Mapping) and collection.get("provided_by_user"):
         return bool(collection.get("queues"))

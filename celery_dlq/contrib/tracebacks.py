@@ -1,7 +1,6 @@
-"""A traceback's text, taken apart: the exceptions of the chain and their frames.
+"""Parse the text of a traceback into exceptions and frames.
 
-The worker's main process has the text only; the exception itself died with the pool
-process that raised it.
+The worker's main process has only the text; the exception stays in the pool process.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Frame:
         file: Path of the source.
         line: Number of the line.
         function: Name of the function.
-        code: The line itself, if it was known.
-        own: It belongs to the application, not to a library.
+        code: Text of the line, if known.
+        own: True if it belongs to the application, not to a library.
     """
 
     file: str
@@ -54,7 +53,7 @@ class Raised:
 
 
 def raised(traceback: str) -> list[Raised]:
-    """The exceptions of a traceback, the one that escaped last; empty if it is none."""
+    """The exceptions of a traceback, the one that escaped last; empty for other text."""
     return [found for part in CHAINED.split(traceback) if (found := _one(part)) is not None]
 
 
@@ -87,7 +86,7 @@ def _frames(lines: list[str]) -> Iterator[Frame]:
 
 
 def _tail(lines: list[str]) -> str:
-    """What stands behind the last frame: the exception's name and text, maybe of many lines."""
+    """The text after the last frame: name and text of the exception, maybe on many lines."""
     at = max((n + 1 for n, line in enumerate(lines) if _FRAME.match(line)), default=0)
     while at < len(lines) and lines[at].startswith(("    ", "  [", "Traceback (most recent")):
         at += 1

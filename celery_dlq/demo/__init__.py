@@ -1,1 +1,1 @@
-"""``celery-dlq demo``: the whole main job on real parts, for somebody who just installed it."""
+"""``celery-dlq demo``: the main job from failure to redrive, on a real Redis and a real worker."""

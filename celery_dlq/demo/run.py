@@ -1,4 +1,4 @@
-"""The steps of the demo, each told on the screen; a step that fails says which it is."""
+"""The steps of the demo, each shown on the screen; an error names its step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.2
 
 HEALTHY = 60
 INVOICES = 5
-# Task, its number, and the positional arguments made from a counter.
+# Task, number of messages, and a function from a counter to the positional arguments.
 POISON: tuple[tuple[str, int, Any], ...] = (
     ("charge", 12, lambda n: (n, 19.9 + n, 0)),
     ("ship", 8, lambda n: (n, ("GB", "US", "BR", "JP")[n % 4])),
@@ -47,30 +47,30 @@ POISON: tuple[tuple[str, int, Any], ...] = (
 
 @dataclass(slots=True)
 class Published:
-    """Ids of what was published, by task."""
+    """Ids of the published messages, by task."""
 
     ids: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def poison(self) -> int:
-        """How many will die."""
+        """Number of messages that will die."""
         return sum(len(self.ids[name]) for name, _count, _args in POISON)
 
     @property
     def healthy(self) -> list[str]:
-        """Ids of those that will succeed."""
+        """Ids of the messages that will succeed."""
         return [*self.ids["pack"], *self.ids["invoice"]]
 
 
 def run_demo(folder: str) -> None:
-    """Run the whole main job.
+    """Run the demo.
 
     Args:
-        folder: Gets a new folder with the Parquet files, the picture and the log.
+        folder: Parent of a new folder with the Parquet files, the picture and the log.
 
     Raises:
         DemoError: A step failed; the message names it.
-        MissingExtra: Something is not installed that the demo needs.
+        MissingExtra: A package that the demo needs is not installed.
     """
     _check_extras()
     demo = _Demo(Path(folder))
@@ -79,7 +79,7 @@ def run_demo(folder: str) -> None:
 
 
 class _Demo:
-    """The demo's steps; state that they share."""
+    """The demo's steps, and their shared state."""
 
     def __init__(self, folder: Path) -> None:
         self.console = Console(highlight=False)
@@ -96,9 +96,9 @@ class _Demo:
         except MissingExtra:
             raise
         except Exception as exc:
-            said = str(exc) if isinstance(exc, DLQError) else f"{type(exc).__name__}: {exc}"
+            error = str(exc) if isinstance(exc, DLQError) else f"{type(exc).__name__}: {exc}"
             raise DemoError(
-                f"the demo failed at step {self.number}, {self.step_title}: {said}"
+                f"the demo failed at step {self.number}, {self.step_title}: {error}"
             ) from exc
 
     def _run(self, stack: ExitStack) -> None:
@@ -144,7 +144,7 @@ class _Demo:
         return published
 
     def _watch(self, shop: Any, published: Published) -> None:
-        self._step("the worker lives through them")
+        self._step("the worker survives them")
         columns = (
             TextColumn("{task.description:<14}"),
             BarColumn(),
@@ -217,12 +217,14 @@ class _Demo:
         self.console.print(Rule(f"{self.number}. {title}", align="left", style="cyan"))
 
     def _polling(self, what: str) -> Iterator[None]:
-        """Yield until the caller is content; the worker must live and time must not run out."""
+        """Poll until the caller stops; fails if the worker exits or time runs out."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < deadline:
             if self.worker is not None and self.worker.poll() is not None:
-                message = f"expected the worker to live, got its exit with {self.worker.returncode}"
-                raise DemoError(f"{message}; see {self.folder / 'worker.log'}")
+                raise DemoError(
+                    f"the worker exited with code {self.worker.returncode}; see "
+                    f"{self.folder / 'worker.log'}"
+                )
             yield
             time.sleep(_POLL_SECONDS)
         raise DemoError(
@@ -244,7 +246,7 @@ def _succeeded(app: Any, ids: Sequence[str]) -> int:
 
 
 def _check_extras() -> None:
-    """Say at once what is missing, not after a minute."""
+    """Report a missing package at the start, not after a minute."""
     for package in ("pyarrow", "pyspark", "matplotlib"):
         if find_spec(package) is None:
             feature = "the demo"
@@ -255,7 +257,7 @@ def _check_extras() -> None:
 
 @contextmanager
 def _quick_goodbye() -> Iterator[None]:
-    """Let a termination signal clean up as Ctrl-C does."""
+    """Clean up on SIGTERM as on Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

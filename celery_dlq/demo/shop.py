@@ -54,7 +54,7 @@ def pack(order_id: int) -> str:
     name="shop.charge", autoretry_for=(ZeroDivisionError,), max_retries=2, default_retry_delay=0
 )
 def charge(order_id: int, amount: float, parts: int) -> float:
-    """Has the bug that gets fixed: an order without parts cannot be divided."""
+    """Has the bug that the demo fixes: it divides by the number of parts, which may be 0."""
     if FIXED.exists():
         parts = max(1, parts)
     return amount / parts
@@ -62,24 +62,22 @@ def charge(order_id: int, amount: float, parts: int) -> float:
 
 @app.task(name="shop.ship")
 def ship(order_id: int, country: str) -> str:
-    """Rejects what can never work, with a description for the operator."""
+    """Rejects impossible orders, with a description for the operator."""
     if country not in {"DE", "FR", "PL"}:
-        description = f"we do not ship to {country}"
-        raise RejectToDLQ(description)
+        raise RejectToDLQ(f"we do not ship to {country}")
     return f"order {order_id} shipped"
 
 
 @app.task(name="shop.reserve", bind=True)
 @dead_letter_policy(max_deliveries=4)
 def reserve(self: Any, order_id: int) -> None:
-    """Believes that the stock will come back, for ever."""
-    reason = "out of stock"
-    raise Reject(reason, requeue=True)
+    """Requeues forever, in the hope of new stock."""
+    raise Reject("out of stock", requeue=True)
 
 
 @app.task(name="shop.render")
 def render(image_id: int) -> None:
-    """Needs more memory than there is: the kernel kills the pool child."""
+    """Needs too much memory: the kernel kills the pool process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -91,5 +89,5 @@ def thumbnail(image_id: int) -> None:
 
 @app.task(name="shop.invoice")
 def invoice(order_id: int) -> str:
-    """Healthy; its queue delays every mail, so that an order can still be changed."""
+    """Healthy; its queue delays every mail, so that the customer can change the order."""
     return f"invoice for order {order_id} sent"

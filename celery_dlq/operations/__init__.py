@@ -1,4 +1,4 @@
-"""What operators do with letters: redrive, edit, discard; safe against crashes and each other."""
+"""Operations on letters: redrive, edit, discard; safe against crashes and each other."""
 
 from celery_dlq.operations.redrive import Redriver
 from celery_dlq.operations.results import DiscardReport, RedriveReport

@@ -1,4 +1,4 @@
-"""What operators change: letters redriven, edited, discarded, trimmed; jobs; the audit."""
+"""Operations that change letters: redrive, edit, discard, trim; their jobs and the audit."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.policies.policy import Policy
 
-_MOST_LOOKED_AT = 100_000  # discarded letters of a queue, for the beginning of an id
-_MOST_MARKERS_READ = 200_000
+_MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
+_MAX_MARKERS_SCANNED = 200_000
 
 
 class Operations:
     """Redrives, edits and discards letters; safe against crashes and other operators.
 
+    The methods are those of `DeadLetters`, which describes the arguments that they share.
+
     Args:
         app: The Celery app.
         settings: Its checked settings.
-        backend: Where letters, jobs and the audit are.
+        backend: Keeps letters, jobs and the audit.
         reading: Finds the letters.
-        policies: The policies in force.
-        events: Told of what happens.
-        measuring: Counts what is redriven.
-        clock: The present, aware UTC.
+        policies: Knows the policies in force.
+        events: Receives every redriven letter and every change.
+        measuring: Counts redriven letters.
+        clock: Returns the present, aware UTC.
     """
 
     def __init__(
@@ -95,34 +97,28 @@ class Operations:
     ) -> RedriveReport:
         """Publish the original messages of letters again, then remove the letters.
 
-        At least once: killed between publishing and removing, the next redrive
-        publishes no letter again that is known to be published; of the one batch where
-        that is not known, it says how many (``maybe_twice``). Letters that arrive
-        meanwhile are not touched.
+        At least once. After a crash between publishing and removing, the next redrive
+        publishes no letter that is known to be published. One batch may be uncertain; its
+        letters are published and counted in ``maybe_twice``. Letters that arrive during the
+        redrive are not touched.
 
         Args:
-            dead_letter_queue: Its name.
-            where: Which letters; or give the fields of `LetterFilter` as keywords. With
-                neither, all of them.
-            rate: Most letters a second; ``None`` for as fast as the broker takes them.
-            limit: Most letters.
-            to_queue: Publish to this queue instead of the one each message came from.
-            delay: Seconds, or a timedelta, after which the messages may run.
+            rate: At most this many letters per second; ``None`` for no limit.
+            to_queue: Publish to this queue instead of each message's own.
+            delay: Seconds, or a timedelta, before the messages may run.
             new_id: Give each task a new id.
-            keep_count: Earlier deliveries count: a message is executed once more, and then
-                only as often as its ``max_deliveries`` has left.
-            canary: Redrive so many letters first, spread over the groups, and look what
-                becomes of them.
-            max_failures: Go on when at most so many of the canary die again or do not end.
-            canary_wait: Seconds, or a timedelta, for which to watch the canary.
-            progress: Called with the size of every batch that is done.
-            scanned: Called with the size of every page that was read.
-            **fields: E.g. ``fingerprint="…"``.
+            keep_count: Count earlier deliveries: a message is executed once more, then as
+                often as its ``max_deliveries`` has left.
+            canary: First redrive this many letters, taken from all groups in turn, and watch
+                how they end.
+            max_failures: Continue if at most this many letters of the canary die again or do
+                not end in time.
+            canary_wait: Seconds, or a timedelta, to watch the canary.
 
         Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
-            DLQError: An option or a field is not usable.
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer.
+            DLQError: An option or a field of the filter is not usable.
         """
         where = where or LetterFilter(**fields)
         options = RedriveOptions(
@@ -134,15 +130,15 @@ class Operations:
             keep_count=keep_count,
         )
         self._check_target(to_queue)
-        birds = None
+        trial = None
         if canary is not None:
-            birds = Canary(
+            trial = Canary(
                 letters=canary, max_failures=max_failures, wait_seconds=_seconds(canary_wait)
             )
         self._reading.check_queue(dead_letter_queue)
-        told = {**options.to_json(), **({} if birds is None else {"canary": birds.to_json()})}
-        run = self._new_job("redrive", dead_letter_queue, where, told)
-        return self._redrive(run, where, options, birds, progress, scanned)
+        kept = {**options.to_json(), **({} if trial is None else {"canary": trial.to_json()})}
+        run = self._new_job("redrive", dead_letter_queue, where, kept)
+        return self._redrive(run, where, options, trial, progress, scanned)
 
     def edit(
         self,
@@ -157,22 +153,18 @@ class Operations:
     ) -> RedriveReport:
         """Change the arguments of one letter's message, and redrive it.
 
-        The header ``dlq_edited`` keeps who changed what, when, from what; it is in the next
-        letter too, should the message die again.
+        The header ``dlq_edited`` records who changed what, when, and the old values. If the
+        message dies again, the new letter has it too. The options are those of `redrive`.
 
         Args:
             letter_id: As for `get`.
             change: The change.
-            dead_letter_queue: Where the letter is; ``None`` looks in all.
-            to_queue: As for `redrive`.
-            delay: The same.
-            new_id: The same.
-            keep_count: The same.
+            dead_letter_queue: The letter's queue; ``None`` searches all queues.
 
         Raises:
-            NotFound: There is no such letter.
+            NotFound: The letter does not exist.
             DLQError: Its body is not plain JSON, or the change does not fit it.
-            StoreUnavailable: Redis does not answer.
+            StoreUnavailable: The store does not answer.
         """
         options = RedriveOptions(
             to_queue=to_queue, delay_seconds=_seconds(delay), new_id=new_id, keep_count=keep_count
@@ -180,7 +172,7 @@ class Operations:
         self._check_target(to_queue)
         queue, found = self._reading.entry(letter_id, dead_letter_queue)
         apply = edited(change, actor=whoami(), now=self._clock())
-        # Tried out first: a change that does not fit must not even claim the letter.
+        # Apply it once before the claim: a change that does not fit must not touch the letter.
         apply(outgoing(found, options, redrive_id="", now=self._clock()))
         where = LetterFilter(ids=frozenset({found.key}))
         run = self._new_job("redrive", queue, where, {**options.to_json(), "edited": True})
@@ -205,19 +197,11 @@ class Operations:
         scanned: Progress | None = None,
         **fields: Any,
     ) -> DryRun:
-        """What a redrive would do, and whether its queues and tasks are there.
-
-        Args:
-            dead_letter_queue: As for `redrive`.
-            where: The same.
-            limit: The same.
-            to_queue: The same.
-            scanned: The same.
-            **fields: The same.
+        """Report what a redrive would do, and whether its queues and tasks exist.
 
         Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer.
         """
         options = RedriveOptions(limit=limit, to_queue=to_queue)
         self._check_target(to_queue)
@@ -241,24 +225,17 @@ class Operations:
         scanned: Progress | None = None,
         **fields: Any,
     ) -> DiscardReport:
-        """Take letters out of their queue; for 24 hours, `restore` puts them back.
+        """Remove letters from their queue; `restore` puts them back within 24 hours.
 
         Args:
-            dead_letter_queue: Its name.
-            where: Which letters; or give the fields of `LetterFilter` as keywords. With
-                neither, all of them.
-            forever: Remove them for good.
-            limit: Most letters.
-            export_first: Write them to this Parquet file first, or to a new one in this folder.
-            progress: Called with the size of every batch that is done.
-            scanned: Called with the size of every page that was read.
-            **fields: E.g. ``fingerprint="…"``.
+            forever: Remove them permanently.
+            export_first: Write them to this Parquet file first, or to a new file in this folder.
 
         Raises:
-            NotFound: There is no such queue.
+            NotFound: The queue does not exist.
             ExportError: The file cannot be written; nothing was removed.
-            StoreUnavailable: Redis does not answer.
-            DLQError: An option or a field is not usable.
+            StoreUnavailable: The store does not answer.
+            DLQError: An option or a field of the filter is not usable.
         """
         return self._discard(
             "discard",
@@ -282,7 +259,7 @@ class Operations:
         scanned: Progress | None = None,
         **fields: Any,
     ) -> DiscardReport:
-        """Remove letters for good; `discard` with ``forever``, named so in the audit."""
+        """Remove letters permanently: `discard` with ``forever``; the audit names it a purge."""
         return self._discard(
             "purge",
             dead_letter_queue,
@@ -297,16 +274,16 @@ class Operations:
         """Put a discarded letter back, as the newest of its queue.
 
         Args:
-            letter_id: Its id, or how it begins (6 characters or more).
-            dead_letter_queue: Where it was; ``None`` looks in the bins of all.
+            letter_id: The letter's id, or a prefix of 6 characters or more.
+            dead_letter_queue: Its queue; ``None`` searches the bins of all queues.
 
         Returns:
             The name of its queue.
 
         Raises:
-            NotFound: It is in no bin (any more), or several discarded letters begin so.
-            DLQError: Its queue has a letter of this id again.
-            StoreUnavailable: Redis does not answer.
+            NotFound: No bin has the letter, or the prefix fits several discarded letters.
+            DLQError: The queue has a letter with this id again.
+            StoreUnavailable: The store does not answer.
         """
         self._check_bin()
         if dead_letter_queue is not None:
@@ -319,14 +296,14 @@ class Operations:
             restored = self._store.restore(name, letter_id)
             if restored is Restored.TAKEN:
                 raise DLQError(
-                    f"expected {name} to have no letter {letter_id}, got one: the message died "
-                    f"again meanwhile; the discarded letter stays in the bin"
+                    f"{name} has a letter {letter_id} again, because its message died again; "
+                    f"the discarded letter stays in the bin"
                 )
             if restored is Restored.RESTORED:
                 self._record(Action.RESTORED, name, 1, {"letter": letter_id})
                 return name
         raise NotFound(
-            f"expected a discarded letter with the id {letter_id!r}, found none in the bin"
+            f"no bin has a letter with the id {letter_id!r}; discarded letters stay there 24 hours"
         )
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
@@ -344,26 +321,26 @@ class Operations:
     def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
         """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
 
-        Workers do it by themselves; this is for queues that no worker looks after.
+        Workers trim on their own; call this for queues that no worker consumes.
 
         Args:
-            *dead_letter_queues: Which queues; none for all.
-            dry_run: Say what the next pass would trim, at most some hundred letters a
-                queue and cause, and change nothing.
+            *dead_letter_queues: The queues to trim; none for all.
+            dry_run: Return what the next pass would trim, up to 500 letters per queue and
+                cause, and change nothing.
 
         Returns:
-            What was trimmed: one change per queue and cause.
+            One change per queue and cause.
 
         Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
+            NotFound: A queue does not exist.
+            StoreUnavailable: The store does not answer.
         """
         for name in dead_letter_queues:
             self._reading.check_queue(name)
-        book = self._policies.in_force()
+        table = self._policies.in_force()
         retention = Retention(self._store, self._registry, self._events, whoami())
         names = dead_letter_queues or self._store.names()
-        policies = {name: book.of_dead_letter_queue(name) for name in names}
+        policies = {name: table.of_dead_letter_queue(name) for name in names}
         policies = {name: policies[name] for name in retention.due(policies)}
         if dry_run:
             return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
@@ -372,17 +349,17 @@ class Operations:
     # -- jobs and audit -----------------------------------------------------------
 
     def jobs(self) -> list[Job]:
-        """The newest jobs, newest first; at most five hundred are remembered."""
+        """The jobs, newest first; the newest 500 are kept."""
         return self._jobs.all()
 
     def job(self, job_id: str) -> Job:
-        """One job; of a redrive also how many of its messages ``died_again`` and ``succeeded``.
+        """One job; for a redrive also how many of its messages ``died_again`` and ``succeeded``.
 
-        A death is seen by the mark that the new letter carries; a success is counted by the
-        worker, on guarded queues.
+        A new letter's header names the redrive of its message. Workers count successes, on
+        guarded queues only.
 
         Raises:
-            NotFound: There is no such job.
+            NotFound: The job does not exist.
         """
         job = self._jobs.get(job_id)
         if job.kind != "redrive":
@@ -391,11 +368,11 @@ class Operations:
         return replace(job, counts={**job.counts, **ends})
 
     def cancel(self, job_id: str) -> Job:
-        """Let a job end after its present batch; no letter is left half done.
+        """End a job after its current batch; no letter is left half done.
 
         Raises:
-            NotFound: There is no such job.
-            DLQError: It has ended.
+            NotFound: The job does not exist.
+            DLQError: The job has ended.
         """
         return self._jobs.cancel(job_id)
 
@@ -406,47 +383,47 @@ class Operations:
         progress: Progress | None = None,
         scanned: Progress | None = None,
     ) -> RedriveReport | DiscardReport:
-        """Go on with a job whose process died, or that was cancelled or stopped.
+        """Continue a job whose process died, or that was cancelled or stopped.
 
-        A redrive that has not passed its canary begins with another one.
+        A redrive that has not passed its canary starts with a new canary.
 
         Raises:
-            NotFound: There is no such job.
-            DLQError: It runs, it is done, or it was an edit, whose change is not kept.
+            NotFound: The job does not exist.
+            DLQError: The job is running or done, or is an edit, whose change is not kept.
         """
         jobs = self._jobs
         job = jobs.get(job_id)
         if job.options.get("edited"):
             raise DLQError(
-                f"expected a job that can go on, got {job_id}, an edit; edit the letter again"
+                f"job {job_id} is an edit, which cannot be resumed; edit the letter again"
             )
         where = LetterFilter.from_json(job.filter)
         options = {name: value for name, value in job.options.items() if name != "canary"}
         run = jobs.again(job_id)
         if job.kind == "redrive":
-            birds = Canary.from_json(job.options.get("canary"))
-            return self._redrive(run, where, RedriveOptions(**options), birds, progress, scanned)
+            trial = Canary.from_json(job.options.get("canary"))
+            return self._redrive(run, where, RedriveOptions(**options), trial, progress, scanned)
         return self._do_discard(run, where, DiscardOptions(**options), progress, scanned)
 
     def changes(self, limit: int = 100) -> list[Change]:
-        """Who changed what, newest first; the newest ten thousand changes are kept."""
+        """The audit, newest first: who changed what; the newest 10,000 changes are kept."""
         return self._registry.changes(limit=limit)
 
-    # -- how ----------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------
 
-    def _discarded_id(self, names: Sequence[str], beginning: str) -> str:
-        """The one id in the bins that begins so; the beginning itself if there is none."""
+    def _discarded_id(self, names: Sequence[str], prefix: str) -> str:
+        """The only id in the bins with this prefix; the prefix itself if there is none."""
         found: set[str] = set()
         for name in names:
-            for entry in islice(self.discarded(name), _MOST_LOOKED_AT):
-                if entry.key.startswith(beginning):
+            for entry in islice(self.discarded(name), _MAX_DISCARDED_SCANNED):
+                if entry.key.startswith(prefix):
                     found.add(entry.key)
                 if len(found) > 1:
                     raise NotFound(
-                        f"expected one discarded letter whose id begins so, got several: "
-                        f"{', '.join(sorted(found))}; give more of it"
+                        f"several discarded letters have an id that begins with {prefix!r}: "
+                        f"{', '.join(sorted(found))}; give more characters"
                     )
-        return found.pop() if found else beginning
+        return found.pop() if found else prefix
 
     def _redriver(self) -> Redriver:
         return Redriver(
@@ -458,7 +435,7 @@ class Operations:
         )
 
     def _redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:
-        """Told of every batch that was published; letters are only read for who wants them."""
+        """Count a published batch; decode its letters only if somebody subscribed."""
         self._measuring.redriven(queue, len(found))
         if not self._events.wanted(Redriven):
             return
@@ -552,7 +529,7 @@ class Operations:
         where: LetterFilter,
     ) -> None:
         if not run.begun:
-            return  # nothing matched: nothing happened
+            return  # nothing matched
         counts = _numbers(report.to_json())
         note = ""
         if isinstance(report, RedriveReport) and report.state in (STOPPED, FAILED):
@@ -586,12 +563,12 @@ class Operations:
         self._events.emit(change)
 
     def _died_again(self, job: Job) -> int:
-        """New letters whose message carries the mark of this job; reads a bounded number."""
-        mark, died, read = f'"{job.id}"'.encode(), 0, 0
+        """Number of new letters whose headers name this job; scans a bounded number."""
+        marker, died, scanned = f'"{job.id}"'.encode(), 0, 0
         for page in self._store.fields(job.queue, after=job.until, until=None, page_size=500):
-            died += sum(mark in fields.get(b"headers", b"") for _position, fields in page)
-            read += len(page)
-            if read >= _MOST_MARKERS_READ:
+            died += sum(marker in fields.get(b"headers", b"") for _position, fields in page)
+            scanned += len(page)
+            if scanned >= _MAX_MARKERS_SCANNED:
                 break
         return died
 
@@ -608,14 +585,14 @@ class Operations:
     def _check_bin(self) -> None:
         if not self._store.capabilities.bin:
             raise NotSupported(
-                f"expected a store that keeps discarded letters for a while, got dlq_store = "
-                f"{self._settings.store!r}, where they are gone for good; say --forever (or "
-                f"purge), and --export-first to keep a copy"
+                f"expected a store that keeps discarded letters for 24 hours, got dlq_store = "
+                f"{self._settings.store!r}, which has no bin; use --forever (or purge), and "
+                f"--export-first to keep a copy"
             )
 
 
 class _noting:  # noqa: N801 - used as a context manager only
-    """Keeps what a job did when it ends with an error or Ctrl-C."""
+    """Records the result of a job that ends with an error or Ctrl-C."""
 
     def __init__(
         self, operator: Operations, run: JobRun, action: Action, where: LetterFilter
@@ -631,7 +608,7 @@ class _noting:  # noqa: N801 - used as a context manager only
         if exc is None or not self._run.begun:
             return
         counts = dict(self._run.job.counts)
-        with suppress(DLQError):  # the first error is the one to tell
+        with suppress(DLQError):  # the first error is the one to raise
             self._run.end(FAILED, counts, f"{type(exc).__name__}: {exc}"[:500])
             self._operator._record_job(self._run, self._action, self._where, counts)  # noqa: SLF001 - its part
 
@@ -648,11 +625,11 @@ def _numbers(report: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _short_filter(where: LetterFilter, most: int = 20) -> dict[str, Any]:
-    told = where.to_json()
-    if len(told.get("ids", ())) > most:
-        told["ids"] = [*told["ids"][:most], f"and {len(told['ids']) - most} more"]
-    return told
+def _short_filter(where: LetterFilter, max_ids: int = 20) -> dict[str, Any]:
+    short = where.to_json()
+    if len(short.get("ids", ())) > max_ids:
+        short["ids"] = [*short["ids"][:max_ids], f"and {len(short['ids']) - max_ids} more"]
+    return short
 
 
 def _parquet_path(path: Path, job_id: str) -> Path:
@@ -660,6 +637,6 @@ def _parquet_path(path: Path, job_id: str) -> Path:
         path /= f"discarded-{job_id}.parquet"
     if path.exists():
         raise DLQError(
-            f"expected {path} to be a new file, got one that is there; choose another name"
+            f"expected {path} to be a new file, got one that exists; choose another name"
         )
     return path

@@ -1,4 +1,4 @@
-"""The canary: a few letters first, and a look at what becomes of them."""
+"""The canary: a redrive first redrives a few letters and watches how they end."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from celery_dlq.backends.base import RedriveOutcome
 from celery_dlq.errors import DLQError
 from celery_dlq.operations.selection import RawEntry
 
-_MOST_LETTERS = 1000
-_MOST_LOOKED_AT = 100_000
-_MOST_GROUPS = 1000
+_MAX_LETTERS = 1000
+_MAX_ENTRIES_SCANNED = 100_000
+_MAX_GROUPS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """How a redrive tries itself out.
+    """The options of a canary.
 
     Attributes:
-        letters: How many to redrive first.
-        max_failures: Go on when at most so many of them die again, or have not ended in time.
-        wait_seconds: How long to watch them.
+        letters: Number of letters to redrive first.
+        max_failures: Continue if at most this many of them die again or do not end in time.
+        wait_seconds: Seconds to watch them.
     """
 
     letters: int
@@ -31,10 +31,8 @@ class Canary:
     wait_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.letters <= _MOST_LETTERS:
-            raise DLQError(
-                f"expected canary to be 1 to {_MOST_LETTERS} letters, got {self.letters}"
-            )
+        if not 1 <= self.letters <= _MAX_LETTERS:
+            raise DLQError(f"expected canary to be 1 to {_MAX_LETTERS} letters, got {self.letters}")
         if self.max_failures < 0:
             raise DLQError(f"expected max_failures to be 0 or more, got {self.max_failures}")
         if not 0 < self.wait_seconds < float("inf"):
@@ -43,15 +41,15 @@ class Canary:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """What a job keeps of it."""
+        """A JSON-ready mapping, for the job."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> Canary | None:
-        """What a resumed job has still to try out; ``None`` if nothing.
+        """The canary of a resumed job; ``None`` if it has none, or if the canary passed.
 
         Args:
-            value: As `to_json` made it, with ``passed`` once it went well.
+            value: The result of `to_json`, with ``passed`` once the canary passed.
         """
         if not isinstance(value, Mapping) or value.get("passed"):
             return None
@@ -60,13 +58,13 @@ class Canary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryResult:
-    """What became of a canary.
+    """The outcome of a canary, in numbers of letters.
 
     Attributes:
-        redriven: How many were redriven and watched.
-        succeeded: How many ended well.
-        died: How many have a new letter.
-        open: How many had not ended when the watch did.
+        redriven: Redriven and watched.
+        succeeded: Their tasks succeeded.
+        died: They have a new letter.
+        open: They had not ended when the watch did.
     """
 
     redriven: int
@@ -90,13 +88,13 @@ class CanaryResult:
 
 
 def chosen(entries: Iterable[RawEntry], letters: int) -> list[str]:
-    """Ids of letters in turn from every group; looks at a bounded number of them."""
+    """Ids of letters, one group after the other in turn; scans a bounded number of entries."""
     groups: dict[str, list[str]] = {}
-    for found in islice(entries, _MOST_LOOKED_AT):
+    for found in islice(entries, _MAX_ENTRIES_SCANNED):
         if not found.is_letter:
             continue
         fingerprint = found.text("fingerprint")
-        if fingerprint not in groups and len(groups) >= _MOST_GROUPS:
+        if fingerprint not in groups and len(groups) >= _MAX_GROUPS:
             continue
         group = groups.setdefault(fingerprint, [])
         if len(group) < letters:

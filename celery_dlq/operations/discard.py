@@ -1,4 +1,4 @@
-"""Discarding and purging: letters go on purpose, into the bin or for good."""
+"""Discarding and purging: remove letters on purpose, into the bin or permanently."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from celery_dlq.record import iso
 
 KEPT_IN_BIN = timedelta(hours=24)
 
-_BATCH = 500
-_ROWS = 5_000
+_LETTERS_PER_BATCH = 500
+_ROWS_PER_GROUP = 5_000
 _LEASE_SECONDS = 60.0
 
 Progress = Callable[[int], object]
@@ -29,12 +29,12 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardOptions:
-    """How letters are discarded.
+    """The options of a discard.
 
     Attributes:
-        forever: Remove them for good; else they lie in the bin for 24 hours.
-        limit: Most letters; ``None`` for all.
-        export_path: Write them to this new Parquet file first; ``None`` for not.
+        forever: Remove the letters permanently; else the bin keeps them for 24 hours.
+        limit: At most this many letters; ``None`` for all.
+        export_path: Write them to this new Parquet file first; ``None`` for no export.
     """
 
     forever: bool = False
@@ -46,17 +46,17 @@ class DiscardOptions:
             raise DLQError(f"expected limit to be 1 or more, got {self.limit}")
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping of what differs from the defaults."""
+        """A JSON-ready mapping of the options that differ from their defaults."""
         return {
             f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
         }
 
 
 class Discarder:
-    """Removes letters, each as a whole or not at all.
+    """Removes letters, each completely or not at all.
 
     Args:
-        store: Where the letters are.
+        store: Keeps the letters.
     """
 
     def __init__(self, store: DeadLetterStore) -> None:
@@ -71,7 +71,7 @@ class Discarder:
         progress: Progress | None = None,
         scanned: Progress | None = None,
     ) -> DiscardReport:
-        """Do a job; see `DeadLetters.discard`."""
+        """Run a job; see `DeadLetters.discard`."""
         earlier: dict[str, Any] = {
             name: int(run.job.counts.get(name, 0)) for name in ("removed", "skipped", "exported")
         }
@@ -80,7 +80,7 @@ class Discarder:
         try:
             if options.export_path is not None and not Path(options.export_path).exists():
                 report.exported = self._export(run, where, left, Path(options.export_path))
-            for batch in batches(self._selected(run, where, left, scanned), _BATCH):
+            for batch in batches(self._selected(run, where, left, scanned), _LETTERS_PER_BATCH):
                 run.beat(_counts(report))
                 self._batch(run, batch, options, report)
                 run.beat(_counts(report), batch[-1].position)
@@ -117,12 +117,12 @@ class Discarder:
             self._store.remove(queue, ours, owner=owner)
         else:
             self._store.discard(queue, ours, owner=owner, keep_seconds=KEPT_IN_BIN.total_seconds())
-        # Claimed by us and not there any more: also when the answer to a removal was lost.
+        # Count what we claimed, not the reply: a removal may succeed and its reply be lost.
         report.removed += len(ours)
         report.skipped += len(keys) - len(ours)
 
     def _export(self, run: JobRun, where: LetterFilter, left: int | None, path: Path) -> int:
-        """Write the letters to a file that is there as a whole or not at all."""
+        """Write the letters to a file that appears completely or not at all."""
         try:
             import pyarrow.parquet as pq  # noqa: PLC0415 - pyarrow is an extra
 
@@ -136,7 +136,7 @@ class Discarder:
             with replacing(path) as temporary, ExitStack() as stack:
                 writer = pq.ParquetWriter(temporary, table.schema(), compression="zstd")
                 closed = stack.enter_context(writer)
-                for batch in batches(self._selected(run, where, left), _ROWS):
+                for batch in batches(self._selected(run, where, left), _ROWS_PER_GROUP):
                     run.beat({"exported": written})
                     closed.write_table(table.table([found.fields for found in batch]))
                     written += len(batch)

@@ -1,4 +1,4 @@
-"""A dry run: what a redrive would do, and whether what it needs is there."""
+"""Dry run: report what a redrive would do, and whether its queues and tasks exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_dlq.backends.base import WorkerInfo
 from celery_dlq.operations.message import RedriveOptions
 from celery_dlq.operations.selection import RawEntry
 
-_MOST_NAMES = 1000
+_MAX_NAMES = 1000
 _OTHERS = "(others)"
 
 Progress = Callable[[int], object]
@@ -20,13 +20,13 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that a redrive needs.
+    """A queue or task that a redrive needs.
 
     Attributes:
         name: The queue or the task.
-        letters: How many letters need it.
-        found: Whether it is there; ``None`` if that cannot be told.
-        why: Where it was found, or where it was looked for.
+        letters: Number of letters that need it.
+        found: True if it exists; ``None`` if that is unknown.
+        why: The place where it was found, or the places that were searched.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What a redrive would do.
+    """The effect that a redrive would have.
 
     Attributes:
-        letters: How many letters it would publish.
-        corrupt: Entries that are no letters; it would pass over them.
-        bytes: The size of the bodies.
-        queues: Where they would go.
-        tasks: What would run.
+        letters: Number of letters that it would publish.
+        corrupt: Number of entries that are no letters; it would skip them.
+        bytes: Total size of the bodies.
+        queues: The queues that it would publish to.
+        tasks: The tasks that would run.
     """
 
     letters: int = 0
@@ -55,7 +55,7 @@ class DryRun:
 
     @property
     def ready(self) -> bool:
-        """Whether nothing that it needs is known to be missing."""
+        """True unless a queue or task is known to be missing."""
         return all(check.found is not False for check in (*self.queues, *self.tasks))
 
     def to_json(self) -> dict[str, Any]:
@@ -69,13 +69,13 @@ def dry_run(
     options: RedriveOptions,
     workers: Sequence[WorkerInfo],
 ) -> DryRun:
-    """Look at what a redrive would do; changes nothing.
+    """Report what a redrive would do; changes nothing.
 
     Args:
         app: The Celery app.
         found: The letters.
-        options: How they would be redriven.
-        workers: The cards of live workers.
+        options: The options of the redrive.
+        workers: The infos of live workers.
     """
     queues: Counter[str] = Counter()
     tasks: Counter[str] = Counter()
@@ -98,12 +98,12 @@ def dry_run(
 
 
 def _count(names: Counter[str], name: str) -> None:
-    names[name if name in names or len(names) < _MOST_NAMES else _OTHERS] += 1
+    names[name if name in names or len(names) < _MAX_NAMES else _OTHERS] += 1
 
 
 def _task(name: str, letters: int, workers: Sequence[WorkerInfo]) -> Check:
     if name == _OTHERS or not workers:
-        why = "no live worker has said what it can run" if name != _OTHERS else "too many to check"
+        why = "no live worker has registered its tasks" if name != _OTHERS else "too many to check"
         return Check(name=name, letters=letters, found=None, why=why)
     able = [info.hostname for info in workers if name in info.tasks]
     if able:
@@ -121,11 +121,11 @@ def _queue(app: Any, name: str, letters: int, workers: Sequence[WorkerInfo]) -> 
         return Check(name=name, letters=letters, found=None, why="too many to check")
     exists = _on_broker(app, name)
     if exists:
-        why = "on the broker; no live worker says that it consumes it"
+        why = "on the broker; no live worker consumes it"
     elif exists is None:
-        why = "this broker does not tell"
+        why = "this broker does not answer"
     elif dict.get(app.amqp.queues, name) is not None:
-        why = "declared by the app; the broker makes it at the first publish"
+        why = "declared by the app; the broker creates it at the first publish"
         return Check(name=name, letters=letters, found=True, why=why)
     else:
         why = "neither on the broker, nor declared by the app, nor consumed by a live worker"
@@ -133,7 +133,7 @@ def _queue(app: Any, name: str, letters: int, workers: Sequence[WorkerInfo]) -> 
 
 
 def _on_broker(app: Any, name: str) -> bool | None:
-    """Whether the broker has a queue; ``None`` if it does not answer or cannot tell."""
+    """True if the broker has a queue; ``None`` if that is unknown."""
     try:
         with app.connection_for_write() as connection:
             if connection.transport.driver_type == "amqp":
@@ -143,7 +143,7 @@ def _on_broker(app: Any, name: str) -> bool | None:
                 key = channel.keyprefix_queue % name
                 return bool(channel.client.exists(key) or channel.client.exists(name))
             return bool(channel._has_queue(name))  # noqa: SLF001 - kombu's virtual transports have no other way
-    except Exception:  # noqa: BLE001 - a look that fails tells nothing
+    except Exception:  # noqa: BLE001 - a check that fails leaves it unknown
         return None
 
 

@@ -15,9 +15,7 @@ from celery_dlq.letters.printable import shortened
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.record import iso
 
-__all__ = [
-    "Edit",
-]
+__all__ = ["Edit"]
 
 _JSON_TYPES = ("application/json",)
 MAX_EDITS = 20
@@ -32,8 +30,8 @@ class Edit:
     Attributes:
         args: The new positional arguments; ``None`` keeps them.
         kwargs: The new keyword arguments; ``None`` keeps them.
-        assign: Single values by their path, e.g. ``{"kwargs.tenant": 42, "args.0": "x"}``; done
-            after the replacements.
+        assign: Single values by their path, e.g. ``{"kwargs.tenant": 42, "args.0": "x"}``;
+            applied after ``args`` and ``kwargs``.
     """
 
     args: Sequence[Any] | None = None
@@ -45,7 +43,7 @@ def assignment(text: str) -> tuple[str, Any]:
     """Parse ``kwargs.tenant=42``: a path, and a value that is JSON or else plain text.
 
     Raises:
-        DLQError: It is not written so.
+        DLQError: The text has another form.
     """
     path, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"(args\.\d+|kwargs\.[^.]+)(\.[^.]+)*", path):
@@ -62,7 +60,7 @@ def arguments(
     """The parts of a message's body: args, kwargs and the links of its workflow.
 
     Raises:
-        DLQError: It is not a plain JSON body of protocol 2.
+        DLQError: The body is not plain JSON of protocol 2.
     """
     found = None
     if content_type in _JSON_TYPES and not headers.get("compression"):
@@ -78,14 +76,14 @@ def arguments(
     ):
         raise DLQError(
             f"expected a plain JSON message of Celery's protocol 2 to edit, got a body of type "
-            f"{content_type or 'unknown'!r}; signed, compressed, pickled and foreign bodies are "
-            f"never taken apart"
+            f"{content_type or 'unknown'!r}; signed, compressed, pickled and foreign bodies "
+            f"cannot be edited"
         )
     return found[0], found[1], found[2]
 
 
 def edited(edit: Edit, *, actor: str, now: datetime) -> Callable[[Outgoing], Outgoing]:
-    """What applies an edit to a message, and leaves a trail in its headers."""
+    """A function that applies an edit to a message and records it in the headers."""
 
     def apply(message: Outgoing) -> Outgoing:
         try:
@@ -110,7 +108,7 @@ def _apply(edit: Edit, message: Outgoing, *, actor: str, now: datetime) -> Outgo
         body = json.dumps([new["args"], new["kwargs"], links]).encode()
     except (TypeError, ValueError, RecursionError) as exc:
         raise DLQError(
-            f"expected arguments that JSON can write, got {type(exc).__name__}: {exc}"
+            f"expected arguments that JSON can encode, got {type(exc).__name__}: {exc}"
         ) from exc
     if message.headers.get("argsrepr") is not None:
         message.headers["argsrepr"] = _described(tuple(new["args"]))
@@ -130,14 +128,14 @@ def _apply(edit: Edit, message: Outgoing, *, actor: str, now: datetime) -> Outgo
     return message
 
 
-def _assign(place: Any, path: Sequence[str], value: Any, whole: str) -> None:
-    *way, last = path
+def _assign(target: Any, keys: Sequence[str], value: Any, path: str) -> None:
+    *parents, last = keys
     try:
-        for step in way:
-            place = place[int(step)] if isinstance(place, list) else place[step]
-        place[int(last) if isinstance(place, list) else last] = value
+        for key in parents:
+            target = target[int(key)] if isinstance(target, list) else target[key]
+        target[int(last) if isinstance(target, list) else last] = value
     except (KeyError, IndexError, ValueError, TypeError):
-        raise DLQError(f"{whole!r} does not exist in the arguments") from None
+        raise DLQError(f"{path!r} does not exist in the arguments") from None
 
 
 def _described(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Letters as Parquet files; see `celery_dlq.export`."""
+"""Export letters to Parquet files; see `celery_dlq.export`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Exports:
     """Exports letters.
 
     Args:
-        backend: Where they are, and the audit.
+        backend: Keeps the letters and the audit.
         reading: Knows the queues.
-        events: Told of what is trimmed.
-        clock: The present, aware UTC.
+        events: Receives every trimming.
+        clock: Returns the present, aware UTC.
     """
 
     def __init__(self, backend: Backend, reading: Reading, events: Events, clock: Clock) -> None:
@@ -53,39 +53,39 @@ class Exports:
         expected: Callable[[int], None] | None = None,
         **fields: Any,
     ) -> ExportReport:
-        """Write the letters to Parquet files; a second export writes only what is new.
+        """Write the letters to Parquet files; later exports write only new letters.
 
-        Each letter is in the files once, however often exports are killed. A folder keeps to
-        the filter and the redaction that it was begun with. Letters that died at or after
-        ``until`` wait, with all behind them, for a later run.
+        The files contain each letter once, however often exports are killed. A folder keeps
+        the filter and the redaction of its first export. An export stops before the first
+        letter that died at or after ``until``; a later one continues there.
 
         Args:
-            destination: A local folder, made if it is not there; or a URL of a file system
+            destination: A local folder, created if missing; or a URL of a file system
                 that pyarrow or fsspec knows, e.g. ``s3://bucket/letters``.
-            dead_letter_queues: Which queue or queues; ``None`` for all.
-            where: Which letters; or give the fields of `LetterFilter` as keywords.
+            dead_letter_queues: One queue or several; ``None`` for all.
+            where: The letters to export; or pass the fields of `LetterFilter` as keywords.
             redact: Paths of values to replace by tokens, e.g. ``["kwargs.card"]``.
             redact_key: The secret of the tokens, 16 bytes or more.
-            follow: Go on with what comes until this event is set.
-            roll_rows: Close files after so many letters; ``None`` for 500,000.
-            roll_bytes: Or after so many bytes before compression; ``None`` for 256 MiB.
-            roll_seconds: Or, when following, after so many seconds; ``None`` for 60.
-            then_trim: Remove letters from their queues once they were read back from the files.
+            follow: Export new letters as they arrive, until this event is set.
+            roll_rows: Close a file after this many letters; ``None`` for 500,000.
+            roll_bytes: Or after this many bytes before compression; ``None`` for 256 MiB.
+            roll_seconds: Or, when following, after this many seconds; ``None`` for 60.
+            then_trim: Read the files back, then remove their letters from the queues.
             successes: Write the sample of messages that succeeded (``dlq_sample_successes``)
                 instead of letters, in the same columns; not with a filter or ``then_trim``.
-            filesystem: A file system of pyarrow or fsspec that ``destination`` is a path in.
-            progress: Called with the number of letters of every page that was read.
-            expected: Called before the first page with how many letters will be read, when that
+            filesystem: The pyarrow or fsspec file system in which ``destination`` is a path.
+            progress: Called with the number of letters in every page read.
+            expected: Called before the first page with the number of letters to read, if it
                 is known: in a first export of the queues that does not follow.
-            **fields: E.g. ``reason="failed"``.
+            **fields: Fields of `LetterFilter`, e.g. ``reason="failed"``.
 
         Raises:
             NotFound: A named queue does not exist.
             MissingExtra: pyarrow is not installed.
-            ExportError: The destination cannot be written, belongs to something else, or an
+            ExportError: The destination cannot be written or belongs to something else, or an
                 option is not usable.
             SettingsError: ``successes`` with a filter or ``then_trim``.
-            StoreUnavailable: Redis does not answer.
+            StoreUnavailable: The store does not answer.
         """
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
         from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only

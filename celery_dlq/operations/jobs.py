@@ -1,4 +1,4 @@
-"""Jobs: long operations that can be watched, cancelled, and gone on with after a crash."""
+"""Jobs: long operations that can be watched, cancelled, and resumed after a crash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_dlq.events import whoami
 from celery_dlq.record import from_micros, iso, to_micros
 
 SILENT = timedelta(seconds=15)
-"""A running job that says nothing for so long has died."""
+"""A running job without a heartbeat for this long has died."""
 
 _BEAT_SECONDS = 1.0
 
@@ -37,25 +37,25 @@ class Job:
     """One operation on many letters.
 
     Attributes:
-        id: Begins with the time, so that ids are in order.
+        id: Begins with the time, so ids sort by age.
         kind: ``redrive``, ``discard`` or ``purge``.
         queue: The dead-letter queue.
         state: ``running``, ``done``, ``cancelled``, ``stopped`` (by its canary), ``failed``, or
-            ``interrupted``: it should run, but its process has died.
+            ``interrupted``: running, but its process has died.
         actor: ``user@host``.
-        started_at: When it began.
-        updated_at: When it last gave a heartbeat.
-        ended_at: When it ended.
-        filter: Which letters, as `LetterFilter.to_json` writes it.
-        options: How, by name.
-        until: The last position that it may touch: letters that arrive later are not its own.
-        position: Up to where it is done.
-        total: Letters of the queue when it began; ``None`` if that is not known.
-        counts: What it did so far, by the names of its report.
-        note: Why it stopped or failed.
-        run: How often it was started: 1, and one more for each time it was resumed.
-        pid: Its process.
-        host: Where that runs.
+        started_at: Time of its start.
+        updated_at: Time of its last heartbeat.
+        ended_at: Time of its end.
+        filter: The letters it works on, from `LetterFilter.to_json`.
+        options: Its options by name.
+        until: The last position that it may touch; letters that arrive later are left out.
+        position: The last position that is done.
+        total: Number of letters to work on; ``None`` if unknown.
+        counts: Its results so far, by the names of its report.
+        note: The reason why it stopped or failed.
+        run: Number of its starts: 1, plus 1 for each time it was resumed.
+        pid: Id of its process.
+        host: Host of that process.
     """
 
     id: str
@@ -91,7 +91,7 @@ class Job:
 
     @classmethod
     def from_stored(cls, value: Mapping[str, Any]) -> Job:
-        """Read what `to_stored` wrote; keys of later versions are passed over."""
+        """Read the result of `to_stored`; ignores keys of later versions."""
         known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
         for name in _TIMES:
             if known.get(name) is not None:
@@ -100,21 +100,21 @@ class Job:
 
 
 class CancelledError(Exception):
-    """Somebody wants the job to end; raised between two batches."""
+    """The job was cancelled, or another process resumed it; raised between two batches."""
 
 
 class Jobs:
     """The jobs of an app.
 
     Args:
-        store: Where they are kept, and the clock by which they fall silent.
+        store: Keeps them; its clock decides which have died.
     """
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
 
     def all(self) -> list[Job]:
-        """All jobs that are remembered, newest first."""
+        """All jobs in the store, newest first."""
         states = self._store.all()
         now = self._store.now()
         return [_seen(Job.from_stored(state), now) for state in states]
@@ -123,7 +123,7 @@ class Jobs:
         """One job.
 
         Raises:
-            NotFound: There is none of this id, or it is forgotten.
+            NotFound: The store has no job with this id (any more).
         """
         state = self._store.read(job_id)
         if state is None:
@@ -131,11 +131,11 @@ class Jobs:
         return _seen(Job.from_stored(state), self._store.now())
 
     def cancel(self, job_id: str) -> Job:
-        """Let a job end after its present batch.
+        """End a job after its current batch.
 
         Raises:
-            NotFound: There is no such job.
-            DLQError: It has ended.
+            NotFound: The job does not exist.
+            DLQError: The job has ended.
         """
         job = self.get(job_id)
         if job.state == INTERRUPTED:
@@ -143,7 +143,7 @@ class Jobs:
             self._store.write(job_id, ended.to_stored())
             return ended
         if job.state != RUNNING:
-            raise DLQError(f"expected a job that runs, got {job_id}, which is {job.state}")
+            raise DLQError(f"expected a running job, got {job_id}, which is {job.state}")
         self._store.cancel(job_id)
         return job
 
@@ -157,7 +157,7 @@ class Jobs:
         until: str | None,
         total: int | None,
     ) -> JobRun:
-        """A job that begins; nothing is kept of it before its first `JobRun.beat`."""
+        """Start a job; the store has nothing of it before its first `JobRun.beat`."""
         now = self._store.now()
         moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
         job = Job(
@@ -177,11 +177,11 @@ class Jobs:
         return JobRun(self._store, job)
 
     def again(self, job_id: str) -> JobRun:
-        """Go on with a job whose process has died, or that was cancelled or stopped.
+        """Resume a job whose process has died, or that was cancelled or stopped.
 
         Raises:
-            NotFound: There is no such job.
-            DLQError: It runs, or it is done.
+            NotFound: The job does not exist.
+            DLQError: The job is running or done.
         """
         job = self.get(job_id)
         if job.state in (RUNNING, DONE):
@@ -189,7 +189,7 @@ class Jobs:
                 f"expected a job that was interrupted, got {job_id}, which is {job.state}"
             )
         if not self._store.acquire_run(job_id, job.run + 1):
-            raise DLQError(f"expected job {job_id} to be free, got one that somebody just resumed")
+            raise DLQError(f"another process has just resumed job {job_id}")
         self._store.cancel(job_id, wanted=False)
         job = replace(
             job,
@@ -206,11 +206,11 @@ class Jobs:
 
 
 class JobRun:
-    """One process at work on a job.
+    """One run of a job, in one process.
 
     Args:
-        store: Where the job is kept.
-        job: The job as it is now.
+        store: Keeps the job.
+        job: The job in its current state.
     """
 
     def __init__(self, store: JobStore, job: Job) -> None:
@@ -221,20 +221,20 @@ class JobRun:
 
     @property
     def owner(self) -> str:
-        """Who claims letters: another one for each run of the job.
+        """The owner of this run's claims; different for each run of the job.
 
-        Long on purpose: small hashes of short values are searched from end to end by Redis.
+        Long on purpose: Redis searches small hashes of short values linearly.
         """
         return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
 
     @property
     def previous_run_prefix(self) -> str:
-        """How the owners of earlier runs begin; empty if there were none."""
+        """The prefix of the owners of earlier runs; empty in the first run."""
         return f"{self.job.id}:" if self.job.run > 1 else ""
 
     @property
     def begun(self) -> bool:
-        """Whether anything is kept of it."""
+        """True once the store has the job."""
         return self._written_at is not None
 
     def beat(
@@ -244,10 +244,10 @@ class JobRun:
         *,
         now: bool = False,
     ) -> None:
-        """Send a heartbeat; keeps what was done, once a second.
+        """Send a heartbeat with the results so far, at most once a second.
 
         Raises:
-            CancelledError: Somebody wants the job to end.
+            CancelledError: The job was cancelled, or another process resumed it.
         """
         self.job = replace(
             self.job,
@@ -262,12 +262,12 @@ class JobRun:
                 raise CancelledError
 
     def keep(self, **options: Any) -> None:
-        """Keep options that a later run of the job is to begin with."""
+        """Save options for a later run of the job."""
         self.job = replace(self.job, options={**self.job.options, **options})
         self.beat(now=True)
 
     def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
-        """Keep the result."""
+        """Save the result."""
         at = self._store.now()
         self.job = replace(
             self.job, state=state, counts=dict(counts), note=note, updated_at=at, ended_at=at
@@ -279,19 +279,19 @@ class JobRun:
     def _write(self) -> bool:
         known = self._store.read(self.job.id)
         if known is not None and int(known.get("run", 1)) > self.job.run:
-            raise CancelledError  # we were taken for dead, and somebody goes on with it
+            raise CancelledError  # our heartbeat was late, and another process resumed the job
         return self._store.write(self.job.id, self.job.to_stored())
 
 
 def _seen(job: Job, now: datetime) -> Job:
-    """A job as it is: one that should run, and says nothing, has died."""
+    """The job, as ``interrupted`` if it is running without a heartbeat or a process."""
     if job.state == RUNNING and (now - job.updated_at > SILENT or _is_dead(job)):
         return replace(job, state=INTERRUPTED)
     return job
 
 
 def _is_dead(job: Job) -> bool:
-    """Whether its process has certainly ended; only its own machine can tell."""
+    """True if its process has certainly ended; only its own host can know."""
     if job.host != socket.gethostname() or not job.pid:
         return False
     try:

@@ -1,4 +1,4 @@
-"""From a letter back to the message it keeps."""
+"""Rebuild the original message from a letter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from celery_dlq.letters import json_codec
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.record import from_micros
 
-# Set by a broker or by us on an earlier journey; they would be wrong or harmful on the next.
+# Set by a broker or by us for an earlier delivery; wrong or harmful in the next one.
 # x-death: https://github.com/celery/celery/issues/10111
-_STALE_BEGINNINGS = (
+_STALE_PREFIXES = (
     "x-death",
     "x-first-death-",
     "x-last-death-",
@@ -30,7 +30,7 @@ _STALE_BEGINNINGS = (
     "x-acquired-count",
 )
 _STALE = ("redelivered", DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
-# Given anew by kombu for each publish.
+# kombu sets these for each publish.
 _TRANSPORT_PROPERTIES = frozenset(
     {
         "delivery_info",
@@ -39,23 +39,23 @@ _TRANSPORT_PROPERTIES = frozenset(
         "content_type",
         "content_encoding",
         "application_headers",
-        "expiration",  # the time it had was the first journey's
+        "expiration",  # that time to live was the first publish's
     }
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveOptions:
-    """How letters are redriven.
+    """The options of a redrive.
 
     Attributes:
-        rate: Most letters a second; ``None`` for as fast as the broker takes them.
-        limit: Most letters; ``None`` for all.
-        to_queue: Publish to this queue; ``None`` for the one each message came from.
-        delay_seconds: The messages may run after so long.
+        rate: At most this many letters per second; ``None`` for no limit.
+        limit: At most this many letters; ``None`` for all.
+        to_queue: Publish to this queue; ``None`` for each message's own.
+        delay_seconds: Seconds before the messages may run.
         new_id: Give each task a new id.
-        keep_count: Earlier deliveries count: a message is executed once more, and then only
-            as often as its ``max_deliveries`` has left.
+        keep_count: Count earlier deliveries: a message is executed once more, then as often
+            as its ``max_deliveries`` has left.
     """
 
     rate: float | None = None
@@ -76,7 +76,7 @@ class RedriveOptions:
             raise DLQError(f"expected to_queue to be the name of a queue, got {self.to_queue!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping of what differs from the defaults."""
+        """A JSON-ready mapping of the options that differ from their defaults."""
         return {
             f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
         }
@@ -87,15 +87,15 @@ class Outgoing:
     """A message that is about to be published.
 
     Attributes:
-        letter_id: Its letter.
-        task_id: The id under which it runs.
-        redrives: How often it was redriven, this time included.
-        queue: Where it goes.
-        body: The bytes as they were captured.
-        content_type: Theirs.
-        content_encoding: Theirs.
-        headers: The original's, with our marks and without those of the broker.
-        properties: The original's, without those that each publish makes anew.
+        letter_id: Id of its letter.
+        task_id: Task id under which it will run.
+        redrives: Number of its redrives, this one included.
+        queue: The queue to publish to.
+        body: The original bytes.
+        content_type: Content type of the body.
+        content_encoding: Content encoding of the body.
+        headers: The original headers with our markers, without those of the broker.
+        properties: The original properties, without those that kombu sets.
     """
 
     letter_id: str
@@ -114,8 +114,8 @@ def outgoing(
 ) -> Outgoing:
     """The message of a letter.
 
-    Body bytes, id, callbacks, chain, chord and group are the original's. Counts of
-    deliveries and retries start anew; marker headers name the redrive and the letter.
+    Body bytes, id, callbacks, chain, chord and group are the original's. Deliveries and
+    retries are counted from 0 again; marker headers name the redrive and the letter.
 
     Raises:
         CorruptLetter: The letter cannot be read.
@@ -123,9 +123,7 @@ def outgoing(
     """
     raw = found.fields
     if not found.is_letter:
-        raise CorruptLetter(
-            f"expected a dead letter at {found.position}, got an entry that is none"
-        )
+        raise CorruptLetter(f"the entry at {found.position} is not a dead letter")
     try:
         headers = _clean(raw.get(b"headers", b"{}"))
         properties = {
@@ -136,17 +134,15 @@ def outgoing(
         redrives = int(raw.get(b"redrives", b"0")) + 1
         expires = raw.get(b"expires")
         if expires is not None and "expires" in headers and from_micros(int(expires)) <= now:
-            headers["expires"] = None  # else the worker would drop it unseen
+            headers["expires"] = None  # else the worker would discard it as expired
     except (ValueError, TypeError, AttributeError, OverflowError) as exc:
-        raise CorruptLetter(
-            f"expected a dead letter at {found.position}, got what cannot be read ({exc!r})"
-        ) from exc
+        raise CorruptLetter(f"the dead letter at {found.position} cannot be read: {exc!r}") from exc
     letter_id, task_id = found.text("id"), found.text("task_id")
     queue = options.to_queue or found.text("source_queue")
     if not queue:
         raise RedriveError(
-            f"expected letter {letter_id} to name the queue it came from, got none: whoever put "
-            f"its message into the queue it was adopted from did not say; name one to redrive to"
+            f"letter {letter_id} does not name its source queue, because the message it was "
+            f"adopted from did not; choose a queue to redrive to"
         )
     if options.delay_seconds:
         _delay(headers, letter_id, now + timedelta(seconds=options.delay_seconds))
@@ -170,7 +166,7 @@ def outgoing(
 
 def _json(raw: bytes) -> dict[str, Any]:
     text = raw.decode("utf-8", "replace")
-    # Only text with tags holds values that JSON does not know.
+    # Only text with type tags needs our codec, which is slower.
     value = json_codec.loads(text) if "__type__" in text else json.loads(text)
     if value is None:
         return {}
@@ -184,7 +180,7 @@ def _clean(text: bytes) -> dict[str, Any]:
     for name in _STALE:
         kept.pop(name, None)
     if b'"x-' in text:
-        for name in [name for name in kept if name.startswith(_STALE_BEGINNINGS)]:
+        for name in [name for name in kept if name.startswith(_STALE_PREFIXES)]:
             del kept[name]
     if "retries" in kept:
         kept["retries"] = 0
@@ -196,8 +192,8 @@ def _clean(text: bytes) -> dict[str, Any]:
 def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:
     if "task" not in headers:
         raise RedriveError(
-            f"expected letter {letter_id} to hold a task message of protocol 2 for a delay, got "
-            f"one without a task header; redrive it without the delay"
+            f"letter {letter_id} cannot be delayed, because its message has no task header "
+            f"(protocol 2); redrive it without the delay"
         )
     headers["eta"] = eta.isoformat()
 
@@ -206,8 +202,8 @@ def _rename(headers: dict[str, Any], properties: dict[str, Any], letter_id: str)
     old, new = headers.get("id"), str(uuid4())
     if old is None:
         raise RedriveError(
-            f"expected letter {letter_id} to hold a task message of protocol 2 for a new id, got "
-            f"one without an id header; redrive it under its old id"
+            f"letter {letter_id} cannot get a new id, because its message has no id header "
+            f"(protocol 2); redrive it with its old id"
         )
     headers["id"] = new
     if headers.get("root_id") == old:

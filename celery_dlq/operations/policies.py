@@ -1,4 +1,4 @@
-"""Policies as operators see and change them: values, their sources, and overrides."""
+"""Show and change policies: values, their sources, and overrides."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from celery_dlq.record import iso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyView:
-    """The policy of one queue, or of one task from its queue, with every key.
+    """The policy of one queue, or of one task in its queue, with every key.
 
     Attributes:
         queue: The queue, or the pattern.
         task: The task; ``None`` for the queue itself.
-        dead_letter_queue: Where its letters go.
+        dead_letter_queue: The queue of its letters.
         fields: Value and source by policy key.
     """
 
@@ -65,9 +65,12 @@ class PolicyReport:
     warnings: tuple[str, ...]
 
     def to_json(self) -> Iterator[dict[str, Any]]:
-        """A JSON-ready mapping a view, then one a warning."""
+        """One JSON-ready mapping per view, then one per warning."""
         yield from (view.to_json() for view in self.views)
         yield from ({"warning": warning} for warning in self.warnings)
+
+
+MAX_COMPARED_WORKERS = 10
 
 
 class PolicyAdmin:
@@ -75,10 +78,10 @@ class PolicyAdmin:
 
     Args:
         table: The configured policies.
-        registry: Keeps overrides, worker cards and the audit.
-        events: Gets every change.
-        known_queues: Gives the queues that the app's configuration names.
-        task_queues: Gives the queue of each task with a policy of its own.
+        registry: Keeps overrides, the infos of workers, and the audit.
+        events: Receives every change.
+        known_queues: Returns the queues in the app's configuration.
+        task_queues: Returns the queue of each task with a policy of its own.
     """
 
     def __init__(
@@ -97,10 +100,10 @@ class PolicyAdmin:
         self._task_queues = task_queues
 
     def policies(self, queue: str | None = None) -> PolicyReport:
-        """Every queue's and task's policy in force, with the source of each value.
+        """The policy in force of every queue and task, with the source of each value.
 
         Args:
-            queue: Only this queue; ``None`` for all that the app or a live worker knows.
+            queue: Only this queue; ``None`` for all queues of the app and of live workers.
 
         Returns:
             The policies, and warnings: policies for unknown queues, live workers that differ.
@@ -114,7 +117,7 @@ class PolicyAdmin:
             return report
         views = tuple(view for view in report.views if view.queue == queue)
         if not views:
-            raise NotFound(f"expected a queue with a policy, got {queue!r}, which has none")
+            raise NotFound(f"no policy applies to queue {queue!r}")
         return PolicyReport(views=views, warnings=report.warnings)
 
     def _report(self, known_queues: set[str]) -> PolicyReport:
@@ -138,17 +141,17 @@ class PolicyAdmin:
     def override_policy(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
         """Override policy keys of a queue for a limited time, without a deploy.
 
-        Workers notice within seconds; when the time is over, the configured values come
-        back. An override beats task decorators too. Only keys that workers apply can be
-        overridden, see `celery_dlq.policies.overrides.KEYS`.
+        Workers apply it within seconds, and return to the configured values at its end. An
+        override also beats task decorators. Only the keys in
+        `celery_dlq.policies.overrides.KEYS` can be overridden.
 
         Args:
-            queue: The queue, by its exact name.
-            span: How long; at most 30 days.
+            queue: The exact name of the queue.
+            span: The duration; at most 30 days.
             **values: Policy keys, e.g. ``max_deliveries=3``.
 
         Raises:
-            SettingsError: A key, a value or the duration is not usable; nothing is changed.
+            SettingsError: A key, a value or the duration is not usable; nothing changed.
             StoreUnavailable: The store does not answer.
         """
         _check_span(queue, span)
@@ -167,23 +170,23 @@ class PolicyAdmin:
 
         Args:
             queue: The queue.
-            *keys: Which policy keys; none for all that are overridden.
+            *keys: Policy keys; none for all overridden keys.
 
         Returns:
             The keys that have their configured values again.
 
         Raises:
-            NotFound: No such override exists.
+            NotFound: The queue has no such override.
             StoreUnavailable: The store does not answer.
         """
-        there = [o.key for o in self._registry.overrides() if o.queue == queue]
-        wanted = list(keys) or there
-        missing = [key for key in wanted if key not in there]
+        present = [o.key for o in self._registry.overrides() if o.queue == queue]
+        wanted = list(keys) or present
+        missing = [key for key in wanted if key not in present]
         if missing or not wanted:
             what = ", ".join(missing) or "any key"
             raise NotFound(
                 f"expected an override of {what} for queue {queue!r}, found "
-                f"{', '.join(there) or 'none'}"
+                f"{', '.join(present) or 'none'}"
             )
         self._record(Action.POLICY_UNSET, queue, {"keys": wanted})
         for key in wanted:
@@ -191,7 +194,7 @@ class PolicyAdmin:
         return wanted
 
     def _record(self, action: Action, queue: str, detail: Mapping[str, Any]) -> None:
-        """Write the audit before the change, so that no change is untraceable."""
+        """Write the audit; called before the change, so that no change is untraceable."""
         change = Change(
             at=self._registry.now(), action=action, actor=whoami(), target=queue, detail=detail
         )
@@ -211,7 +214,7 @@ def _view(table: PolicyTable, queue: str, task: str | None) -> PolicyView:
 
 
 def _drift(workers: list[WorkerInfo]) -> list[str]:
-    """Compare one worker of each distinct set of policies with the others; bounded."""
+    """Compare one worker of each distinct set of policies with the others, up to a bound."""
     kinds: dict[str, WorkerInfo] = {}
     for info in workers:
         kinds.setdefault(repr(sorted(info.policies.items(), key=lambda item: item[0])), info)
@@ -226,6 +229,3 @@ def _check_span(queue: str, span: timedelta) -> None:
         raise SettingsError(
             f"expected an override to last more than 0 and at most {MAX_OVERRIDE}, got {span}"
         )
-
-
-MAX_COMPARED_WORKERS = 10

@@ -1,4 +1,4 @@
-"""Publishing redriven messages: in batches where the transport can, confirmed everywhere."""
+"""Publish redriven messages: always confirmed, in batches if the transport can."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from celery_dlq.operations.message import Outgoing
 logger = get_logger("celery_dlq")
 
 _RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
-_BATCHED = 500
-_ONE_BY_ONE = 100
+_MESSAGES_PER_PIPELINE = 500
+_MESSAGES_PER_ROUND = 100  # published one by one
+_BEAT_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class Sent:
-    """What became of messages; filled while they are published, so that a stop loses nothing.
+    """The results of publishing; filled message by message, so that an interrupt loses none.
 
     Attributes:
-        confirmed: Letter ids whose message the broker has.
-        refused: Letter ids whose message it has not, with the error.
-        doubtful: Letter ids whose message it may have, with the error.
+        confirmed: Ids of letters whose message the broker has.
+        refused: Ids of letters whose message the broker does not have, with the error.
+        doubtful: Ids of letters whose message the broker may have, with the error.
     """
 
     confirmed: list[str] = field(default_factory=list)
@@ -36,7 +37,7 @@ class Sent:
 
     @property
     def confirmed_set(self) -> frozenset[str]:
-        """The confirmed ones, to look up many."""
+        """The confirmed ids, for fast lookups."""
         return frozenset(self.confirmed)
 
 
@@ -62,8 +63,8 @@ class Publisher:
 
     @property
     def batch_size(self) -> int:
-        """How many messages to publish at a time; all of them are in doubt after a crash."""
-        return _BATCHED if self._can_batch else _ONE_BY_ONE
+        """Number of messages to publish at a time; after a crash all of them are doubtful."""
+        return _MESSAGES_PER_PIPELINE if self._can_batch else _MESSAGES_PER_ROUND
 
     def publish(self, messages: Sequence[Outgoing], sent: Sent) -> None:
         """Publish messages and wait until the broker has them; fills ``sent``."""
@@ -76,7 +77,7 @@ class Publisher:
 
     @property
     def _can_batch(self) -> bool:
-        # New in kombu 5.7; its Redis transport then writes one pipeline, never replayed.
+        # New in kombu 5.7. Its Redis transport writes one pipeline and never replays it.
         return bool(getattr(self._producer, "supports_batch_publish", False))
 
     def _batch(self, messages: Sequence[Outgoing], sent: Sent) -> None:
@@ -85,7 +86,7 @@ class Publisher:
             self._producer.channel.connection  # noqa: B018 - connects
             self._declare({message.queue for message in messages})
         except self._errors as exc:
-            sent.refused.update({m.letter_id: _told(m, exc) for m in messages})
+            sent.refused.update({m.letter_id: _error_text(m, exc) for m in messages})
             self._close()
             return
         try:
@@ -93,14 +94,14 @@ class Publisher:
                 for message in messages:
                     try:
                         self._put(message)
-                    except (TypeError, ValueError) as exc:  # no transport writes this message
-                        sent.refused[message.letter_id] = _told(message, exc)
+                    except (TypeError, ValueError) as exc:  # this message cannot be encoded
+                        sent.refused[message.letter_id] = _error_text(message, exc)
                     else:
                         waiting.append(message.letter_id)
         except self._errors as exc:
             for message in messages:
                 if message.letter_id not in sent.refused:
-                    sent.doubtful[message.letter_id] = _told(message, exc)
+                    sent.doubtful[message.letter_id] = _error_text(message, exc)
             self._close()
         else:
             sent.confirmed += waiting
@@ -115,17 +116,18 @@ class Publisher:
                 connected = bool(self._producer.channel)
                 self._put(message, mandatory=self._confirms, retry=True, retry_policy=_RETRY)
             except (TypeError, ValueError) as exc:
-                sent.refused[message.letter_id] = _told(message, exc)
+                sent.refused[message.letter_id] = _error_text(message, exc)
             except self._errors as exc:
                 lost = connected and isinstance(exc, (OSError, *self._connection_errors))
-                (sent.doubtful if lost else sent.refused)[message.letter_id] = _told(message, exc)
-                # A confirmation that is still on its way would be taken for the next message's.
+                result = sent.doubtful if lost else sent.refused
+                result[message.letter_id] = _error_text(message, exc)
+                # A late confirmation would be taken for that of the next message.
                 self._close()
             else:
                 sent.confirmed.append(message.letter_id)
 
     def _put(self, message: Outgoing, **options: Any) -> None:
-        # To the queue itself: its exchange could hand copies to other queues.
+        # To the queue itself, because its exchange could route copies to other queues.
         self._producer.publish(
             message.body,
             exchange="",
@@ -141,7 +143,7 @@ class Publisher:
         for name in queues:
             known = self._app.amqp.queues.get(name)
             if known is not None:
-                # Bound here: kombu before 5.5 declares no queue that is not, when it may retry.
+                # kombu before 5.5 does not declare an unbound queue when it may retry.
                 bound = known.bind(self._producer.channel)
                 self._producer.maybe_declare(bound, retry=True, **_RETRY)
 
@@ -167,22 +169,19 @@ class Publisher:
         return (KombuError, OSError, *self._connection_errors, *self._connection.channel_errors)
 
 
-def _told(message: Outgoing, exc: BaseException) -> str:
+def _error_text(message: Outgoing, exc: BaseException) -> str:
     return (
-        f"expected the broker to take letter {message.letter_id} for queue {message.queue!r}, "
-        f"got {type(exc).__name__}: {exc}; the letter stays where it is"
+        f"letter {message.letter_id} was not published to queue {message.queue!r}: "
+        f"{type(exc).__name__}: {exc}; it stays in the dead-letter queue"
     )
 
 
-_BEAT_SECONDS = 2.0
-
-
 class Pace:
-    """Lets at most ``rate`` letters pass a second.
+    """Limits a redrive to ``rate`` letters per second.
 
     Args:
-        rate: Letters a second; ``None`` for no limit.
-        beat: Called at least every two seconds while it waits; may raise to end the wait.
+        rate: Letters per second; ``None`` for no limit.
+        beat: Called at least every 2 seconds during a wait; may raise to end it.
     """
 
     def __init__(self, rate: float | None, beat: Callable[[], object]) -> None:
@@ -191,7 +190,7 @@ class Pace:
         self._next = time.monotonic()
 
     def wait(self, letters: int) -> None:
-        """Wait until so many may pass."""
+        """Wait until this many letters may be published."""
         if not self._gap:
             return
         while (left := self._next - time.monotonic()) > 0:

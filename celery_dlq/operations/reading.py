@@ -1,4 +1,4 @@
-"""Finding and reading letters; nothing is changed by it."""
+"""Find and read letters; changes nothing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from celery_dlq.record import DeadLetter
 
 ID_LENGTH = 36
 SHORTEST_PREFIX = 6
-_MOST_SAID = 20  # names or ids in a message
-_LOOK_SECONDS = 0.5
+_MAX_NAMES_SHOWN = 20  # in an error text
+_POLL_SECONDS = 0.5
 
 Progress = Callable[[int], object]
 
 
 class Reading:
-    """Finds letters.
+    """Finds letters; `DeadLetters` describes the arguments that its methods share.
 
     Args:
-        store: Where they are.
+        store: Keeps the letters.
     """
 
     def __init__(self, store: DeadLetterStore) -> None:
@@ -37,7 +37,7 @@ class Reading:
         """All dead-letter queues: name, number of letters, ages, letters by reason.
 
         Raises:
-            StoreUnavailable: Redis does not answer.
+            StoreUnavailable: The store does not answer.
         """
         return self._store.queues()
 
@@ -52,22 +52,17 @@ class Reading:
         scanned: Progress | None = None,
         **fields: Any,
     ) -> Iterator[DeadLetter]:
-        """The letters of a queue, streamed; nothing is changed by reading.
+        """The letters of a queue, streamed, oldest first; reading changes nothing.
 
-        Letters that arrive while you iterate are left out. Entries that are no letters are
-        passed over; `entries` gives them too.
+        Leaves out letters that arrive while you iterate, and entries that are no letters
+        (`entries` returns those too).
 
         Args:
-            dead_letter_queue: Its name, e.g. ``"orders-DLQ"``.
-            where: Which letters; or give the fields of `LetterFilter` as keywords.
-            newest_first: The order.
-            limit: Most letters; ``None`` for all.
-            scanned: Told the size of every page that was read.
-            **fields: E.g. ``reason="max_deliveries_exceeded"``.
+            newest_first: Reverse the order.
 
         Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer.
             DLQError: A field of the filter is not usable.
         """
         found = self.entries(
@@ -86,7 +81,7 @@ class Reading:
         scanned: Progress | None = None,
         **fields: Any,
     ) -> Iterator[RawEntry]:
-        """As `letters`, but raw, with positions, and with entries that are no letters."""
+        """Like `letters`, but raw, with positions, and with entries that are no letters."""
         where = where or LetterFilter(**fields)
         self.check_queue(dead_letter_queue)
         found = select(
@@ -103,7 +98,7 @@ class Reading:
         stop: Callable[[], bool] = lambda: False,
         **fields: Any,
     ) -> Iterator[DeadLetter]:
-        """Letters as they arrive, from now on, until ``stop`` says so; waits in between."""
+        """Letters as they arrive from now on, until ``stop`` returns true; polls the store."""
         where = where or LetterFilter(**fields)
         self.check_queue(dead_letter_queue)
         after = self._store.settled_position(dead_letter_queue)
@@ -119,7 +114,7 @@ class Reading:
         while not stop():
             until = self._store.settled_position(dead_letter_queue)
             if until == after:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
                 continue
             span = PositionRange(after=after, until=until)
             yield from _readable(select(self._store, dead_letter_queue, where, span=span))
@@ -129,26 +124,26 @@ class Reading:
         """One letter by its id.
 
         Args:
-            letter_id: The letter's id, or its first digits (6 or more), if they are unique.
-            dead_letter_queue: Where it is; ``None`` looks in all.
+            letter_id: The letter's id, or a unique prefix of 6 characters or more.
+            dead_letter_queue: Its queue; ``None`` searches all queues.
 
         Raises:
-            NotFound: No queue has it, or several letters begin so.
-            CorruptLetter: What is there is no letter; `entry` gives it.
-            StoreUnavailable: Redis does not answer.
+            NotFound: No queue has the letter, or the prefix fits several letters.
+            CorruptLetter: The entry is no letter; `entry` returns it raw.
+            StoreUnavailable: The store does not answer.
         """
         return self.entry(letter_id, dead_letter_queue)[1].letter()
 
     def entry(self, letter_id: str, dead_letter_queue: str | None = None) -> tuple[str, RawEntry]:
-        """The queue of a letter, and the letter raw; also of an entry that is none.
+        """The queue of a letter, and the raw letter; also for an entry that is no letter.
 
         Args:
             letter_id: As for `get`; or the position of an entry that is no letter.
-            dead_letter_queue: Where it is; ``None`` looks in all.
+            dead_letter_queue: Its queue; ``None`` searches all queues.
 
         Raises:
-            NotFound: No queue has it, or several letters begin so.
-            StoreUnavailable: Redis does not answer.
+            NotFound: No queue has the letter, or the prefix fits several letters.
+            StoreUnavailable: The store does not answer.
         """
         if dead_letter_queue is not None:
             self.check_queue(dead_letter_queue)
@@ -158,27 +153,29 @@ class Reading:
         if holder is not None and entry is not None:
             return holder, RawEntry(*entry)
         if SHORTEST_PREFIX <= len(letter_id) < ID_LENGTH:
-            found = self._store.ids(names, letter_id, most=_MOST_SAID)
+            found = self._store.ids(names, letter_id, most=_MAX_NAMES_SHOWN)
             if len(found) == 1:
                 return self.entry(found[0][1], found[0][0])
             if found:
                 several = ", ".join(letter_id for _, letter_id in found)
-                raise NotFound(f"expected one letter whose id begins so, got several: {several}")
-        where = _some_of(names) or "no queue at all"
+                raise NotFound(
+                    f"several letters have an id that begins with {letter_id!r}: {several}"
+                )
+        where = _some_of(names) or "no queue"
         raise NotFound(
-            f"expected a letter with the id {letter_id!r}, found none (looked in {where})"
+            f"expected a letter with the id {letter_id!r}, found none (searched {where})"
         )
 
     def groups(self, dead_letter_queue: str, *, limit: int | None = None) -> list[Group]:
         """The letters of a queue by fingerprint, largest group first.
 
         Args:
-            dead_letter_queue: Its name.
-            limit: Most groups; ``None`` for all.
+            dead_letter_queue: The queue's name.
+            limit: At most this many groups; ``None`` for all.
 
         Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer.
         """
         self.check_queue(dead_letter_queue)
         return self._store.groups(dead_letter_queue, most=limit)
@@ -186,10 +183,10 @@ class Reading:
     def arguments(
         self, letter_id: str, dead_letter_queue: str | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Args and kwargs of a letter that can be edited.
+        """Args and kwargs of a letter, as `edit` changes them.
 
         Raises:
-            NotFound: There is no such letter.
+            NotFound: The letter does not exist.
             DLQError: Its body is not plain JSON.
         """
         letter = self.get(letter_id, dead_letter_queue)
@@ -199,15 +196,15 @@ class Reading:
         return args, kwargs
 
     def check_queue(self, name: str) -> None:
-        """Refuse the name of a queue that is not there.
+        """Check that a dead-letter queue exists.
 
         Raises:
-            NotFound: There is no such queue.
-            StoreUnavailable: Redis does not answer.
+            NotFound: It does not.
+            StoreUnavailable: The store does not answer.
         """
         names = self._store.names()
         if name not in names:
-            known = _some_of(names) or "none at all yet"
+            known = _some_of(names) or "none yet"
             raise NotFound(
                 f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
             )
@@ -215,10 +212,10 @@ class Reading:
 
 def _readable(found: Iterator[RawEntry]) -> Iterator[DeadLetter]:
     for entry in found:
-        with suppress(CorruptLetter):  # it stops nothing
+        with suppress(CorruptLetter):  # one bad entry must not stop the others
             yield entry.letter()
 
 
 def _some_of(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_SAID
-    return ", ".join(names[:_MOST_SAID]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES_SHOWN
+    return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Redriving: claim, publish, note, remove, in batches; killed anywhere, the next run finishes."""
+"""Redrive: claim, publish, mark, remove, in batches; after a crash the next run finishes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from celery_dlq.operations.selection import PositionRange, RawEntry, batches, se
 from celery_dlq.record import Delivery, from_micros
 
 LEASE_SECONDS = 60.0
-_LOOK_SECONDS = 0.25
-_MOST_REFUSALS = 20
+_POLL_SECONDS = 0.25
+_MAX_REFUSED_BATCHES = 20
+_COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
 
 Progress = Callable[[int], object]
 Transform = Callable[[Outgoing], Outgoing]
@@ -32,11 +33,11 @@ QueueNames = Callable[[str], str]
 
 
 class _BrokerGoneError(Exception):
-    """Batch after batch, the broker took nothing: to go on would only claim letters for nothing."""
+    """The broker refused many batches in a row; raised instead of claiming more letters."""
 
 
 class Remover:
-    """Removes one batch of letters while the next is made ready; a context manager.
+    """Removes one batch of letters while the next is prepared; a context manager.
 
     Args:
         remove: Removes letters by their ids.
@@ -52,16 +53,16 @@ class Remover:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown(wait=True)
-        if kind is None:  # else there is an error to tell already, and the next run removes them
+        if kind is None:  # else keep the first error; the next run removes the letters
             self.wait()
 
     def remove(self, letter_ids: Sequence[str]) -> None:
-        """Remove letters, once the ones before are removed."""
+        """Remove letters in the background, after waiting for the batch before."""
         self.wait()
         self._last = self._pool.submit(self._remove, letter_ids)
 
     def wait(self) -> None:
-        """Wait for the last removal; raises what it raised."""
+        """Wait for the last removal; raises its error."""
         if self._last is not None:
             last, self._last = self._last, None
             last.result()
@@ -69,14 +70,14 @@ class Remover:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """One redrive on its way.
+    """The state of a running redrive.
 
     Attributes:
         queue: The dead-letter queue.
-        options: How.
+        options: The options of the redrive.
         run: The job.
-        report: What was done so far.
-        transform: Changes each message before it goes out.
+        report: The results so far.
+        transform: Changes each message before it is published.
         remover: Removes letters in the background.
     """
 
@@ -88,10 +89,8 @@ class Work:
     remover: Remover
 
     def counts(self) -> dict[str, int]:
-        """What the job keeps of the report."""
-        report = self.report
-        names = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
-        return {name: getattr(report, name) for name in names}
+        """The numbers of the report, for the job."""
+        return {name: getattr(self.report, name) for name in _COUNTS}
 
 
 class Redriver:
@@ -99,12 +98,12 @@ class Redriver:
 
     Args:
         app: The Celery app; its broker gets the messages.
-        store: Where the letters are.
-        clock: The present, aware UTC.
-        dead_letter_queue_of: Tells the dead-letter queue of a queue.
-        lease_seconds: How long a claim holds when its process has died.
-        confirmed: Told of the letters of each batch that the broker took: the queue, the
-            letters, the id of the redrive.
+        store: Keeps the letters.
+        clock: Returns the present, aware UTC.
+        dead_letter_queue_of: Returns the dead-letter queue of a queue.
+        lease_seconds: Seconds for which a claim holds after its process has died.
+        confirmed: Called for each batch that the broker took, with the queue, the letters and
+            the id of the redrive.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Redriver:
         progress: Progress | None = None,
         scanned: Progress | None = None,
     ) -> RedriveReport:
-        """Do a job; see `DeadLetters.redrive`."""
+        """Run a job; see `DeadLetters.redrive`."""
         report = RedriveReport(redrive_id=run.job.id, **_earlier(run))
         queue, owner = run.job.queue, run.owner
         remover = Remover(lambda ids: self._store.remove(queue, ids, owner=owner))
@@ -173,21 +172,21 @@ class Redriver:
         refusals, settled = 0, work.run.job.position
         for batch in batches(found, size):
             work.run.beat(work.counts())
-            pace.wait(len(batch))  # before the claim, which does not hold for ever
+            pace.wait(len(batch))  # before the claim, whose lease is short
             before = work.report.published + work.report.finished
             self._batch(publisher, work, batch)
             work.run.beat(work.counts(), settled)
             settled = batch[-1].position
             nothing = work.report.published + work.report.finished == before
             refusals = refusals + 1 if nothing and work.report.failures else 0
-            if refusals >= _MOST_REFUSALS:
+            if refusals >= _MAX_REFUSED_BATCHES:
                 raise _BrokerGoneError
             if progress is not None:
                 progress(len(batch))
         work.remover.wait()
 
     def _batch(self, publisher: Publisher, work: Work, batch: Sequence[RawEntry]) -> list[Outgoing]:
-        """Redrive some letters; whatever happens, their claims tell the next run of it."""
+        """Redrive some letters; their claims record every result for the next run."""
         queue, owner, report, sent = work.queue, work.run.owner, work.report, Sent()
         claimed = dict(zip([found.key for found in batch], self._claim(work, batch), strict=True))
         finished = [key for key, state in claimed.items() if state is ClaimState.PUBLISHED]
@@ -251,7 +250,7 @@ class Redriver:
     def _settle(
         self, work: Work, claimed: dict[str, ClaimState], finished: list[str], sent: Sent
     ) -> None:
-        """Noted first, removed second: killed in between, only removal is left to do."""
+        """Mark first, remove second: after a crash in between, only the removal is left."""
         report, over = work.report, [*finished, *sent.confirmed]
         report.published += len(sent.confirmed)
         report.maybe_twice += sum(claimed[i] is ClaimState.RECLAIMED for i in sent.confirmed)
@@ -259,11 +258,11 @@ class Redriver:
         for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):
             report.fail(letter_id, error)
         self._store.mark_published(work.queue, over, owner=work.run.owner)
-        # While the store removes these, the next ones are made ready.
+        # The store removes these while we prepare the next ones.
         work.remover.remove(over)
 
     def _seed(self, work: Work, found: RawEntry, message: Outgoing) -> None:
-        """Let earlier deliveries count, with one more allowed: else it would never run."""
+        """Count earlier deliveries, but leave one, or the message would never run."""
         deliveries = int(found.fields.get(b"deliveries", b"0"))
         limit = int(found.fields.get(b"max_deliveries", b"0"))
         if limit:
@@ -272,7 +271,7 @@ class Redriver:
             self._store.seed(self._key(work, message), deliveries, _last_delivery(found))
 
     def _key(self, work: Work, message: Outgoing) -> MessageKey:
-        """Where the redriven message will be counted."""
+        """The key under which the redriven message is counted."""
         target, name = work.options.to_queue, work.queue
         if target is not None and self._dead_letter_queue_of is not None:
             name = self._dead_letter_queue_of(target)
@@ -286,10 +285,10 @@ class Redriver:
     def _canary(
         self, publisher: Publisher, work: Work, where: LetterFilter, canary: Canary
     ) -> bool:
-        """Redrive a few letters and look what becomes of them; whether to go on."""
+        """Redrive a few letters and watch them; true to continue."""
         span = PositionRange(after=work.run.job.position, until=work.run.job.until)
-        most = min(canary.letters, work.options.limit or canary.letters)
-        letter_ids = chosen(select(self._store, work.queue, where, span=span), most)
+        letters = min(canary.letters, work.options.limit or canary.letters)
+        letter_ids = chosen(select(self._store, work.queue, where, span=span), letters)
         if not letter_ids:
             return True
         few = select(self._store, work.queue, LetterFilter(ids=frozenset(letter_ids)))
@@ -335,20 +334,19 @@ class Redriver:
             if not result.open or result.died > canary.max_failures or late:
                 return result
             work.run.beat(work.counts())
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _succeeded(self, task_id: str) -> bool:
-        """What the result backend says; queues without a policy leave no other trace."""
+        """Ask the result backend; queues without a policy record no successes."""
         try:
             return bool(self._app.AsyncResult(task_id).state == "SUCCESS")
-        except Exception:  # noqa: BLE001 - no backend, or one that does not answer: it is not known
+        except Exception:  # noqa: BLE001 - no result backend, or no answer: unknown
             return False
 
 
 def _earlier(run: JobRun) -> dict[str, Any]:
-    """What earlier runs of the job did."""
-    names = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
-    return {name: int(run.job.counts.get(name, 0)) for name in names}
+    """The results of earlier runs of the job."""
+    return {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

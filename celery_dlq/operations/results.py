@@ -1,31 +1,33 @@
-"""What operations say of themselves when they are done."""
+"""The reports of finished operations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-_MOST_TOLD = 1000
+_MAX_FAILURES_LISTED = 1000
 
 
 @dataclass(slots=True)
 class RedriveReport:
-    """What a redrive did.
+    """The result of a redrive, in numbers of letters.
 
     Attributes:
-        redrive_id: Its id, also in the header ``dlq_redrive`` of every message; the id of its job.
-        published: Letters whose message the broker took, removed afterwards.
-        finished: Letters that an interrupted redrive had published; now only removed.
+        redrive_id: Id of the redrive and of its job, also in the header ``dlq_redrive`` of every
+            message.
+        published: Published, then removed.
+        finished: Published by an interrupted redrive; now only removed.
         maybe_twice: Of those published, how many an interrupted redrive may have published
-            before; their header ``dlq_letter`` makes the second copy visible.
-        skipped: Letters that another operator holds, or that were gone.
-        corrupt: Entries that are no letters; passed over.
-        failed: Letters whose message the broker did not take, with the error; they stay. The
-            first thousand are named.
-        failures: How many those are.
-        doubtful: Of those, how many the broker may have taken all the same.
-        canary: What became of the canary, if there was one.
-        state: ``done``, ``cancelled`` or ``stopped`` (by the canary).
+            before; their header ``dlq_letter`` identifies the second copy.
+        skipped: Claimed by another operator, or gone.
+        corrupt: Entries that are no letters; skipped.
+        failed: Errors by letter id, for letters whose message the broker did not take; they
+            stay. The first 1,000 are listed.
+        failures: Number of all such letters.
+        doubtful: Of those failures, how many the broker may have taken nevertheless.
+        canary: Result of the canary, if there was one.
+        state: ``done``, ``cancelled``, ``stopped`` (by the canary) or ``failed`` (the broker
+            refused every batch).
     """
 
     redrive_id: str
@@ -42,13 +44,13 @@ class RedriveReport:
 
     @property
     def touched(self) -> int:
-        """How many letters were looked at."""
+        """Number of letters processed."""
         return self.published + self.finished + self.skipped + self.corrupt + self.failures
 
     def fail(self, letter_id: str, error: str) -> None:
-        """Note a letter that stays."""
+        """Record a letter that stays."""
         self.failures += 1
-        if len(self.failed) < _MOST_TOLD:
+        if len(self.failed) < _MAX_FAILURES_LISTED:
             self.failed[letter_id] = error
 
     def to_json(self) -> dict[str, Any]:
@@ -58,15 +60,15 @@ class RedriveReport:
 
 @dataclass(slots=True)
 class DiscardReport:
-    """What a discard or purge did.
+    """The result of a discard or purge, in numbers of letters.
 
     Attributes:
-        job_id: The id of its job.
-        removed: Letters that are gone from their queue.
-        kept_until: Whether they lie in the bin, and until when; ISO 8601, or ``None``.
-        skipped: Letters that another operator holds, or that were gone.
-        exported: Letters that were written to ``export_path`` before.
-        export_path: The Parquet file, if one was asked for.
+        job_id: Id of its job.
+        removed: Removed from their queue.
+        kept_until: Time until which the bin keeps them, ISO 8601; ``None`` if it does not.
+        skipped: Claimed by another operator, or gone.
+        exported: Written to ``export_path`` first.
+        export_path: The Parquet file, if an export was requested.
         state: ``done`` or ``cancelled``.
     """
 
@@ -80,7 +82,7 @@ class DiscardReport:
 
     @property
     def touched(self) -> int:
-        """How many letters were looked at."""
+        """Number of letters processed."""
         return self.removed + self.skipped
 
     def to_json(self) -> dict[str, Any]:

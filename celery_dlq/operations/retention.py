@@ -1,10 +1,10 @@
-"""Retention: letters past their time or over the limit are trimmed, counted and announced.
+"""Retention: trim letters past their time to live or over the maximum length of their queue.
 
-Nothing else ever removes a letter that nobody named. Each pass is bounded, a letter
-that a redrive holds is left alone, and every trimming is a `Change` in the audit.
+Only retention removes letters without an operator. Each pass is bounded, letters claimed by a
+redrive are skipped, and every trimming is a `Change` in the audit.
 
-A letter's time begins when it is stored, by the store's clock: the clock of the worker that
-trims, or of the one that dated the letter, may be hours off, and decides nothing here.
+A letter's time to live begins when it is stored, by the store's clock. Workers' clocks may be
+hours off; they are not used here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUEUES_PER_TICK = 3
 """A worker trims at most this many queues per tick."""
 
 REST_TICKS = 2
-"""A worker that found nothing to trim skips this many ticks."""
+"""A worker with nothing to trim skips this many ticks."""
 
 _LEASE_SECONDS = 60.0
 _TRIMMABLE = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
@@ -57,8 +57,8 @@ class Retention:
     Args:
         store: Keeps the letters.
         registry: Keeps the audit.
-        events: Gets every trimming.
-        actor: Who trims: a worker's node name, or a person.
+        events: Receives every trimming.
+        actor: The name in the audit: a worker's node name, or a person.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Retention:
     def trim(
         self, dead_letter_queue: str, policy: Policy | None, *, dry_run: bool = False
     ) -> list[Change]:
-        """One bounded pass over a queue.
+        """Trim a queue in one bounded pass.
 
         Args:
-            dead_letter_queue: Its name.
-            policy: Its policy; ``None``: only the expiry of the messages counts.
+            dead_letter_queue: The queue's name.
+            policy: Its policy; ``None`` trims only messages past their own expiry.
             dry_run: Return what would be trimmed, and change nothing.
 
         Returns:
@@ -144,9 +144,9 @@ class Retention:
         limit = self._store.now() - timedelta(seconds=policy.dead_letter_ttl)
         for summary in islice(self._oldest(name), MAX_ENTRIES_SCANNED):
             if summary.dead_lettered_at is None or summary.stored_at is None:
-                continue  # no letter: it stays until it is discarded, and holds up no other
+                continue  # an entry that is no letter stays until it is discarded
             if summary.stored_at > limit:
-                return  # the others were stored later
+                return  # the rest was stored later
             yield summary
 
     def _ended(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
@@ -186,14 +186,14 @@ class Retention:
             return None
         change = self._change(name, cause, chosen, policy)
         if not dry_run:
-            # The record first: killed in between, the audit says too much, never too little.
+            # Audit first: after a crash in between it may list too many letters, never too few.
             self._registry.record(change)
             self._store.remove(name, [summary.letter_id for summary in chosen], owner=owner)
             self._announce(change)
         return change
 
     def _claimed(self, name: str, chosen: list[LetterSummary], owner: str) -> list[LetterSummary]:
-        """Claim letters; leave out those that a redrive holds."""
+        """Claim letters; leave out those claimed by a redrive."""
         ids = [summary.letter_id for summary in chosen]
         states = self._store.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
         return [h for h, state in zip(chosen, states, strict=True) if state in _TRIMMABLE]
@@ -229,8 +229,8 @@ class Retention:
 
 def _is_due(glance: Glance, policy: Policy | None) -> bool:
     policy = policy or Policy()
-    most, ttl = policy.dead_letter_max_length, policy.dead_letter_ttl
-    if most is not None and glance.letters > most:
+    max_length, ttl = policy.dead_letter_max_length, policy.dead_letter_ttl
+    if max_length is not None and glance.letters > max_length:
         return True
     if ttl is None:
         return glance.first_end_at is not None and glance.first_end_at <= glance.at
@@ -239,12 +239,12 @@ def _is_due(glance: Glance, policy: Policy | None) -> bool:
 
 
 class RetentionRound:
-    """Visits the dead-letter queues of an app in turn, some of them every third tick.
+    """Visits the dead-letter queues of an app in turn, some of them in every third tick.
 
     Args:
-        retention: Trims.
-        store: Names the queues.
-        table: Gives the policies in force.
+        retention: Trims a queue.
+        store: Lists the queues.
+        table: Returns the policies in force.
     """
 
     def __init__(
@@ -280,4 +280,4 @@ class RetentionRound:
         self._rest = 0 if self._more else REST_TICKS
 
     def close(self) -> None:
-        """Hold nothing that has to be closed."""
+        """Do nothing: there is nothing to close."""

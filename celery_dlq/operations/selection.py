@@ -1,4 +1,4 @@
-"""From a filter to the letters it means: streamed, raw, in bounded batches."""
+"""Select letters by a filter: streamed, raw, in bounded batches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from celery_dlq.errors import CorruptLetter
 from celery_dlq.filters import LetterFilter
 from celery_dlq.record import DeadLetter, Reason, letter_from
 
-PAGE = 500
-BATCH_BYTES = 8 * 1024 * 1024
+_ENTRIES_PER_PAGE = 500
+_MAX_BATCH_BYTES = 8 * 1024 * 1024
 
 CLOCK_SKEW = timedelta(minutes=15)
-"""A letter is stored after its death; by so much may the clocks of worker and store differ."""
-
+"""Allowed difference between the clocks of worker and store; a letter is stored after its death."""
 
 _REQUIRED = frozenset(
     {
@@ -38,10 +37,10 @@ class RawEntry:
     """One entry of the store, not decoded.
 
     Attributes:
-        position: Its place.
+        position: Its position in the queue.
         fields: Its raw fields.
-        is_letter: Whether it has what every letter has; its values may still be unreadable.
-        key: The letter's id; the position of what is no letter.
+        is_letter: True if it has the required fields of a letter; they may be unreadable.
+        key: The letter's id; the position if the entry is no letter.
     """
 
     __slots__ = ("fields", "is_letter", "key", "position")
@@ -56,7 +55,7 @@ class RawEntry:
 
     @property
     def size(self) -> int:
-        """About how many bytes it holds: the rest of a letter is capped."""
+        """Approximate size in bytes; the other fields of a letter are capped."""
         fields = self.fields
         return len(fields.get(b"body", b"")) + len(fields.get(b"headers", b"")) + 4000
 
@@ -65,10 +64,10 @@ class RawEntry:
         return self.fields.get(name.encode(), b"").decode("utf-8", "replace")
 
     def letter(self) -> DeadLetter:
-        """The whole letter.
+        """The decoded letter.
 
         Raises:
-            CorruptLetter: It is none.
+            CorruptLetter: The entry is no letter, or cannot be read.
         """
         try:
             return letter_from(self.fields)
@@ -78,11 +77,11 @@ class RawEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionRange:
-    """A part of a queue, fixed before the work begins.
+    """A range of positions in a queue, fixed before an operation begins.
 
     Attributes:
-        after: Leave out everything up to this position.
-        until: The last position.
+        after: The position before the first one; ``None`` for the start.
+        until: The last position; ``None`` for the end.
     """
 
     after: str | None = None
@@ -98,18 +97,18 @@ def select(
     newest_first: bool = False,
     scanned: Scanned | None = None,
 ) -> Iterator[RawEntry]:
-    """The entries that a filter means.
+    """The entries that match a filter.
 
-    What is no letter fits no filter; it is among them when there is no filter, or when
-    its position is asked for.
+    Entries that are no letters match only an empty filter, or a filter with their position as
+    an id.
 
     Args:
-        store: Where to look.
+        store: Keeps the letters.
         queue: The dead-letter queue.
-        where: Which letters.
-        span: Which part of the queue; ``None`` for what is there now.
-        newest_first: The order.
-        scanned: Told the size of every page that was read.
+        where: The filter.
+        span: The range of positions; ``None`` for the whole queue.
+        newest_first: Reverse the order.
+        scanned: Called with the number of entries in every page read.
     """
     if where.ids is not None:
         yield from _named(store, queue, where)
@@ -120,7 +119,7 @@ def select(
         after = later(after, store.position_at(where.since - CLOCK_SKEW))
     everything = not where
     for page in store.fields(
-        queue, after=after, until=span.until, page_size=PAGE, newest_first=newest_first
+        queue, after=after, until=span.until, page_size=_ENTRIES_PER_PAGE, newest_first=newest_first
     ):
         for position, fields in page:
             if everything or where.matches_fields(fields):
@@ -132,21 +131,21 @@ def select(
 
 
 def batches(
-    entries: Iterable[RawEntry], size: int, most_bytes: int = BATCH_BYTES
+    entries: Iterable[RawEntry], size: int, max_bytes: int = _MAX_BATCH_BYTES
 ) -> Iterator[list[RawEntry]]:
-    """Batches bounded in letters and in bytes."""
+    """Split entries into batches, bounded in letters and in bytes."""
     batch: list[RawEntry] = []
-    held = 0
+    batch_bytes = 0
     for entry in entries:
-        more = entry.size
-        if batch and held + more > most_bytes:
+        entry_bytes = entry.size
+        if batch and batch_bytes + entry_bytes > max_bytes:
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
         batch.append(entry)
-        held += more
+        batch_bytes += entry_bytes
         if len(batch) >= size:
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
     if batch:
         yield batch
 

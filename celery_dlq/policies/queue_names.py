@@ -46,6 +46,17 @@ class QueueNames:
         return sorted({on for queue in self._queues.values() for on, _key in _bindings(queue)})
 
 
+def known_queues(app: Any) -> set[str]:
+    """The names of the queues in an app's configuration: declared, routed to, and the default."""
+    routes = app.conf.task_routes
+    routed = routes.values() if isinstance(routes, dict) else ()
+    named = {
+        r if isinstance(r, str) else r.get("queue") for r in routed if isinstance(r, (str, dict))
+    }
+    names = {str(getattr(queue, "name", queue)) for queue in named if queue is not None}
+    return {*names, *app.amqp.queues, app.conf.task_default_queue}
+
+
 def _bound(queue: Any, exchange: str, routing_key: str) -> bool:
     return (exchange, routing_key) in _bindings(queue)
 

@@ -1,1 +1,1 @@
-"""What happens when a task is published: default delays."""
+"""The publish side: default delays."""

@@ -1,9 +1,8 @@
 """Default delays of queues: the publish side.
 
-Every way of publishing ends in ``app.send_task``. A message without its own
-countdown or eta gets its queue's ``default_delay`` there, as a countdown, before
-Celery decides anything from it (native delayed delivery is decided in
-``send_task``, before the signal ``before_task_publish``).
+Every publish calls ``app.send_task``. A message without its own countdown or eta gets
+its queue's ``default_delay`` there, as a countdown. The signal ``before_task_publish``
+would be too late: ``send_task`` decides on native delayed delivery before it.
 
 Source: ``Celery.send_task`` in
 https://github.com/celery/celery/blob/main/celery/app/base.py
@@ -22,7 +21,7 @@ from celery.app import base
 from celery.app.routes import MapRoute
 
 from celery_dlq.config import Settings
-from celery_dlq.decorators import policy_of
+from celery_dlq.decorators import policy_of, task_policies
 from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.policy import Policy
@@ -32,7 +31,7 @@ from celery_dlq.policies.table import PolicyTable
 logger = get_logger("celery_dlq.publishing.default_delay")
 
 MAX_CACHED_NAMES = 4096
-"""Queues and tasks whose rule is kept; more only exist where names are made up at run time."""
+"""Queues and tasks whose rule is cached; only apps that make up names have more."""
 
 _DESTINATION = ("queue", "exchange", "routing_key")
 _PARAMETERS = (
@@ -65,20 +64,20 @@ _PARAMETERS = (
     "task_type",
     "replaced_task_nesting",
 )
-"""Of ``Celery.send_task``, behind the name; not inspected, because a subclass may name none."""
-# By name: Celery 5.7 gives a message that is sent by name its task's own options.
+"""Parameters of ``Celery.send_task`` after ``name``; a subclass's signature may name none."""
+# Since Celery 5.7, a message sent by name gets the options of its registered task.
 _MERGES_OPTIONS = hasattr(base, "_OMITTED")
 
 
 def install(app: Any, owner: Any) -> None:
     """Give ``app.send_task`` the default delays.
 
-    The ``send_task`` behind it is looked up at each call, so that whatever replaces
-    ``Celery.send_task`` later, an SDK or a test, is called too.
+    Looks up the original ``send_task`` at each call, so that a later replacement of
+    ``Celery.send_task``, by an SDK or a test, is called too.
 
     Args:
         app: The Celery app.
-        owner: Its `DeadLetters`; gives the checked settings, at the first publish.
+        owner: Has the checked ``settings``; read at each publish.
     """
     replaced = vars(app).get("send_task")  # on this app alone, before us
     delays: DefaultDelays | None = None
@@ -91,7 +90,7 @@ def install(app: Any, owner: Any) -> None:
             delays = DefaultDelays(app, settings)
         changes = delays.changes(name, given, options)
         if changes:
-            # What came by name goes on by name: an override of send_task may know no others.
+            # Keep named arguments named: an override of send_task may accept no others.
             options = {**dict(zip(_PARAMETERS[2:], given[2:], strict=False)), **options, **changes}
             given = given[:2]
         send_task = replaced or _method(app, "send_task")
@@ -100,8 +99,14 @@ def install(app: Any, owner: Any) -> None:
     app.send_task = delaying
 
 
+def task_queues(app: Any) -> dict[str, str]:
+    """The queue of each task with a policy of its own, when its publisher names none."""
+    delays = DefaultDelays(app, Settings())
+    return {name: delays.queue_of(app.tasks[name]) for name in task_policies(app)}
+
+
 def _method(target: Any, name: str) -> Any:
-    """The method ``target.name`` of its class, bound; skips an attribute of this one object."""
+    """The bound method ``name`` of the class of ``target``; ignores instance attributes."""
     for kind in type(target).__mro__:
         if name in kind.__dict__:
             found = kind.__dict__[name]
@@ -112,12 +117,12 @@ def _method(target: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DelayRule:
-    """How the delay of messages of one task for one queue is ruled.
+    """The delay rule for messages of one task to one queue.
 
     Attributes:
         seconds: Delay of a message without its own; 0 for none.
-        source: Where that is set, e.g. ``dlq_queues['orders']``.
-        ignores: Whether a message's own delay is dropped.
+        source: The policy that sets it, e.g. ``dlq_queues['orders']``.
+        ignores: Ignore a message's own delay.
     """
 
     seconds: float = 0.0
@@ -144,15 +149,15 @@ class DefaultDelays:
     def changes(
         self, name: str, given: tuple[Any, ...], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The arguments of ``send_task`` that have to change for the message's delay.
+        """The arguments of ``send_task`` to replace for the message's delay.
 
         Args:
             name: The task's name.
-            given: The arguments behind it, by position.
-            options: The arguments by name.
+            given: The positional arguments after the name.
+            options: The keyword arguments.
 
         Returns:
-            Arguments by name; empty for a message that goes out as it is.
+            Keyword arguments; empty for a message that is published unchanged.
         """
         task = options.get("task_type") or self._registered(name)
         policy = policy_of(task) if task is not None else None
@@ -160,7 +165,7 @@ class DefaultDelays:
             return {}
         if given[2:]:  # rare: most publishers name all but args and kwargs
             options = {**dict(zip(_PARAMETERS[2:], given[2:], strict=False)), **options}
-        if options.get("retries"):  # Task.retry() knows its own delay
+        if options.get("retries"):  # Task.retry() sets its own delay
             return {}
         app_router = self._amqp.router
         own_router = options.get("router") or app_router
@@ -175,8 +180,7 @@ class DefaultDelays:
         own = options.get("countdown") is not None or options.get("eta") is not None
         if own and rule.ignores and not rule.seconds:
             logger.debug(
-                "Task %s: its countdown or eta is dropped, because the policy of queue %s says so "
-                "(ignore_message_delay)",
+                "Task %s: its countdown or eta is ignored (ignore_message_delay of queue %s)",
                 name,
                 queue,
             )
@@ -193,14 +197,14 @@ class DefaultDelays:
         return changes
 
     def queue_of(self, task: Any) -> str:
-        """The queue to which a task is published when its publisher names none."""
+        """The queue of a task whose publisher names none."""
         options = {part: getattr(task, part, None) for part in _DESTINATION}
         options["task_type"] = task
         router = _asked_once(self._amqp.router, task.name, (), options, task)
         return _queue(router, task.name, _destination(options, task))
 
     def _registered(self, name: str) -> Any:
-        """The task of this name; finalizes the app, unless its user wants to do that."""
+        """The registered task; finalizes the app unless ``autofinalize`` is off."""
         app = self._app
         return app.tasks.get(name) if app.finalized or app.autofinalize else None
 
@@ -236,14 +240,14 @@ class DefaultDelays:
 def _asked_once(
     router: Any, name: str, given: tuple[Any, ...], options: Mapping[str, Any], task: Any
 ) -> Any:
-    """A router whose routes are asked once for this message, now.
+    """A router that evaluates its routes for this message once, now.
 
-    A route may be a function that looks at arguments or draws lots: asked again by Celery, it
-    could name another queue than the one whose delay was given.
+    A route may be a function of the arguments, or random. Evaluated again by Celery, it could
+    name another queue than the one whose delay the message got.
 
     Returns:
-        The router itself if its routes always answer the same; else a copy whose only route is
-        the answer. The rest of routing (queues, defaults, what beats what) stays the router's.
+        The router itself if its routes are fixed; else a copy whose only route is the result.
+        Queues, defaults and precedence stay those of the router.
     """
     if all(isinstance(route, MapRoute) for route in router.routes):
         return router
@@ -256,14 +260,14 @@ def _asked_once(
         router.expand_destination({**extra, **_destination(options, task)}),
         _task_type(options, task),
     )
-    asked = copy(router)
-    # A copy of the answer each time: routing takes it apart.
-    asked.routes = [lambda *_, **__: dict(answer) if isinstance(answer, Mapping) else answer]
-    return asked
+    once = copy(router)
+    # A copy of the answer each time, because routing modifies it.
+    once.routes = [lambda *_, **__: dict(answer) if isinstance(answer, Mapping) else answer]
+    return once
 
 
 def _queue(router: Any, name: str, destination: dict[str, Any]) -> str:
-    """The name of the queue to which a message goes, by a router that needs only its name."""
+    """The name of a message's queue, from a router that needs only the task's name."""
     routed = router.route(destination, name)
     queue, exchange = routed.get("queue"), routed.get("exchange")
     routing_key = routed.get("routing_key")
@@ -278,12 +282,12 @@ def _queue(router: Any, name: str, destination: dict[str, Any]) -> str:
 
 
 def _task_type(options: Mapping[str, Any], task: Any) -> Any:
-    """The task that Celery shows to routes."""
+    """The task that Celery passes to routes."""
     return task if _MERGES_OPTIONS else options.get("task_type")
 
 
 def _destination(options: Mapping[str, Any], task: Any) -> dict[str, Any]:
-    """Queue, exchange and routing key as far as publisher or task name them."""
+    """Queue, exchange and routing key, as far as the publisher or the task sets them."""
     named = {part: options[part] for part in _DESTINATION if part in options}
     if _MERGES_OPTIONS and task is not None and options.get("task_type") is None:
         named = {**{part: getattr(task, part, None) for part in _DESTINATION}, **named}

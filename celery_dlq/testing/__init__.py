@@ -1,10 +1,10 @@
-"""For the tests of your own app: assert which messages become dead letters, and why.
+"""Test your own app: assert which messages become dead letters, and why.
 
-The pytest fixture ``dead_letters`` comes with the package; see
-`celery_dlq.testing.watched.WatchedLetters` for what it can do.
+The package installs the pytest fixture ``dead_letters``, a
+`celery_dlq.testing.watched.WatchedLetters`.
 
 Example:
-    A test of a task that rejects what it cannot use::
+    A test of a task that rejects unknown orders::
 
         def test_an_unknown_order_is_dead_lettered(dead_letters):
             dead_letters.watch(app, task_always_eager=True)
@@ -23,7 +23,7 @@ __all__ = ["WatchedLetters"]
 
 
 def __getattr__(name: str) -> object:
-    """Load the fixture's class only for tests that name it: pytest imports this package."""
+    """Load the fixture's class on first use, because every pytest run imports this package."""
     if name != "WatchedLetters":
         raise AttributeError(f"module 'celery_dlq.testing' has no attribute {name!r}")
     from celery_dlq.testing.watched import WatchedLetters  # noqa: PLC0415 - see above

@@ -1,16 +1,16 @@
-"""Eager executions, guarded: what a worker would do, as far as it can be told without one.
+"""Guard eager executions as a worker would.
 
-``task_always_eager`` and ``task.apply()`` know no message, no queue and no Request.
-So the message that would have been published is made here, and the worker's real
-guard is asked before and after each execution: policies, limits, history and
-fingerprint are those of a worker. What an eager execution cannot show:
+``task_always_eager`` and ``task.apply()`` have no message, no queue and no Request. This
+module makes the message that would have been published, and calls the worker's guard before
+and after each execution: policies, limits, history and fingerprint are those of a worker.
+Eager mode cannot show everything:
 
 - Nothing is delivered again. A task that raises ``Reject(requeue=True)`` has run once
   and is neither done nor dead. Apply it again with the same ``task_id``, as the
-  broker would deliver it again, and ``max_deliveries`` counts.
-- No process dies and no time limit strikes.
-- Calling a task as a function (``charge(1)``) is no message: nothing is dead-lettered.
-- Errbacks of a message that is refused at its start do not run.
+  broker would deliver it again, and the guard counts a second delivery.
+- No process dies, and no time limit applies.
+- Calling a task as a function (``charge(1)``) sends no message, so nothing is dead-lettered.
+- Errbacks of a message that the guard refuses do not run.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _FOR_ROUTING = ("queue", "exchange", "routing_key")
 
 
 def itself(target: Any) -> Any:
-    """The object behind one of Celery's proxies, such as ``celery.current_app``."""
-    return target._get_current_object() if isinstance(target, Proxy) else target  # noqa: SLF001 - its only way
+    """The object behind a Celery proxy, such as ``celery.current_app``."""
+    return target._get_current_object() if isinstance(target, Proxy) else target  # noqa: SLF001 - a proxy has no public way
 
 
 class EagerRequest:
-    """What the guard asks of Celery's Request, for one eager execution.
+    """The part of Celery's Request that the guard uses, for one eager execution.
 
     Args:
         task: The task.
@@ -72,16 +72,16 @@ class EagerRequest:
         self.dlq_in_flight: InFlight | None = None
 
     def dlq_move(self, state: DeliveryState) -> None:
-        """Go on to another state; nobody acts on it here."""
+        """Change the state; nothing else depends on it here."""
         self.dlq_state = state
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
-        """There is no message to acknowledge."""
+        """Change the state; there is no message to acknowledge."""
         self.dlq_state = state
 
     def error(self, refusal: Refusal) -> Exception:
-        """The result of a message that is not executed."""
-        assert isinstance(refusal.verdict, Die)  # noqa: S101 - no late copy comes here
+        """The error of a message that is not executed."""
+        assert isinstance(refusal.verdict, Die)  # noqa: S101 - eager mode has no second copies
         name = f"{self.task.name}[{self.id}]"
         return refusal_error(name, refusal.verdict, refusal.dead_letter_queue)
 
@@ -93,8 +93,8 @@ class EagerGuards:
     """Guards the eager executions of all watched apps.
 
     Attributes:
-        used: There was an eager execution.
-        problems: What went wrong in here; Celery swallows what a signal's receiver raises.
+        used: True after the first eager execution.
+        problems: Errors in this class; Celery drops errors of signal receivers.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class EagerGuards:
         self._places: dict[str, dict[str, Any]] = {}
 
     def watch(self, stack: ExitStack) -> None:
-        """Take part in eager executions until the stack is closed."""
+        """Guard eager executions until the stack is closed."""
         apply = Task.apply
         signature = inspect.signature(apply)
 
@@ -126,7 +126,7 @@ class EagerGuards:
         self._apps[id(app)] = dlq
 
     def _concerns(self, task: Any) -> bool:
-        """A task that applies another one itself, without eager mode, sends no message."""
+        """True for a guarded call; ``apply()`` inside a task is one in eager mode only."""
         app = itself(task.app)
         return id(app) in self._apps and (not current_task or bool(app.conf.task_always_eager))
 
@@ -140,7 +140,7 @@ class EagerGuards:
         start = self._guard(task.app).begin(request)
         if isinstance(start, Refusal):
             return _refused(request, start, throw=given.get("throw"))
-        assert isinstance(start, Run)  # noqa: S101 - nothing else runs here that it could wait for
+        assert isinstance(start, Run)  # noqa: S101 - no other execution to wait for
         self._running[task_id] = request
         try:
             return apply(*bound.args, **bound.kwargs)
@@ -152,12 +152,12 @@ class EagerGuards:
         request = self._running.pop(task_id, None)
         if request is None:
             return
-        # Without a state an exception is on its way through Celery to the caller.
+        # Without a state, Celery is passing an exception to the caller.
         exc = sys.exc_info()[1] if state is None else retval
         try:
             if state == states.SUCCESS:
                 self._guard(task.app).succeeded(request)
-            elif isinstance(exc, Exception):  # else the process is about to end
+            elif isinstance(exc, Exception):  # else the process is exiting
                 info = ExceptionInfo((type(exc), exc, exc.__traceback__))
                 failure = failure_of(info, tuple(task.throws or ()))
                 self._guard(task.app).end(request, failure, requeued=False)
@@ -169,7 +169,7 @@ class EagerGuards:
         guard = self._guards.get(id(app))
         if guard is None:
             hostname = f"eager@{socket.gethostname()}"
-            # Not flagged as redelivered, so that every count is looked at.
+            # The broker flags nothing here, so the guard checks every count.
             guard = self._apps[id(app)].assembly.make_guard(
                 hostname=hostname, pid=os.getpid(), flags_redelivery=False
             )
@@ -191,7 +191,7 @@ class EagerGuards:
             group_id=options.get("group_id"),
         )
         content_type, content_encoding, body = "", "", b""
-        with suppress(EncodeError):  # publishing it would have failed
+        with suppress(EncodeError):  # publishing would have failed
             serializer = options.get("serializer") or task.app.conf.task_serializer
             content_type, content_encoding, body = dumps(made.body, serializer)  # type: ignore[no-untyped-call]
         return Message(  # type: ignore[no-untyped-call]
@@ -207,10 +207,10 @@ class EagerGuards:
     def _place(
         self, task: Any, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
     ) -> dict[str, Any]:
-        """Exchange and routing key; a retry goes where its task was sent first."""
+        """Exchange and routing key; a retry keeps those of the first message."""
         if task_id not in self._places:
-            asked = {name: options[name] for name in _FOR_ROUTING if options.get(name)}
-            route = task.app.amqp.router.route(asked, task.name, args, kwargs, task)
+            given = {name: options[name] for name in _FOR_ROUTING if options.get(name)}
+            route = task.app.amqp.router.route(given, task.name, args, kwargs, task)
             queue, exchange = route.get("queue"), route.get("exchange")
             if queue is not None:
                 self._places[task_id] = {

@@ -1,4 +1,4 @@
-"""Which messages are still under way in this process: without it, "no letters" proves nothing."""
+"""Track the unfinished messages of this process, without which "no letters" proves nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from celery_dlq.record import DeadLetter, Delivery, Outcome
 
 
 class Ledger:
-    """Messages that were published and have not come to their end.
+    """Messages that were published and are not finished.
 
-    A guarded message ends when the guard stores its letter or forgets it; any other
-    one when its task has run. The task's result is too early: Celery stores it before
-    the message is acknowledged, and the letter comes in between.
+    A guarded message is finished when the guard stores its letter or deletes its count; any
+    other message when its task has run. The task's result comes too early: Celery stores it
+    before the letter is stored and the message acknowledged.
 
     Attributes:
-        used: Anything was published at all.
+        used: True after the first publish.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Ledger:
         self._lock = threading.Lock()
 
     def watch_signals(self, stack: ExitStack) -> None:
-        """See the end of messages that nothing guards; until the stack is closed."""
+        """Track the end of unguarded messages until the stack is closed."""
         for signal, receiver in (
             (signals.task_postrun, self._ran),
             (signals.task_revoked, self._revoked),
@@ -43,15 +43,15 @@ class Ledger:
             stack.callback(signal.disconnect, receiver)
 
     def watch_publishing(self, app: Any, stack: ExitStack) -> None:
-        """Note what an app publishes, before it does; until the stack is closed.
+        """Track what an app publishes, until the stack is closed.
 
-        As late as can be: nothing is under way where a test has a mock for ``send_task``.
+        Patches the last step, because a test that mocks ``send_task`` publishes nothing.
         """
         send = app.amqp.send_task_message
 
-        def noting(producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
-            told = message.headers if "id" in message.headers else message.body  # protocols 2, 1
-            published = (told["id"], told.get("retries") or 0)
+        def tracking(producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
+            fields = message.headers if "id" in message.headers else message.body  # protocol 2, 1
+            published = (fields["id"], fields.get("retries") or 0)
             self._published(published, name)
             try:
                 return send(producer, name, message, *args, **options)
@@ -59,12 +59,12 @@ class Ledger:
                 self._closed(published)
                 raise
 
-        stack.enter_context(patch.object(app.amqp, "send_task_message", noting))
+        stack.enter_context(patch.object(app.amqp, "send_task_message", tracking))
 
     def watch_store(self, store: MemoryStore, stack: ExitStack) -> None:
-        """See the end of guarded messages; until the stack is closed.
+        """Track the end of guarded messages until the stack is closed.
 
-        The store is patched, not made so: that of a worker of the whole test session is older.
+        Patches the store, because a worker of the whole test session has it already.
         """
         counter = store.counter
         dead_letter, count = store.dead_letter, counter.count
@@ -83,7 +83,7 @@ class Ledger:
 
         def ending(key: MessageKey, delivery: Delivery, **options: Any) -> None:
             ended(key, delivery, **options)
-            if delivery.outcome is Outcome.RETRIED:  # else it comes back
+            if delivery.outcome is Outcome.RETRIED:  # else it is delivered again
                 self._closed(_message(key))
 
         def forgetting(key: MessageKey, delivery: Delivery, **options: Any) -> None:
@@ -96,7 +96,7 @@ class Ledger:
         )
 
     def under_way(self) -> list[str]:
-        """The messages that have not come to their end, as ``task[id]``."""
+        """The unfinished messages, as ``task[id]``."""
         with self._lock:
             return [f"{name}[{task_id}]" for (task_id, _), name in self._under_way.items()]
 

@@ -1,7 +1,7 @@
 """The pytest plugin: the fixture ``dead_letters``.
 
-Every pytest run on a machine with celery_dlq imports this module, so it imports
-neither Celery nor Redis; the fixture does.
+Every pytest run imports this module where celery_dlq is installed, so only the fixture
+imports Celery and Redis.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def dead_letters() -> Iterator[WatchedLetters]:
-    """Watch Celery apps, keep their dead letters in memory, and assert which there are.
+    """Watch Celery apps, keep their dead letters in memory, and assert on them.
 
-    Call ``dead_letters.watch(app)`` before a worker of the app starts. Afterwards the
-    app is as it was.
+    Call ``dead_letters.watch(app)`` before a worker of the app starts. The app is restored
+    after the test.
 
     Example:
         ``dead_letters.assert_dead_lettered(charge, description="no such order")``

@@ -1,4 +1,4 @@
-"""What the fixture ``dead_letters`` gives to a test."""
+"""`WatchedLetters`, the value of the fixture ``dead_letters``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from celery_dlq.testing.ledger import Ledger
 
 TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 class WatchedLetters:
     """The dead letters of Celery apps under test, kept in memory.
 
-    Works for both ways to test Celery:
+    Supports both ways to test Celery:
 
-    - Eager (``task_always_eager`` or ``task.apply()``): the letters are there as soon
-      as the call returns. What eager mode cannot show is listed in
-      `celery_dlq.testing.eager`.
+    - Eager (``task_always_eager`` or ``task.apply()``): the letters are stored before
+      the call returns. `celery_dlq.testing.eager` lists what eager mode cannot show.
     - An embedded worker (``celery.contrib.testing.worker.start_worker``, or Celery's
       fixture ``celery_worker``) on the broker ``memory://`` with the pool ``solo`` or
       ``threads``: assertions wait for the worker.
@@ -61,26 +60,26 @@ class WatchedLetters:
         self._ledger.watch_signals(self._stack)
 
     def close(self) -> None:
-        """Leave all apps as they were before they were watched."""
+        """Restore all watched apps."""
         self._stack.close()
         self._watched.clear()
 
     def watch(self, app: Any, **settings: Any) -> DeadLetters:
-        """Keep the dead letters of an app in memory, until the test is over.
+        """Keep the dead letters of an app in memory until the test ends.
 
-        Watch an app before its worker starts. Only if its setting ``dlq_store`` is
-        ``memory`` anyway, a worker may run already (``celery_session_worker``).
+        Watch an app before its worker starts. A worker may run already
+        (``celery_session_worker``) only if the app's ``dlq_store`` is ``memory``.
 
         Args:
             app: The Celery app. It must have its `DeadLetters`, as in production.
-            **settings: Settings for this test over those of the app, e.g.
+            **settings: Settings for this test, which override those of the app, e.g.
                 ``task_always_eager=True`` or ``dlq_queues={"*": {"max_deliveries": 3}}``.
 
         Returns:
             The app's `DeadLetters`, e.g. to redrive.
 
         Raises:
-            DLQError: The app has no `DeadLetters`, or is watched already and got settings.
+            DLQError: The app has no `DeadLetters`, or is watched a second time with settings.
             SettingsError: A ``dlq_`` setting is unknown or has an unusable value.
         """
         app = itself(app)
@@ -88,11 +87,12 @@ class WatchedLetters:
         if known is not None:
             if settings:
                 raise DLQError(
-                    f"expected no settings for {app.main!r} the second time, got {settings}"
+                    f"expected settings for {app.main!r} in the first watch() only, got "
+                    f"{settings} in another"
                 )
             return known.dlq
         dlq = _installed(app)
-        # Its own letters, if they are in memory anyway: a running worker may use them.
+        # If its letters are in memory already, keep that store: a running worker may use it.
         own = dlq.store if app.conf.get("dlq_store") == "memory" else None
         backend = MemoryBackend(own if isinstance(own, MemoryStore) else None)
         store = backend.letters
@@ -118,20 +118,20 @@ class WatchedLetters:
         description: str | re.Pattern[str] | None = None,
         **fields: Any,
     ) -> list[DeadLetter]:
-        """The letters of this test that fit, oldest first.
+        """The letters of this test that match, oldest first.
 
         Args:
             task: A task, its name, or a result; ``None`` for all.
-            count: Wait until so many fit. ``None`` gives those that are there now.
-            timeout_seconds: Longest wait. Defaults to 5, and to no wait if all that
-                happened was eager.
+            count: Wait until this many match. ``None`` returns the present ones at once.
+            timeout_seconds: Seconds to wait at most. Defaults to 5, or to 0 if all
+                executions were eager.
             reason: A `Reason` or its name.
             description: Text in the letter's description, or a compiled pattern to
                 search there.
             **fields: Values of other fields of the letter, e.g. ``retries=2``.
 
         Raises:
-            AssertionError: There are not so many in time, or more.
+            AssertionError: Fewer match in time, or more do.
         """
         __tracebackhide__ = True
         wanted = self._wanted(task, reason, description, fields)
@@ -139,7 +139,7 @@ class WatchedLetters:
             self._wait(lambda: len(self._fitting(wanted)) >= count, timeout_seconds)
         found = self._fitting(wanted)
         if count is not None and len(found) != count:
-            raise AssertionError(self._told(f"expected {count} letters{wanted}", found))
+            raise AssertionError(self._failure_text(f"expected {count} letters{wanted}", found))
         return found
 
     def assert_dead_lettered(
@@ -151,13 +151,13 @@ class WatchedLetters:
         description: str | re.Pattern[str] | None = None,
         **fields: Any,
     ) -> DeadLetter:
-        """Exactly one letter fits.
+        """Assert that exactly one letter matches.
 
         Args:
-            task: A task, its name, or a result; ``None`` for all. Give the result when
+            task: A task, its name, or a result; ``None`` for all. Pass the result if
                 the task was sent more than once.
-            timeout_seconds: Longest wait. Defaults to 5, and to no wait if all that
-                happened was eager.
+            timeout_seconds: Seconds to wait at most. Defaults to 5, or to 0 if all
+                executions were eager.
             reason: A `Reason` or its name.
             description: Text in the letter's description, or a compiled pattern to
                 search there.
@@ -167,14 +167,14 @@ class WatchedLetters:
             The letter.
 
         Raises:
-            AssertionError: None fits in time, or several do.
+            AssertionError: No letter matches in time, or several do.
         """
         __tracebackhide__ = True
         wanted = self._wanted(task, reason, description, fields)
         self._wait(lambda: bool(self._fitting(wanted)), timeout_seconds)
         found = self._fitting(wanted)
         if len(found) != 1:
-            raise AssertionError(self._told(f"expected one letter{wanted}", found))
+            raise AssertionError(self._failure_text(f"expected one letter{wanted}", found))
         return found[0]
 
     def assert_none(
@@ -186,18 +186,18 @@ class WatchedLetters:
         description: str | re.Pattern[str] | None = None,
         **fields: Any,
     ) -> None:
-        """No letter fits, and none can come: every published message has come to its end.
+        """Assert that no letter matches and that every published message is finished.
 
         Args:
             task: A task, its name, or a result; ``None`` for all.
-            timeout_seconds: Longest wait for messages that are under way. Defaults to 5.
+            timeout_seconds: Seconds to wait at most for unfinished messages. Defaults to 5.
             reason: A `Reason` or its name.
             description: Text in the letter's description, or a compiled pattern to
                 search there.
             **fields: Values of other fields of the letter.
 
         Raises:
-            AssertionError: One fits, or a message is still under way.
+            AssertionError: A letter matches, or a message is not finished.
         """
         __tracebackhide__ = True
         wanted = self._wanted(task, reason, description, fields)
@@ -206,7 +206,7 @@ class WatchedLetters:
         under_way = self._ledger.under_way()
         found = self._fitting(wanted)
         if found or under_way:
-            raise AssertionError(self._told(f"expected no letter{wanted}", found))
+            raise AssertionError(self._failure_text(f"expected no letter{wanted}", found))
 
     def _wanted(
         self,
@@ -220,7 +220,7 @@ class WatchedLetters:
         unknown = [name for name in fields if name not in field_kinds()]
         if unknown:
             hint = suggestion(unknown[0], field_kinds())
-            raise TypeError(f"expected only fields of a letter, got {unknown[0]!r}; {hint}")
+            raise TypeError(f"expected fields of a letter, got {unknown[0]!r}; {hint}")
         name, task_id = _named(task)
         where = LetterFilter(task_name=name, reason=reason)
         return _Wanted(where, task_id, description, fields)
@@ -233,7 +233,7 @@ class WatchedLetters:
             time.sleep(_PAUSE_SECONDS)
         if self._eager.problems:
             raise DLQError(
-                "the dead letters of an eager execution could not be told"
+                "the guard of an eager execution failed; see the error above"
             ) from self._eager.problems[0]
 
     def _all(self) -> list[DeadLetter]:
@@ -243,28 +243,28 @@ class WatchedLetters:
     def _fitting(self, wanted: _Wanted) -> list[DeadLetter]:
         return [letter for letter in self._all() if wanted.fits(letter)]
 
-    def _told(self, expected: str, found: list[DeadLetter]) -> str:
-        """The message of a failed assertion: what was expected, and what there is."""
+    def _failure_text(self, expected: str, found: list[DeadLetter]) -> str:
+        """The text of a failed assertion: the expectation, then the letters of this test."""
         present, under_way = self._all(), self._ledger.under_way()
         fit = f"{len(found) or 'none'} of the {len(present)} letters fit"
         got = fit if present else "no letter"
         lines = [f"{expected}, got {got}"]
-        for letter in present[:_MOST_SHOWN]:
+        for letter in present[:_MAX_SHOWN]:
             mark = "*" if letter in found else " "
             lines.append(
                 f"  {mark} {letter.reason}: {letter.task_name}[{letter.task_id}] "
                 f"in {letter.dead_letter_queue}: {letter.description}"
             )
-        if len(present) > _MOST_SHOWN:
-            lines.append(f"    … and {len(present) - _MOST_SHOWN} more")
+        if len(present) > _MAX_SHOWN:
+            lines.append(f"    … and {len(present) - _MAX_SHOWN} more")
         if under_way:
-            lines.append(f"  still under way: {', '.join(under_way[:_MOST_SHOWN])}")
+            lines.append(f"  still under way: {', '.join(under_way[:_MAX_SHOWN])}")
         return "\n".join(lines)
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One app, and the letters that were there before the test."""
+    """One app, and the letters it had before the test."""
 
     app: Any
     dlq: DeadLetters
@@ -276,7 +276,7 @@ class _Watched:
         self._before = {(letter.dead_letter_queue, letter.id) for letter in self.new()}
 
     def new(self) -> list[DeadLetter]:
-        """The letters that came since."""
+        """The letters stored since then."""
         return [
             stored.letter
             for name in self.store.names()
@@ -285,14 +285,14 @@ class _Watched:
         ]
 
     def forget_new(self) -> None:
-        """Leave the store as it was."""
+        """Restore the store."""
         for letter in self.new():
             self.store.remove(letter.dead_letter_queue, [letter.id])
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Which letters a test asks for."""
+    """The letters that a test expects."""
 
     where: LetterFilter
     task_id: str | None
@@ -313,7 +313,7 @@ class _Wanted:
         return self.description is None or self.description in letter.description
 
     def __str__(self) -> str:
-        """As it stands in a message, e.g. `` of shop.charge with reason 'rejected'``."""
+        """The words for an error text, e.g. `` of shop.charge with reason 'rejected'``."""
         subject = self.where.task_name or (f"the task {self.task_id}" if self.task_id else "")
         given: dict[str, Any] = {"reason": self.where.reason, "description": self.description}
         given = {name: value for name, value in given.items() if value is not None}
@@ -328,7 +328,7 @@ def _shown(value: Any) -> str:
 
 
 def _named(task: Any) -> tuple[str | None, str | None]:
-    """Task name and task id of what a test names a task by."""
+    """The task name and task id from a test's ``task`` argument."""
     if task is None or isinstance(task, str):
         return task, None
     if isinstance(task, AsyncResult):
@@ -344,6 +344,6 @@ def _installed(app: Any) -> DeadLetters:
     if not isinstance(found, DeadLetters):
         raise DLQError(
             f"expected the app {app.main!r} to have its DeadLetters, got none; write "
-            f"DeadLetters(app) where the app is made. Without it production keeps no letters either"
+            f"DeadLetters(app) where the app is made, or production keeps no letters either"
         )
     return found

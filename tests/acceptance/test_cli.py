@@ -111,7 +111,7 @@ MISTAKES = [
     (("purge", "orders-DLQ", "--reason", "failed"), 2, "--yes is needed to purge 2 letters"),
     (("purge", "orders-DLQ", "--all", "--yes", "--export-first", "/proc/x"), 1, "can be written"),
     (("purge", "orders-DLQ", "--task", "nobody", "--yes"), 1, "matches the filter"),
-    (("restore", "no-such-id"), 1, "none in the bin"),
+    (("restore", "no-such-id"), 1, "no bin has a letter"),
     (("restore", "x", "--queue", "nowhere"), 1, "'nowhere'"),
     (("jobs", "status", "no-such-job"), 1, "expected the id of a job"),
     (("jobs", "cancel", "no-such-job"), 1, "expected the id of a job"),

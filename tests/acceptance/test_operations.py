@@ -329,7 +329,7 @@ def test_discarded_letters_can_be_restored(poison: ModuleType) -> None:
     assert [(g.fingerprint, g.letters) for g in poison.dlq.groups(QUEUE)] == [
         (g.fingerprint, g.letters) for g in before
     ]
-    with pytest.raises(NotFound, match="none in the bin"):
+    with pytest.raises(NotFound, match="no bin has a letter"):
         poison.dlq.restore(letter.id)
 
 

@@ -156,7 +156,7 @@ def test_a_worker_trims_what_is_past_its_time(
         (("policies", "set", "orders", "max_deliveries=3"), 2, "--for"),
         (("policies", "set", "orders", "max_deliveries=3", "--for", "90d"), 1, "at most 30 days"),
         (("policies", "unset", "orders", "colour"), 1, "found none"),
-        (("policies", "--queue", "nobodys"), 1, "which has none"),
+        (("policies", "--queue", "nobodys"), 1, "no policy applies to queue"),
         (("trim", "nobodys-DLQ"), 1, "expected the name of a dead-letter queue"),
     ],
 )

@@ -555,7 +555,7 @@ def test_misuse_is_told_from_a_failed_assertion(
     with pytest.raises(DLQError, match=r"DeadLetters\(app\) where the app is made"):
         dead_letters.watch(bare)
     dead_letters.watch(shop.app)
-    with pytest.raises(DLQError, match="second time"):
+    with pytest.raises(DLQError, match="first watch"):
         dead_letters.watch(shop.app, **EAGER)
     with pytest.raises(DLQError, match="expected reason to be one of"):
         dead_letters.assert_none(reason="because")

@@ -72,6 +72,21 @@ def test_every_celery_command_imports_only_the_names_of_ours() -> None:
     assert others == "[]"
 
 
+def test_publishers_load_nothing_that_only_workers_need() -> None:
+    """Every web process imports the plugin; a worker's modules are loaded by the worker."""
+    code = (
+        "import sys, celery_dlq.plugin\n"
+        "from celery import Celery\n"
+        "celery_dlq.plugin.DeadLetters(Celery('shop', set_as_current=False))\n"
+        "rooms = ('celery_dlq.worker', 'celery_dlq.dlx', 'celery_dlq.contrib')\n"
+        "print([m for m in sys.modules if m.startswith(rooms)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
     """What an app does not use costs it nothing: the reporter looks, it never imports."""
     code = (

@@ -20,7 +20,7 @@ _ROOM = 4 * 1024**3
 
 
 def rabbitmq_executable() -> str | None:
-    """Where ``rabbitmq-server`` is; Debian puts it outside of most people's PATH."""
+    """The path of ``rabbitmq-server``; Debian puts it outside of most people's PATH."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib/rabbitmq/bin"
     return shutil.which("rabbitmq-server", path=path)
 

@@ -16,7 +16,7 @@ from celery.bin.celery import celery
 from click.testing import CliRunner
 from workers import environment
 
-# Click before 8.2 mixes the two outputs unless told otherwise; later ones cannot.
+# Click before 8.2 mixes the two outputs by default; later ones cannot.
 _APART = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
 
 
@@ -30,7 +30,7 @@ class Done:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """What ``--json`` printed, of a command that did what it was told."""
+        """The lines that ``--json`` printed; fails if the command failed."""
         assert self.exit_code == 0, self.stderr
         return [json.loads(line) for line in self.stdout.splitlines()]
 

@@ -63,7 +63,7 @@ def start_worker(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Worke
 
 @pytest.fixture
 def ran(redis_url: str) -> Iterator[Callable[[str], int]]:
-    """How often the task with a key was executed."""
+    """Return a function that counts the executions of the task with a key."""
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
         yield lambda key: int(client.llen(f"ran:{key}"))
 

@@ -133,7 +133,7 @@ def test_the_command_adopts_and_says_what_it_did(
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_following_goes_on_until_it_is_told_to_end(
+def test_following_goes_on_until_it_is_interrupted(
     poison: ModuleType, redis_url: str, rabbit: str, letters: Letters, end: signal.Signals
 ) -> None:
     """What dies later is adopted too; the audit has the sum."""

@@ -83,7 +83,7 @@ def test_every_death_ends_as_one_letter(
     letters: Callable[..., list[DeadLetter]],
     ran: Callable[[str], int],
 ) -> None:
-    """With its reason, the outcome of each delivery, and no more executions than allowed."""
+    """It has its reason and the outcome of each delivery; no task ran more often than allowed."""
     if pool == "gevent":
         pytest.importorskip("gevent")
     expected = {**EVERYWHERE, **(PREFORK if pool == "prefork" else {})}

@@ -35,7 +35,7 @@ def dead(poison: ModuleType, start_worker: Start, letters: Letters) -> list[Dead
 def test_json_prints_one_object_a_line_with_the_names_of_the_record(
     dlq: Dlq, dead: list[DeadLetter]
 ) -> None:
-    """What programs read is what Python has."""
+    """`--json` prints the fields that Python has."""
     (queue,) = dlq("queues", "--json").lines
     assert (queue["name"], queue["letters"]) == ("orders-DLQ", 3)
     assert queue["reasons"] == {"failed": 2, "rejected": 1}
@@ -243,7 +243,7 @@ def test_undecodable_arguments_of_a_shell_are_one_clear_line(
 def test_a_discard_is_asked_for_and_can_be_taken_back(
     dlq: Dlq, three: list[DeadLetter], poison: ModuleType, tmp_path: Path
 ) -> None:
-    """One letter needs no answer; many need --yes; the bin gives them back; the audit tells."""
+    """One letter needs no answer; many need --yes; the bin gives them back; the audit has both."""
     one = three[0]
     assert "Discarded from orders-DLQ: 1 letter" in dlq("discard", "orders-DLQ", one.id[:8]).stdout
     (binned,) = dlq("list", "orders-DLQ", "--discarded", "--json").lines
@@ -292,7 +292,7 @@ def test_an_editor_changes_the_arguments_of_one_letter(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is saved is redriven; no change, or no JSON, is not."""
+    """The saved text is redriven; unchanged text, or text that is no JSON, is not."""
     letter = next(letter for letter in three if letter.args_json == '["a"]')
     editor = tmp_path / "editor"
     for script, code in (("true", 1), ("echo nonsense >", 1), ('sed -i s/"a"/"b"/', 0)):

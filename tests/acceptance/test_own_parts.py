@@ -80,7 +80,7 @@ def test_own_requests_tasks_calls_and_signals_work_beside_ours(
 def test_an_app_without_a_policy_leaves_nothing_in_redis(
     poison: ModuleType, start_worker: Start, redis_url: str
 ) -> None:
-    """No counters, no letters: only the worker's card, so that an override could reach it."""
+    """No counters, no letters: but the worker is registered, so that an override can reach it."""
     worker = start_worker({"dlq_queues": {}})
     decorated = "poison_app.once"
     for name in ("healthy", "fails", "drops", "requeues"):
@@ -97,7 +97,7 @@ def test_an_app_without_a_policy_leaves_nothing_in_redis(
 def test_errbacks_run_and_chords_fail_as_they_do_for_a_task_that_raised(
     poison: ModuleType, start_worker: Start, letters: Letters, ran: Callable[[str], int]
 ) -> None:
-    """Dead means settled: nobody waits for ever."""
+    """Dead means settled: callers do not wait forever."""
     start_worker()
     poison.requeues.apply_async(("x",), link_error=poison.healthy.si("errback"))
     chords = {

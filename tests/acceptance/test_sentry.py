@@ -166,7 +166,7 @@ def test_what_never_becomes_a_letter_stays_sentrys_own(
     assert mechanism["type"] == "celery"
 
 
-def test_lost_processes_and_unknown_tasks_are_told_of_once(
+def test_lost_processes_and_unknown_tasks_are_reported_once(
     observed: ModuleType, start: Start, sentry: FakeSentry
 ) -> None:
     """Celery logs a line for each, and Sentry's logging integration makes events of lines."""

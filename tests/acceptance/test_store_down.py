@@ -196,7 +196,7 @@ def test_counting_goes_on_after_an_outage(
     ran: Ran,
     letters_of: Callable[[RedisServer], list[DeadLetter]],
 ) -> None:
-    """A restarted, empty Redis does not know our scripts; it is told."""
+    """A restarted, empty Redis does not know our scripts; it gets them again."""
     start_worker(conf(dlq_server))
     assert poison.healthy.delay("before").get(timeout=10) == "before"
     dlq_server.kill()

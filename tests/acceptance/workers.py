@@ -98,7 +98,7 @@ class Worker:
         self.stop()
 
     def start(self, *, wait: bool = True) -> Worker:
-        """Start it and, unless told otherwise, wait until it consumes."""
+        """Start it and, by default, wait until it consumes."""
         begun = len(self.output)
         if self._forked:
             self.process = ForkedProcess(self._command, cwd=HERE, env=self._env, log=self.log)

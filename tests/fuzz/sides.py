@@ -36,7 +36,7 @@ _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Disallowed|Reject)\b.*", re.MULT
 
 @dataclass
 class Outcome:
-    """What became of one message.
+    """The outcome of one message.
 
     Attributes:
         starts: How often its task began.
@@ -276,7 +276,7 @@ class Side:
 
 
 class _Marks:
-    """What the tasks and workers of one side wrote down, read on as it grows."""
+    """The notes of the tasks and workers of one side, read on as they grow."""
 
     def __init__(self, path: Path) -> None:
         self.received: list[str] = []
@@ -286,7 +286,7 @@ class _Marks:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def of(self, what: str, token: str) -> int:
-        """How often something happened to a message."""
+        """Number of times that something happened to a message."""
         self.read()
         return self._counts[what, token]
 

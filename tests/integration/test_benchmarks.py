@@ -1,4 +1,4 @@
-"""The benchmarks run, and figures reach the page: what they are is not looked at here."""
+"""The benchmarks run, and figures reach the page; their values are not checked here."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_data_and_places_do_not_change_it(old: str, new: str) -> None:
     [("in pay\n", "in refund\n"), ("payment.py", "refund.py"), ("in charge", "in charge_again")],
 )
 def test_another_place_in_the_code_changes_it(old: str, new: str) -> None:
-    """Function and file name of the application's frames tell bugs apart."""
+    """Bugs differ by function and file name of the application's frames."""
     assert of(TRACEBACK.replace(old, new)) != of()
 
 
@@ -121,7 +121,7 @@ def test_library_frames_are_taken_when_there_are_no_others() -> None:
 
 
 def test_the_innermost_frames_count() -> None:
-    """How deep the call came from makes no new group."""
+    """The depth of the call makes no new group."""
     deeper = '  File "/srv/shop/orders/views.py", line 3, in view\n    charge(1)\n'
     middle = '  File "/srv/shop/orders/prices.py", line 5, in price\n    look()\n'
     at = TRACEBACK.index('  File "/srv/shop/orders/tasks.py"')

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import command_line
 import pytest
 from command_line import Dlq
-from workers import HERE, Worker, environment
+from workers import HERE, Worker, environment, run_python
 
 from celery_dlq import DeadLetter, Reason
 
@@ -226,15 +227,7 @@ def test_undecodable_arguments_of_a_shell_are_one_clear_line(
     redis_url: str, three: list[DeadLetter]
 ) -> None:
     """Bytes that are no UTF-8 reach Python as lone surrogates."""
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "show", b"\xff"],
-        env=environment(redis_url),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(redis_url, "-m", "celery", "-A", "poison_app", "dlq", "show", b"\xff")
     assert done.returncode == 1
     assert "found none" in done.stderr
     assert "Traceback" not in done.stderr
@@ -350,27 +343,8 @@ def test_tail_follows_until_it_is_interrupted(
 
     from builders import a_letter, key_of
 
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "poison_app",
-            "dlq",
-            "tail",
-            "orders-DLQ",
-            "--follow",
-            "--lines",
-            "1",
-            "--json",
-        ],
-        env=environment(redis_url, PYTHONUNBUFFERED="1"),
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    command = ("tail", "orders-DLQ", "--follow", "--lines", "1", "--json")
+    with command_line.process(*command, redis_url=redis_url, PYTHONUNBUFFERED="1") as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["id"] == three[2].id
         letter = a_letter()
@@ -378,8 +352,3 @@ def test_tail_follows_until_it_is_interrupted(
         assert json.loads(process.stdout.readline())["id"] == letter.id
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait(10)
-        if process.stdout is not None:
-            process.stdout.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,7 @@ from command_line import Dlq
 from kombu.connection import Connection
 from rabbit import RabbitServer
 from waiting import poll
-from workers import HERE, Place, Worker, environment
+from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.commands import dlq as commands
@@ -166,15 +164,7 @@ def test_a_redrive_killed_anywhere_loses_nothing(
         )
         operator.store.dead_letter(letter, key_of(letter))
         sent.add(letter.id)
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, name],
-        env=environment(redis_url, CONF, **home.env),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(redis_url, "-c", DIES, name, conf=CONF, **home.env)
     assert done.returncode == -signal.SIGKILL, done.stderr
     before = {letter.id for letter in operator.letters(QUEUE)}
     assert before | set(waiting(url, keep=True)) == sent

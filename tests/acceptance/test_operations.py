@@ -18,7 +18,7 @@ import pytest
 import redis
 from builders import a_letter, a_request, key_of
 from waiting import poll
-from workers import HERE, Worker, environment
+from workers import HERE, Worker, environment, run_python
 
 from celery_dlq import DeadLetter, DLQError, LetterFilter
 from celery_dlq.backends.redis.keys import Keys
@@ -424,15 +424,7 @@ A_BATCH = 500
 
 def dies(redis_url: str, owner: str, name: str, when: str, operation: str) -> None:
     """Run an operation in a process that is SIGKILLed at the second call of a method."""
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, owner, name, when, operation],
-        env=environment(redis_url),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(redis_url, "-c", DIES, owner, name, when, operation)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -14,7 +12,7 @@ import redis
 from celery import chord
 from celery.exceptions import ChordError
 from waiting import poll
-from workers import HERE, Worker, environment
+from workers import Worker, run_python
 
 from celery_dlq import DeadLetter, Reason
 from celery_dlq.errors import MaxDeliveriesExceeded
@@ -25,15 +23,7 @@ Start = Callable[..., Worker]
 
 def python(redis_url: str, code: str) -> Any:
     """Run code in a process of its own and read the JSON it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(redis_url),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python(redis_url, "-c", code)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

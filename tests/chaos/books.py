@@ -273,7 +273,7 @@ class Balance:
         missing = letter.deliveries - len(starts)
         published = self.facts.published.get(letter.task_id)
         if missing <= 0 or (published and published.kind == "poison"):
-            return  # one that cannot be given to a process is counted, or it would come for ever
+            return  # one that cannot be given to a process is counted, or it would come forever
         line = f"{letter.task_id}: {_described(letter)}, {len(starts)} starts; {_history(letter)}"
         early = [d for d in self._unmatched(letter, starts) if self._died_near(d)]
         # The store was silent at their start, so they were added to the count afterwards.

@@ -177,7 +177,7 @@ class Side:
             return settled, [case for case in tokens.values() if case.number not in settled]
         killer = tokens[last]
         if self.name == "plain" and _AT_RECEIPT in self._log_from(self._begun):
-            # Plain Celery would die of it again, and for ever; the guarded worker may not.
+            # Plain Celery would die of it again, and forever; the guarded worker may not.
             self._outcome(killer, last, left).deaths = 1
             return settled | {killer.number}, []
         return settled, [killer]

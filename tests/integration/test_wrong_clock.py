@@ -77,9 +77,9 @@ def test_an_override_lasts_as_long_as_was_said(machine: Machine, hours: int) -> 
 def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
     """It sleeps by a clock that cannot be set, and asks the store whether the end has come."""
     dlq, obeyed, seconds = machine(-HOUR), list[int](), [0.0]
-    card = card_of(dlq.app, dlq.settings)
+    info = card_of(dlq.app, dlq.settings)
     heartbeat = Heartbeat(
-        dlq.registry, card, lambda overrides: obeyed.append(len(overrides)), lambda: seconds[0]
+        dlq.registry, info, lambda overrides: obeyed.append(len(overrides)), lambda: seconds[0]
     )
     dlq.override_policy("orders", timedelta(seconds=0.3), max_deliveries=3)
     for _ in range(REST_TICKS + 2):

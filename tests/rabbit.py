@@ -26,7 +26,7 @@ def rabbitmq_executable() -> str | None:
 
 
 def _quick_folder() -> str | None:
-    """Where there is memory for it: a quorum queue syncs its disc for every message.
+    """A folder in memory if there is one: a quorum queue syncs its disc for every message.
 
     The node's data only have to outlive its process.
     """

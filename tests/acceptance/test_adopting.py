@@ -133,7 +133,7 @@ def test_the_command_adopts_and_says_what_it_did(
 def test_following_goes_on_until_it_is_interrupted(
     poison: ModuleType, redis_url: str, rabbit: str, letters: Letters, end: signal.Signals
 ) -> None:
-    """What dies later is adopted too; the audit has the sum."""
+    """Later deaths are adopted too; the audit has the sum."""
     command = ("import", DEAD, "--follow", "--json")
     with command_line.process(*command, redis_url=redis_url, POISON_BROKER=rabbit) as process:
         for count, name in enumerate(("fails", "drops"), start=1):

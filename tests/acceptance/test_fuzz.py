@@ -17,7 +17,7 @@ SEEDS = {"redis": 1, "classic": 2, "quorum": 3}
 def test_odd_messages_fare_as_with_plain_celery_or_become_letters(
     report_of: Callable[..., dict[str, Any]], broker: str
 ) -> None:
-    """What Celery runs we run, what it loses we keep, and what kills it kills no worker twice."""
+    """We run what Celery runs, keep what it loses, and nothing kills a worker twice."""
     options = {"seed": SEEDS[broker], "messages": MESSAGES}
     report = report_of("fuzz", broker, options, timeout_seconds=3600 if LONG else 240)
     assert not report["differences"]

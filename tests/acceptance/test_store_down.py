@@ -173,7 +173,7 @@ def test_letters_of_acknowledged_messages_survive_their_worker_in_the_spool(
     tmp_path: Any,
     letters_of: Callable[[RedisServer], list[DeadLetter]],
 ) -> None:
-    """The broker has the message no more; the next worker on the host stores its letter."""
+    """The broker no longer has the message; the next worker on the host stores its letter."""
     settings = conf(dlq_server, dlq_spool_dir=str(tmp_path / "spool"))
     worker = start_worker(settings)
     dlq_server.kill()

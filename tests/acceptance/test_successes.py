@@ -145,7 +145,7 @@ def test_a_sample_that_cannot_be_made_harms_nothing(caplog: pytest.LogCaptureFix
 
 
 def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many messages succeed, about the newest ten thousand of a queue are kept."""
+    """About the newest ten thousand successes of a queue are kept."""
     monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
     connection = PipelinedConnection(connect(redis_url, 2, retries=0), redis_url)
     kept = samples.RedisSamples(connection, Keys())

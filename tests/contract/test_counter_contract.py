@@ -334,7 +334,7 @@ def test_history_orders_two_digit_numbers_as_numbers(counter: DeliveryCounter) -
 def test_deliveries_of_one_moment_are_in_the_order_of_their_numbers(
     counter: DeliveryCounter,
 ) -> None:
-    """Clocks may stand still or be set back to the same time."""
+    """A clock may stop, or be set back to the same time."""
     first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
     for key in (second, first):
         for _ in range(12):
@@ -343,7 +343,7 @@ def test_deliveries_of_one_moment_are_in_the_order_of_their_numbers(
 
 
 def test_history_of_a_redrive_begins_anew(counter: DeliveryCounter) -> None:
-    """What a message did before it was redriven is in its first letter."""
+    """Its first letter has what it did before it was redriven."""
     delivered(counter, a_key(task_id="t"))
     redriven = a_key(task_id="t", redrives=1)
     start = a_start()

@@ -53,7 +53,7 @@ def test_a_group_is_reported_when_it_is_new_and_when_it_grew_tenfold(reports: Re
 
 
 def test_asking_again_changes_nothing(reports: Reports) -> None:
-    """A letter that could not be stored is asked for again, with its retries in between."""
+    """A letter that could not be stored is asked about again, with its retries in between."""
     first, *others = letters(10)
     assert reports.of(first) == reports.of(first)
     for letter in others[:-1]:

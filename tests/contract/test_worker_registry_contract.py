@@ -19,7 +19,7 @@ def registry(parts: Backend) -> WorkerRegistry:
 
 
 def a_worker(**changes: Any) -> WorkerInfo:
-    """The info of a worker."""
+    """A worker, as it registers."""
     values: dict[str, Any] = {
         "hostname": "celery@web-1",
         "pid": 4711,

@@ -167,7 +167,7 @@ class Side:
     def _settle(
         self, tokens: dict[str, Case], came: list[str], left: set[str]
     ) -> tuple[set[int], list[Case]]:
-        """What is known although the worker died or stopped, and who is to be tried alone."""
+        """The outcomes known although the worker died or stopped, and messages to try alone."""
         last = came[-1] if came else ""
         for token, case in tokens.items():
             if token not in left and token != last:

@@ -208,7 +208,7 @@ def command(redis_url: str) -> Iterator[Command]:
 def test_command_compares_letters_with_successes(
     spark: SparkSession, command: Command, tmp_path: Path
 ) -> None:
-    """What all letters share shows beside the sample of what succeeded; mistakes are one line."""
+    """A sample of successes shows what all letters share; mistakes are one line."""
     folder, good, file = (str(tmp_path / name) for name in ("letters", "good", "triage.html"))
     assert command("export", folder).exit_code == 0
     assert command("export", good, "--successes").exit_code == 0

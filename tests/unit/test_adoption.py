@@ -137,7 +137,7 @@ def test_a_receipt_of_sqs_names_nothing() -> None:
 
 @pytest.mark.parametrize("time", [NOW - timedelta(days=99), NOW + timedelta(days=1), "odd", None])
 def test_its_time_in_the_queue_begins_when_it_is_adopted(time: object) -> None:
-    """Whatever the broker says: a letter that died long ago must not be trimmed at once."""
+    """A letter that died long ago by the broker's word must not be trimmed at once."""
     headers = {"x-death": [{"queue": "orders", "reason": "expired", "time": time}]}
     expires = (NOW - timedelta(days=1)).isoformat()
     found = letter(headers={**a_request(expires=expires), **headers})

@@ -90,7 +90,7 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 def test_the_queue_policies_can_be_asked() -> None:
-    """Settings give the table that resolves a queue's policy."""
+    """Settings make the table that resolves a queue's policy."""
     settings = Settings.from_conf({"dlq_queues": {"orders": {"max_deliveries": 5}}})
     assert settings.policies.resolve("orders") == Policy(max_deliveries=5)
 

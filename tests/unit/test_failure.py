@@ -186,7 +186,7 @@ def test_an_exception_that_cannot_be_printed_does_not_raise() -> None:
 
 
 def test_a_traceback_that_cannot_be_printed_does_not_raise() -> None:
-    """Whatever a pool reports, the death is described."""
+    """Any report of a pool is described."""
     report = SimpleNamespace(exception=KeyError("a"), traceback=UnprintableError())
     assert "RuntimeError" in (failure_of(report, ()).traceback or "")
 

@@ -148,7 +148,7 @@ def test_odd_task_names_do_not_raise() -> None:
     ['  File "/srv/shop/a.py", line 1, in f\n    f()\n', " " * 64, 'File "', "x" * 64, "\n" * 64],
 )
 def test_a_huge_traceback_takes_no_time(unit: str) -> None:
-    """Ten megabytes of any shape are done long before a person would notice."""
+    """Ten megabytes of any shape take less time than a person would notice."""
     text = unit * (10 * 1024 * 1024 // len(unit))
     began = time.process_time()
     of(text)

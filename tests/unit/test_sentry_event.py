@@ -108,9 +108,9 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
 def test_lines_of_one_kind_pass_once_a_minute() -> None:
     """The next kind passes at once."""
     now = [0.0]
-    seldom = RateLimit(lambda: now[0])
-    assert seldom.may("multiprocessing", "Process %r exited")
-    assert not seldom.may("multiprocessing", "Process %r exited")
-    assert seldom.may("celery_dlq.worker", "Process %r exited")
+    limit = RateLimit(lambda: now[0])
+    assert limit.may("multiprocessing", "Process %r exited")
+    assert not limit.may("multiprocessing", "Process %r exited")
+    assert limit.may("celery_dlq.worker", "Process %r exited")
     now[0] = 60.0
-    assert seldom.may("multiprocessing", "Process %r exited")
+    assert limit.may("multiprocessing", "Process %r exited")

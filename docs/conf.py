@@ -24,7 +24,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 
-# Pages are Markdown that GitHub shows as well; what is generated stands in fences `{dlq-…}`.
+# Pages are Markdown that GitHub shows as well; generated parts are in fences `{dlq-…}`.
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 

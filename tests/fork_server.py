@@ -22,7 +22,7 @@ _FORKS.set_forkserver_preload(["fork_server_preload"])
 
 
 class ForkedProcess:
-    """A forked ``celery …``; it can what tests need of `subprocess.Popen`.
+    """A forked ``celery …``, with the part of `subprocess.Popen` that tests use.
 
     Not for pools that patch Python (gevent): they must come before all other imports.
 
@@ -56,7 +56,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, for so many seconds."""
+        """Wait for its end, up to a timeout in seconds."""
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)

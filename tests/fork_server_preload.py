@@ -1,4 +1,4 @@
-"""What a worker imports, loaded once for all that are forked."""
+"""The imports of a worker, loaded once for all that are forked."""
 
 import celery_dlq.operations
 import celery_dlq.plugin

@@ -20,13 +20,13 @@ _ROOM = 4 * 1024**3
 
 
 def rabbitmq_executable() -> str | None:
-    """Where ``rabbitmq-server`` is; Debian puts it outside of most people's PATH."""
+    """The path of ``rabbitmq-server``; Debian puts it outside of most people's PATH."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib/rabbitmq/bin"
     return shutil.which("rabbitmq-server", path=path)
 
 
 def _quick_folder() -> str | None:
-    """Where there is memory for it: a quorum queue syncs its disc for every message.
+    """A folder in memory if there is one: a quorum queue syncs its disc for every message.
 
     The node's data only have to outlive its process.
     """

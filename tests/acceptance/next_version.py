@@ -1,7 +1,7 @@
 """A later version of the plugin, simulated: a copy whose schema is one version on.
 
 Its letters say ``schema_version`` 2 and have a field that today's version does not know, its
-counters and cards go to the same Redis: what a rolling upgrade, or one taken back, looks like.
+counters and registrations go to the same Redis, as in a rolling upgrade or in one taken back.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class PoisonSetup(CeleryTestSetup):
         return DeadLetters.of(self.app)
 
     def letters(self, *, count: int = 1) -> list[DeadLetter]:
-        """Wait for so many letters; all that there are."""
+        """Wait for this number of letters; return all that there are."""
 
         def enough() -> bool:
             return sum(queue.letters for queue in self.dlq.queues()) >= count
@@ -124,12 +124,12 @@ class PoisonSetup(CeleryTestSetup):
         return str(self.app.send_task(f"poison_app.{task}", (key, *args)).id)
 
     def executions(self, key: str) -> int:
-        """How often the task with a key was executed."""
+        """Number of executions of the task with a key."""
         with redis.Redis.from_url(self.broker.config(vhost=TRACES)["url"]) as client:
             return int(client.llen(f"ran:{key}"))
 
     def unseen(self) -> bool:
-        """Whether a dead worker's message is old enough to be given back."""
+        """True if a dead worker's message is old enough to be given back."""
         with redis.Redis.from_url(self.broker.config()["url"]) as client:
             oldest = client.zrange("unacked_index", 0, 0, withscores=True)
         return not oldest or time.time() - oldest[0][1] > SIGHT_SECONDS + 0.1

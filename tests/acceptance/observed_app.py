@@ -65,7 +65,7 @@ if SIGNALS:
         raise LookupError("this receiver is broken")
 
     @task_dead_lettered.connect(sender="observed_app.fails", weak=False)
-    def told(sender: str, letter: Any, **_: Any) -> None:
+    def count_letter(sender: str, letter: Any, **_: Any) -> None:
         with Path(SIGNALS).open("a", encoding="utf-8") as file:
             file.write(f"{sender} {letter.id}\n")
 

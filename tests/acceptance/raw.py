@@ -1,4 +1,4 @@
-"""Messages as nobody's Celery writes them: any bytes with any headers."""
+"""Messages that no Celery writes: any bytes with any headers."""
 
 from __future__ import annotations
 

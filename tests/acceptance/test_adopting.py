@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
-from typing import Any
 
+import command_line
 import pytest
 from command_line import Dlq
 from kombu import Connection, Queue
 from rabbit import RabbitServer
 from waiting import poll
-from workers import HERE, Worker, environment
+from workers import Worker
 
 from celery_dlq import DeadLetter, Reason
 
@@ -133,37 +130,17 @@ def test_the_command_adopts_and_says_what_it_did(
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_following_goes_on_until_it_is_told_to_end(
+def test_following_goes_on_until_it_is_interrupted(
     poison: ModuleType, redis_url: str, rabbit: str, letters: Letters, end: signal.Signals
 ) -> None:
-    """What dies later is adopted too; the audit has the sum."""
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "poison_app",
-            "dlq",
-            "import",
-            DEAD,
-            "--follow",
-            "--json",
-        ],
-        env=environment(redis_url, POISON_BROKER=rabbit),
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            for count, name in enumerate(("fails", "drops"), start=1):
-                expire(rabbit, name)
-                letters(f"{EXPIRED}-DLQ", count=count)
-            process.send_signal(end)
-            output: Any = process.communicate(timeout=30)[0]
-        finally:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
+    """Later deaths are adopted too; the audit has the sum."""
+    command = ("import", DEAD, "--follow", "--json")
+    with command_line.process(*command, redis_url=redis_url, POISON_BROKER=rabbit) as process:
+        for count, name in enumerate(("fails", "drops"), start=1):
+            expire(rabbit, name)
+            letters(f"{EXPIRED}-DLQ", count=count)
+        process.send_signal(end)
+        output = process.communicate(timeout=30)[0]
     assert process.returncode == 0
     assert json.loads(output)["adopted"] == 2
     assert poison.dlq.registry.changes(limit=1)[0].letters == 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from celery import VERSION
 from waiting import poll
-from workers import HERE, Place, Worker, environment
+from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, Outcome, Reason
 
@@ -59,15 +57,7 @@ def publish(redis_url: str, place: Place, names: list[str]) -> dict[str, str]:
         "names = json.loads(sys.argv[1])\n"
         "print(json.dumps({n: getattr(p, n).delay(n).id for n in names}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(names)],
-        env=environment(redis_url, **place.env),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python(redis_url, "-c", code, json.dumps(names), **place.env)
     assert done.returncode == 0, done.stderr
     ids: dict[str, str] = json.loads(done.stdout)
     return ids
@@ -83,7 +73,7 @@ def test_every_death_ends_as_one_letter(
     letters: Callable[..., list[DeadLetter]],
     ran: Callable[[str], int],
 ) -> None:
-    """With its reason, the outcome of each delivery, and no more executions than allowed."""
+    """It has its reason and the outcome of each delivery; no task ran more often than allowed."""
     if pool == "gevent":
         pytest.importorskip("gevent")
     expected = {**EVERYWHERE, **(PREFORK if pool == "prefork" else {})}

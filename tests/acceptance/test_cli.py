@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import command_line
 import pytest
 from command_line import Dlq
-from workers import HERE, Worker, environment
+from workers import HERE, Worker, environment, run_python
 
 from celery_dlq import DeadLetter, Reason
 
@@ -35,7 +36,7 @@ def dead(poison: ModuleType, start_worker: Start, letters: Letters) -> list[Dead
 def test_json_prints_one_object_a_line_with_the_names_of_the_record(
     dlq: Dlq, dead: list[DeadLetter]
 ) -> None:
-    """What programs read is what Python has."""
+    """`--json` prints the fields that Python has."""
     (queue,) = dlq("queues", "--json").lines
     assert (queue["name"], queue["letters"]) == ("orders-DLQ", 3)
     assert queue["reasons"] == {"failed": 2, "rejected": 1}
@@ -226,15 +227,7 @@ def test_undecodable_arguments_of_a_shell_are_one_clear_line(
     redis_url: str, three: list[DeadLetter]
 ) -> None:
     """Bytes that are no UTF-8 reach Python as lone surrogates."""
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", "show", b"\xff"],
-        env=environment(redis_url),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(redis_url, "-m", "celery", "-A", "poison_app", "dlq", "show", b"\xff")
     assert done.returncode == 1
     assert "found none" in done.stderr
     assert "Traceback" not in done.stderr
@@ -243,7 +236,7 @@ def test_undecodable_arguments_of_a_shell_are_one_clear_line(
 def test_a_discard_is_asked_for_and_can_be_taken_back(
     dlq: Dlq, three: list[DeadLetter], poison: ModuleType, tmp_path: Path
 ) -> None:
-    """One letter needs no answer; many need --yes; the bin gives them back; the audit tells."""
+    """One letter needs no answer; many need --yes; the bin gives them back; the audit has both."""
     one = three[0]
     assert "Discarded from orders-DLQ: 1 letter" in dlq("discard", "orders-DLQ", one.id[:8]).stdout
     (binned,) = dlq("list", "orders-DLQ", "--discarded", "--json").lines
@@ -292,7 +285,7 @@ def test_an_editor_changes_the_arguments_of_one_letter(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is saved is redriven; no change, or no JSON, is not."""
+    """The saved text is redriven; unchanged text, or text that is no JSON, is not."""
     letter = next(letter for letter in three if letter.args_json == '["a"]')
     editor = tmp_path / "editor"
     for script, code in (("true", 1), ("echo nonsense >", 1), ('sed -i s/"a"/"b"/', 0)):
@@ -350,27 +343,8 @@ def test_tail_follows_until_it_is_interrupted(
 
     from builders import a_letter, key_of
 
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "poison_app",
-            "dlq",
-            "tail",
-            "orders-DLQ",
-            "--follow",
-            "--lines",
-            "1",
-            "--json",
-        ],
-        env=environment(redis_url, PYTHONUNBUFFERED="1"),
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    command = ("tail", "orders-DLQ", "--follow", "--lines", "1", "--json")
+    with command_line.process(*command, redis_url=redis_url, PYTHONUNBUFFERED="1") as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["id"] == three[2].id
         letter = a_letter()
@@ -378,8 +352,3 @@ def test_tail_follows_until_it_is_interrupted(
         assert json.loads(process.stdout.readline())["id"] == letter.id
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait(10)
-        if process.stdout is not None:
-            process.stdout.close()

@@ -20,7 +20,7 @@ def test_a_cluster_of_two_workers_is_ready_and_named_as_its_nodes_are(
 
 
 def test_poison_on_a_cluster_is_dead_lettered_once(celery_setup: PoisonSetup) -> None:
-    """Whichever worker gets it, and however often it moves between the two."""
+    """Any worker may get it, and it may move between the two many times."""
     sent = {
         name: celery_setup.send(name, name) for name in ("killed", "requeues", "to_dlq", "fails")
     }
@@ -44,7 +44,7 @@ def test_poison_on_a_cluster_is_dead_lettered_once(celery_setup: PoisonSetup) ->
 def test_a_message_that_kills_its_workers_is_executed_at_most_max_deliveries_times(
     celery_setup: PoisonSetup,
 ) -> None:
-    """Whichever worker it comes back to; the fourth time it is not executed."""
+    """It may come back to any worker; the fourth time it is not executed."""
     task_id = celery_setup.send("kills_worker", "victim")
     for executions in (1, 2, 3):
         poll(lambda n=executions: celery_setup.executions("victim") >= n, timeout_seconds=30)  # type: ignore[misc]

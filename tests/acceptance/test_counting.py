@@ -1,4 +1,4 @@
-"""What is charged as a delivery and what is not."""
+"""Starts that are charged as deliveries, and those that are not."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +11,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 from rabbit import RabbitServer
 from waiting import poll
-from workers import HERE, Place, Worker, environment
+from workers import HERE, Place, Worker, run_python
 
 from celery_dlq import DeadLetter
 
@@ -66,15 +64,7 @@ def alerts(place: Place) -> Iterator[Any]:
 def send(place: Place, redis_url: str, name: str) -> None:
     """Publish a task from a process of its own."""
     code = f"import poison_app as p; p.{name}.delay({name!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(redis_url, **place.env),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python(redis_url, "-c", code, **place.env)
     assert done.returncode == 0, done.stderr
 
 

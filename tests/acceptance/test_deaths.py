@@ -63,7 +63,7 @@ def test_every_kind_of_poison_ends_as_one_letter_beside_healthy_work(
 
 
 def test_a_dead_task_has_a_failure_as_its_result(poison: ModuleType, start_worker: Start) -> None:
-    """Nobody waits for ever for the result of a message that was dead-lettered."""
+    """A message that was dead-lettered has a result: callers do not wait forever."""
     start_worker()
     errors: dict[str, type[Exception]] = {
         "killed": MaxDeliveriesExceeded,

@@ -22,7 +22,7 @@ DELAY = 1.5
 
 
 def notes(redis_url: str, count: int) -> list[dict[str, Any]]:
-    """Wait for what so many delayed tasks noted."""
+    """Wait for the notes of this number of delayed tasks."""
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
         poll(lambda: client.llen("delays") >= count, timeout_seconds=30)
         return [json.loads(note) for note in client.lrange("delays", 0, -1)]

@@ -89,6 +89,6 @@ def test_deploys_leave_no_letter_and_every_task_runs(
         deploys.close()
 
     letters = [letter for queue in poison.dlq.queues() for letter in poison.dlq.letters(queue.name)]
-    told = [(x.reason.value, x.deliveries, [d.outcome for d in x.history]) for x in letters]
-    assert not letters, f"{len(letters)} of healthy tasks: {told[:3]}"
+    described = [(x.reason.value, x.deliveries, [d.outcome for d in x.history]) for x in letters]
+    assert not letters, f"{len(letters)} of healthy tasks: {described[:3]}"
     assert not never_ran

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,7 @@ from command_line import Dlq
 from kombu.connection import Connection
 from rabbit import RabbitServer
 from waiting import poll
-from workers import HERE, Place, Worker, environment
+from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.commands import dlq as commands
@@ -72,7 +70,7 @@ def publish(url: str, *tasks: str) -> None:
             connection.Producer().publish([[name], {}, {}], routing_key="orders", headers=headers)
 
 
-def told(done: Any) -> list[dict[str, Any]]:
+def json_lines(done: Any) -> list[dict[str, Any]]:
     """The JSON lines of a command that must have worked."""
     assert done.exit_code == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
@@ -93,7 +91,7 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
     poll(lambda: operator.store.length(QUEUE) == 3, timeout_seconds=60)
 
     found = dlq("list", QUEUE, "--json", conf=CONF, **home.env).lines
-    assert found[::-1] == told(cli("list", QUEUE, "--oldest-first", "--json"))
+    assert found[::-1] == json_lines(cli("list", QUEUE, "--oldest-first", "--json"))
     by_task = {letter["task_id"]: letter for letter in found}
     assert {task: letter["reason"] for task, letter in by_task.items()} == {
         "id-killed": "max_deliveries_exceeded",
@@ -101,8 +99,8 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
         "id-to_dlq": "rejected",
     }, worker.output
     assert (ran("killed"), by_task["id-killed"]["deliveries"]) == (3, 3)
-    assert told(cli("show", by_task["id-fails"]["id"][:8], "--json")) == [by_task["id-fails"]]
-    assert len(told(cli("groups", QUEUE, "--json"))) == 3
+    assert json_lines(cli("show", by_task["id-fails"]["id"][:8], "--json")) == [by_task["id-fails"]]
+    assert len(json_lines(cli("groups", QUEUE, "--json"))) == 3
     assert "does not tell reasons and ages" in cli("queues").stdout
     with redis.Redis.from_url(redis_url) as client:
         assert not client.exists(f"dlq:{{{QUEUE}}}:letters")
@@ -113,13 +111,21 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
     assert refused.exit_code == 1
     said = refused.stderr.strip().splitlines()[-1]
     assert said.startswith("Error: expected a store that keeps discarded letters")
-    report = told(cli("redrive", QUEUE, by_task["id-fails"]["id"], "--json"))[0]
+    report = json_lines(cli("redrive", QUEUE, by_task["id-fails"]["id"], "--json"))[0]
     assert (report["published"], report["failed"]) == (1, {})
     poll(lambda: ran("fails") == 2, timeout_seconds=30)
-    assert told(cli("purge", QUEUE, "--reason", "rejected", "--yes", "--json"))[0]["removed"] == 1
-    assert [letter["task_id"] for letter in told(cli("list", QUEUE, "--json"))] == ["id-killed"]
+    assert (
+        json_lines(cli("purge", QUEUE, "--reason", "rejected", "--yes", "--json"))[0]["removed"]
+        == 1
+    )
+    assert [letter["task_id"] for letter in json_lines(cli("list", QUEUE, "--json"))] == [
+        "id-killed"
+    ]
     assert "id-killed" in cli("tail", QUEUE, "--json").stdout
-    assert {change["action"] for change in told(cli("audit", "--json"))} == {"redriven", "purged"}
+    assert {change["action"] for change in json_lines(cli("audit", "--json"))} == {
+        "redriven",
+        "purged",
+    }
 
 
 DIES = """
@@ -148,7 +154,7 @@ poison_app.dlq.redrive("orders-DLQ", rate=50)
 def test_a_redrive_killed_anywhere_loses_nothing(
     home: Place, operator: DeadLetters, redis_url: str, name: str
 ) -> None:
-    """The next one finishes; only what was published and not noted goes out twice, and is told."""
+    """The next one finishes; only what was published, not noted, goes out twice, as reported."""
     url, sent = broker_of(home, redis_url), set()
     assert waiting(url) == []  # which makes the queue
     for number in range(110):
@@ -158,15 +164,7 @@ def test_a_redrive_killed_anywhere_loses_nothing(
         )
         operator.store.dead_letter(letter, key_of(letter))
         sent.add(letter.id)
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, name],
-        env=environment(redis_url, CONF, **home.env),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(redis_url, "-c", DIES, name, conf=CONF, **home.env)
     assert done.returncode == -signal.SIGKILL, done.stderr
     before = {letter.id for letter in operator.letters(QUEUE)}
     assert before | set(waiting(url, keep=True)) == sent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import socket
@@ -21,30 +20,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client.parser import text_string_to_metric_families
 from servers import RedisServer
 from waiting import poll
-from workers import HERE, Worker, environment
+from workers import HERE, Worker, environment, run_python
 
-EXPORTER = (sys.executable, "-m", "celery", "-A", "observed_app", "dlq", "exporter")
+EXPORTER = ("-m", "celery", "-A", "observed_app", "dlq", "exporter")
 
 HEALTHY = 200
 
 Samples = dict[tuple[str, ...], float]
-
-
-@pytest.fixture(scope="module")
-def observed_module(redis_server: RedisServer) -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        patch.setenv("POISON_REDIS", redis_server.url.rpartition("/")[0])
-        module = importlib.import_module("observed_app")
-        yield module
-        module.dlq.close()
-        module.app.close()
-
-
-@pytest.fixture
-def observed(observed_module: ModuleType, redis_url: str) -> ModuleType:
-    """The app of these tests, with an empty Redis."""
-    return observed_module
 
 
 class Exporter:
@@ -52,7 +34,7 @@ class Exporter:
 
     def __init__(self, url: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [*EXPORTER, *arguments],
+            [sys.executable, *EXPORTER, *arguments],
             env=environment(url),
             cwd=HERE,
             text=True,
@@ -152,15 +134,7 @@ def test_a_port_that_is_taken_is_one_clear_line(redis_url: str) -> None:
     """Exit code 1, no traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = subprocess.run(
-            [*EXPORTER, "--port", port],
-            env=environment(redis_url),
-            cwd=HERE,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_python(redis_url, *EXPORTER, "--port", port)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert f"expected 127.0.0.1:{port} to be free for the exporter" in line

@@ -18,7 +18,7 @@ import pytest
 import redis
 from builders import a_letter, a_request, key_of
 from waiting import poll
-from workers import HERE, Worker, environment
+from workers import HERE, Worker, environment, run_python
 
 from celery_dlq import DeadLetter, DLQError, LetterFilter
 from celery_dlq.backends.redis.keys import Keys
@@ -130,7 +130,7 @@ def test_a_message_that_no_transport_writes_stays_and_stops_nothing(
 
 
 def test_letters_that_arrive_during_a_redrive_are_not_touched(poison: ModuleType) -> None:
-    """Else one that dies again at once would go round for ever."""
+    """Otherwise one that dies again at once would go round forever."""
     put(poison)
     late: list[DeadLetter] = []
     poison.dlq.redrive(QUEUE, progress=lambda _n: late.append(put(poison)))
@@ -178,7 +178,7 @@ def test_a_filter_that_matches_nothing_changes_nothing(poison: ModuleType) -> No
 def test_an_edited_message_runs_with_its_new_arguments_and_keeps_the_trail(
     poison: ModuleType, start_worker: Start, ran: Callable[[str], int]
 ) -> None:
-    """The header tells who changed what, from what; links of the workflow stay."""
+    """The header has who changed what, from what; links of the workflow stay."""
     letter = put(poison)
     report = poison.dlq.edit(letter.id, Edit(assign={"args.0": "new", "kwargs.fixed": True}))
     assert report.published == 1
@@ -316,7 +316,7 @@ def test_a_job_that_passed_its_canary_says_so(poison: ModuleType, start_worker: 
 
 
 def test_discarded_letters_can_be_restored(poison: ModuleType) -> None:
-    """Whole, with their group; once."""
+    """They come back whole, with their group, once."""
     letter, other = put(poison), put(poison)
     before = poison.dlq.groups(QUEUE)
     report = poison.dlq.discard(QUEUE, ids=frozenset({letter.id}))
@@ -372,21 +372,21 @@ def test_an_entry_that_is_no_letter_can_be_discarded_and_restored(
 
 
 def test_every_change_is_in_the_audit_and_on_the_bus(poison: ModuleType) -> None:
-    """Who, when, what, how many, how they were chosen."""
+    """The audit has who, when, what, how many, and how they were chosen."""
     letter = put(poison, fingerprint="abc")
-    told: list[Any] = []
-    poison.dlq.events.subscribe(told.append)
+    heard: list[Any] = []
+    poison.dlq.events.subscribe(heard.append)
     poison.dlq.discard(QUEUE, fingerprint="abc")
     poison.dlq.restore(letter.id)
     poison.dlq.redrive(QUEUE, LetterFilter(grep=letter.task_id), rate=1000)
-    poison.dlq.events.unsubscribe(told.append)
+    poison.dlq.events.unsubscribe(heard.append)
     changes = poison.dlq.changes()
     assert [change.action for change in changes] == [
         Action.REDRIVEN,
         Action.RESTORED,
         Action.DISCARDED,
     ]
-    assert changes == [event for event in told if isinstance(event, Change)][::-1]
+    assert changes == [event for event in heard if isinstance(event, Change)][::-1]
     assert {(change.target, change.letters) for change in changes} == {(QUEUE, 1)}
     assert changes[0].detail["filter"] == {"grep": letter.task_id}
     assert changes[0].detail["options"] == {"rate": 1000}
@@ -424,15 +424,7 @@ A_BATCH = 500
 
 def dies(redis_url: str, owner: str, name: str, when: str, operation: str) -> None:
     """Run an operation in a process that is SIGKILLed at the second call of a method."""
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, owner, name, when, operation],
-        env=environment(redis_url),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(redis_url, "-c", DIES, owner, name, when, operation)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -457,7 +449,7 @@ def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
     when: str,
     twice: int | None,
 ) -> None:
-    """No letter is lost; only what was published and not noted goes out twice, and is told."""
+    """No letter is lost; only what was published and not noted goes out twice, and is reported."""
     sent = {put(poison).id for _ in range(1100)}
     dies(redis_url, owner, name, when, "redrive")
     (job,) = poison.dlq.jobs()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -14,7 +12,7 @@ import redis
 from celery import chord
 from celery.exceptions import ChordError
 from waiting import poll
-from workers import HERE, Worker, environment
+from workers import Worker, run_python
 
 from celery_dlq import DeadLetter, Reason
 from celery_dlq.errors import MaxDeliveriesExceeded
@@ -25,15 +23,7 @@ Start = Callable[..., Worker]
 
 def python(redis_url: str, code: str) -> Any:
     """Run code in a process of its own and read the JSON it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(redis_url),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python(redis_url, "-c", code)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -80,7 +70,7 @@ def test_own_requests_tasks_calls_and_signals_work_beside_ours(
 def test_an_app_without_a_policy_leaves_nothing_in_redis(
     poison: ModuleType, start_worker: Start, redis_url: str
 ) -> None:
-    """No counters, no letters: only the worker's card, so that an override could reach it."""
+    """No counters, no letters: but the worker is registered, so that an override can reach it."""
     worker = start_worker({"dlq_queues": {}})
     decorated = "poison_app.once"
     for name in ("healthy", "fails", "drops", "requeues"):
@@ -97,7 +87,7 @@ def test_an_app_without_a_policy_leaves_nothing_in_redis(
 def test_errbacks_run_and_chords_fail_as_they_do_for_a_task_that_raised(
     poison: ModuleType, start_worker: Start, letters: Letters, ran: Callable[[str], int]
 ) -> None:
-    """Dead means settled: nobody waits for ever."""
+    """Dead means settled: callers do not wait forever."""
     start_worker()
     poison.requeues.apply_async(("x",), link_error=poison.healthy.si("errback"))
     chords = {

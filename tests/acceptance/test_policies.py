@@ -46,7 +46,7 @@ def test_every_value_is_shown_with_its_source(dlq: Dlq) -> None:
 def test_an_override_reaches_running_workers_and_ends(
     dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran
 ) -> None:
-    """No deploy, no restart; a queue that nothing guarded before is guarded for a while."""
+    """No deploy, no restart; an unguarded queue is guarded until the override ends."""
     conf: dict[str, Any] = {"dlq_queues": {"orders": {"max_deliveries": 3}}}
     worker = start_worker(conf)
     assert dlq("policies", "set", "orders", "max_deliveries=1", "--for", "25s").exit_code == 0

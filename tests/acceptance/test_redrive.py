@@ -60,7 +60,7 @@ def test_a_redriven_message_succeeds_under_its_old_id_and_its_letter_is_gone(
 def test_a_redriven_message_that_dies_again_says_so(
     poison: ModuleType, start_worker: Start, letters: Letters
 ) -> None:
-    """The new letter counts the redrive, starts its deliveries anew, and names its past."""
+    """The new letter counts the redrive, starts its deliveries at one, and names its past."""
     start_worker()
     sent = poison.requeues.delay("again")
     (first,) = letters()

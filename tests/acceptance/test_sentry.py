@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -13,30 +12,12 @@ from typing import Any
 import pytest
 import redis
 from fake_sentry import FakeSentry
-from servers import RedisServer
 from waiting import poll
-from workers import HERE, Worker
+from workers import Worker
 
 from celery_dlq import DeadLetter
 
 Start = Callable[..., Worker]
-
-
-@pytest.fixture(scope="module")
-def observed_module(redis_server: RedisServer) -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        patch.setenv("POISON_REDIS", redis_server.url.rpartition("/")[0])
-        module = importlib.import_module("observed_app")
-        yield module
-        module.dlq.close()
-        module.app.close()
-
-
-@pytest.fixture
-def observed(observed_module: ModuleType, redis_url: str) -> ModuleType:
-    """The app of these tests, with an empty Redis."""
-    return observed_module
 
 
 @pytest.fixture
@@ -166,7 +147,7 @@ def test_what_never_becomes_a_letter_stays_sentrys_own(
     assert mechanism["type"] == "celery"
 
 
-def test_lost_processes_and_unknown_tasks_are_told_of_once(
+def test_lost_processes_and_unknown_tasks_are_reported_once(
     observed: ModuleType, start: Start, sentry: FakeSentry
 ) -> None:
     """Celery logs a line for each, and Sentry's logging integration makes events of lines."""

@@ -173,7 +173,7 @@ def test_letters_of_acknowledged_messages_survive_their_worker_in_the_spool(
     tmp_path: Any,
     letters_of: Callable[[RedisServer], list[DeadLetter]],
 ) -> None:
-    """The broker has the message no more; the next worker on the host stores its letter."""
+    """The broker no longer has the message; the next worker on the host stores its letter."""
     settings = conf(dlq_server, dlq_spool_dir=str(tmp_path / "spool"))
     worker = start_worker(settings)
     dlq_server.kill()
@@ -196,7 +196,7 @@ def test_counting_goes_on_after_an_outage(
     ran: Ran,
     letters_of: Callable[[RedisServer], list[DeadLetter]],
 ) -> None:
-    """A restarted, empty Redis does not know our scripts; it is told."""
+    """A restarted, empty Redis does not know our scripts; it gets them again."""
     start_worker(conf(dlq_server))
     assert poison.healthy.delay("before").get(timeout=10) == "before"
     dlq_server.kill()

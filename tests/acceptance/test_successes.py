@@ -121,8 +121,8 @@ def a_success(**kwargs: Any) -> tuple[Any, InFlight]:
     """A request whose task returned, with what the guard knows of it."""
     message = a_message(body=json.dumps([[], kwargs, {}]).encode())
     request = SimpleNamespace(id="1", message=message, request_dict=a_request(), worker_pid=7)
-    plan = ResolvedPolicy("orders", "orders-DLQ", Policy(max_deliveries=3), None)
-    return request, InFlight(plan, a_key(), a_delivery(number=2), first=False)
+    resolved = ResolvedPolicy("orders", "orders-DLQ", Policy(max_deliveries=3), None)
+    return request, InFlight(resolved, a_key(), a_delivery(number=2), first=False)
 
 
 def test_the_share_is_kept_and_arguments_are_bounded() -> None:
@@ -138,27 +138,27 @@ def test_the_share_is_kept_and_arguments_are_bounded() -> None:
 
 def test_a_sample_that_cannot_be_made_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The task has succeeded: an error of the sampler is logged and that is all."""
-    request, tracked = a_success()
+    request, in_flight = a_success()
     request.message = None
-    Sampler(Noted(), 1.0, utc_now, hostname="celery@a")(request, tracked)
+    Sampler(Noted(), 1.0, utc_now, hostname="celery@a")(request, in_flight)
     assert "could not be sampled" in caplog.text
 
 
 def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many messages succeed, about the newest ten thousand of a queue are kept."""
+    """About the newest ten thousand successes of a queue are kept."""
     monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
-    wire = PipelinedConnection(connect(redis_url, 2, retries=0), redis_url)
-    kept = samples.RedisSamples(wire, Keys())
+    connection = PipelinedConnection(connect(redis_url, 2, retries=0), redis_url)
+    kept = samples.RedisSamples(connection, Keys())
     for burst in range(2):
         for number in range(1500):  # more than one tick takes
             kept.add("orders-DLQ", {"id": b"%d" % (burst * 1500 + number), "reason": b"succeeded"})
         kept.flush()
-        wire.call("PING")
+        connection.call("PING")
     with redis.Redis.from_url(redis_url) as client:
         assert 200 <= client.xlen(STREAM) <= 400
         newest = client.xrevrange(STREAM, count=1)[0][1]
     assert newest[b"id"] == b"2499"
-    wire.close()
+    connection.close()
 
 
 def test_the_command_tells_a_mistake(tmp_path: Path) -> None:

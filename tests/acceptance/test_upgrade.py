@@ -28,7 +28,7 @@ Dlq = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def next_path(tmp_path: Path) -> str:
-    """Where Python finds the next version first."""
+    """The folder in which Python finds the next version first."""
     return f"{make_next_version(tmp_path)}:{HERE}"
 
 

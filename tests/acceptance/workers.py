@@ -41,6 +41,21 @@ def environment(redis_url: str, conf: dict[str, Any] | None = None, **more: str)
     }
 
 
+def run_python(
+    redis_url: str, *arguments: str | bytes, conf: dict[str, Any] | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, where the app is; wait a minute at most."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(redis_url, conf, **env),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
 class Worker:
     """One worker process; a context manager that ends it in every case.
 
@@ -98,7 +113,7 @@ class Worker:
         self.stop()
 
     def start(self, *, wait: bool = True) -> Worker:
-        """Start it and, unless told otherwise, wait until it consumes."""
+        """Start it and, by default, wait until it consumes."""
         begun = len(self.output)
         if self._forked:
             self.process = ForkedProcess(self._command, cwd=HERE, env=self._env, log=self.log)

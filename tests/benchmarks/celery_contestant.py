@@ -24,7 +24,7 @@ class CeleryContestant(Contestant):
 
     Args:
         name: What tables call it, and its variant, see `benchmarks.node`.
-        folder: For its ledger and log.
+        folder: For its tally and log.
         server: The server's processes.
         broker: URL of the broker.
         task: Name of the task it does.
@@ -60,7 +60,7 @@ class CeleryContestant(Contestant):
             "letters": self.letters,
             "pool": pool,
             "concurrency": CONCURRENCY[pool],
-            "ledger": str(self.ledger),
+            "tally": str(self.tally),
             "log": str(self.log),
             "conf": {"dlq_spool_dir": str(folder / "spool"), **(conf or {})},
         }

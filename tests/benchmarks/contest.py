@@ -27,7 +27,7 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Sample:
-    """What one turn cost.
+    """The cost of one turn.
 
     Attributes:
         seconds: From the first message on until all was quiet.
@@ -45,7 +45,7 @@ class Contestant(ABC):
 
     Args:
         name: What tables call it.
-        folder: For its ledger and log.
+        folder: For its tally and log.
         server: The broker's, or store's, processes.
 
     Attributes:
@@ -56,13 +56,13 @@ class Contestant(ABC):
 
     def __init__(self, name: str, folder: Path, server: Tree) -> None:
         self.name = name
-        self.ledger = folder / "ledger"
+        self.tally = folder / "tally"
         self.log = folder / "log"
         self.server = server
         self.samples: list[Sample] = []
         self.beside: list[tuple[Sample, Sample]] = []
         folder.mkdir(parents=True, exist_ok=True)
-        self.ledger.touch()
+        self.tally.touch()
         self._process: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Contestant(ABC):
         """Fill its queue."""
 
     def settled(self, messages: int) -> bool:
-        """Whether the consequences of so many more messages are all there, e.g. the letters."""
+        """True if the consequences of this number of messages are all there, e.g. the letters."""
         return True
 
     @property
@@ -100,8 +100,8 @@ class Contestant(ABC):
         self.tree.stop()
 
     def turn(self, messages: int, executions: int = 1) -> Sample:
-        """Do so many messages, each executed so often."""
-        before = self.ledger.stat().st_size
+        """Run messages, each executed this often."""
+        before = self.tally.stat().st_size
         self.publish(messages)
         tree = self.tree
         cpu, server, begun = tree.cpu_seconds(), self.server.cpu_seconds(), time.perf_counter()
@@ -115,7 +115,7 @@ class Contestant(ABC):
             worker_cpu=tree.cpu_seconds() - cpu,
             server_cpu=self.server.cpu_seconds() - server,
         )
-        done = self.ledger.stat().st_size - before
+        done = self.tally.stat().st_size - before
         wanted = messages * executions
         assert done == wanted or (done > wanted and not self.exact), (
             f"expected {self.name} to run {wanted} times, got {done}"
@@ -152,7 +152,7 @@ class Contestant(ABC):
         def all_ran() -> bool:
             assert self._process is not None
             assert self._process.poll() is None, f"{self.name} ended: {self._tail()}"
-            return self.ledger.stat().st_size - before >= runs
+            return self.tally.stat().st_size - before >= runs
 
         try:
             poll(all_ran, timeout_seconds=_ROUND_SECONDS, every_seconds=0.005)
@@ -165,7 +165,7 @@ class Contestant(ABC):
 
 @dataclass
 class Contest:
-    """Contestants, and what is asked of them.
+    """Contestants and their work.
 
     Attributes:
         contestants: The first one is what the others are compared with.

@@ -1,4 +1,4 @@
-"""What Dramatiq's workers and the driver import."""
+"""The module that Dramatiq's workers and the driver import."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from benchmarks.node import charge
 from dramatiq.brokers.redis import RedisBroker
 
 dramatiq.set_broker(RedisBroker(url=os.environ["BENCH_URL"]))
-_LEDGER = os.open(os.environ["BENCH_LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+_TALLY = os.open(os.environ["BENCH_TALLY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
 @dramatiq.actor(max_retries=0)
 def fails(order: str) -> None:
     """Fail as the others do."""
-    os.write(_LEDGER, b".")
+    os.write(_TALLY, b".")
     charge(order)

@@ -1,4 +1,4 @@
-"""What failing tasks cost: ``PYTHONPATH=tests python -m benchmarks dying``.
+"""The cost of failing tasks: ``PYTHONPATH=tests python -m benchmarks dying``.
 
 Plain Celery logs and forgets them, the plugin keeps them as letters.
 """
@@ -25,7 +25,7 @@ BODY = "".join(random.Random(1).choices(string.ascii_letters, k=900))  # noqa: S
 
 @dataclass(frozen=True)
 class Size:
-    """How much work: messages a turn, and turns."""
+    """The amount of work: messages a turn, and turns."""
 
     messages: int
     rounds: int

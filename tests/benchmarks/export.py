@@ -1,4 +1,4 @@
-"""How fast letters become Parquet files: ``PYTHONPATH=tests python -m benchmarks export``.
+"""Speed of exports to Parquet files: ``PYTHONPATH=tests python -m benchmarks export``.
 
 Each pair exports all letters in a new process, then writes the same Arrow tables with the
 same settings from memory in another.
@@ -19,7 +19,7 @@ from servers import RedisServer
 
 @dataclass(frozen=True)
 class Size:
-    """How much work."""
+    """The amount of work."""
 
     letters: int
     pairs: int

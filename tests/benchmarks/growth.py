@@ -1,4 +1,4 @@
-"""What a queue costs as it grows: ``PYTHONPATH=tests python -m benchmarks growth``.
+"""The cost of a queue as it grows: ``PYTHONPATH=tests python -m benchmarks growth``.
 
 A Redis is filled anew for each size, and every operation is a process of its own, so that its
 memory is its own: the first page of ``list``, ``queues``, ``groups``, the export of all, and a
@@ -21,7 +21,7 @@ _TELL_EVERY = 50_000
 
 @dataclass(frozen=True)
 class Size:
-    """How many letters, and how many of them are redriven at most."""
+    """Numbers of letters, and how many of them are redriven at most."""
 
     letters: tuple[int, ...]
     redriven: int

@@ -1,7 +1,7 @@
-"""What messages cost that kill their process: ``PYTHONPATH=tests python -m benchmarks killed``.
+"""The cost of messages that kill their process: ``PYTHONPATH=tests python -m benchmarks killed``.
 
 Guarded, each is run `LIMIT` times and then is a letter, ``max_deliveries_exceeded``. Plain Celery
-would run it for ever: there it is run once and acknowledged (``task_reject_on_worker_lost`` is
+would run it forever: there it is run once and acknowledged (``task_reject_on_worker_lost`` is
 off), so what counts is the cost of a run. Nearly all of it is a new process.
 """
 

@@ -103,31 +103,31 @@ def _add_tasks(app: Any, options: dict[str, Any]) -> None:
         from celery_dlq import dead_letter_policy
 
         decorate = dead_letter_policy(max_deliveries=LIMIT)
-    ledger = os.open(options["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for task in tasks(ledger):
+    tally = os.open(options["tally"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for task in tasks(tally):
         app.task(name=task.__name__)(decorate(task))
 
 
-def tasks(ledger: int) -> list[Any]:
-    """The tasks; each run writes one byte to the ledger, which is how the driver counts them."""
+def tasks(tally: int) -> list[Any]:
+    """The tasks; each run writes one byte to the tally, which is how the driver counts them."""
 
     def noop(*_: object) -> None:
-        os.write(ledger, b".")
+        os.write(tally, b".")
 
     def busy_1ms(*_: object) -> None:
         _compute(0.001)
-        os.write(ledger, b".")
+        os.write(tally, b".")
 
     def busy_10ms(*_: object) -> None:
         _compute(0.010)
-        os.write(ledger, b".")
+        os.write(tally, b".")
 
     def fails(order: str = "", *_: object) -> None:
-        os.write(ledger, b".")
+        os.write(tally, b".")
         charge(order)
 
     def kills(*_: object) -> None:
-        os.write(ledger, b".")
+        os.write(tally, b".")
         os.kill(os.getpid(), signal.SIGKILL)
 
     return [noop, busy_1ms, busy_10ms, fails, kills]

@@ -90,7 +90,7 @@ def row_of(name: str, turns: list[Facts]) -> Facts:
 
 
 def look(work: Callable[[DeadLetters], object], options: Facts) -> Facts:
-    """What an operator waits for, many times: medians."""
+    """Medians of the times for which an operator waits."""
     with _dead_letters(options["url"]) as dlq, _client(options["url"]) as client:
         work(dlq)
         client.config_resetstat()
@@ -109,7 +109,7 @@ def look(work: Callable[[DeadLetters], object], options: Facts) -> Facts:
 
 
 def redrive(options: Facts) -> Facts:
-    """The plugin's redrive of so many letters."""
+    """The plugin's redrive of this number of letters."""
     with _dead_letters(options["url"]) as dlq, _client(options["url"]) as client:
         before = client.xlen(Keys().letters(DLQ))
         gc.freeze()  # as the command line does
@@ -147,7 +147,7 @@ def batch(options: Facts) -> Facts:
 
 
 def apply_async(options: Facts) -> Facts:
-    """What people write who have no redrive."""
+    """A redrive as people write it who have none."""
     ready = [json.loads(body) for body, _, _ in messages(options["letters"])]
     app = an_app(broker_url=options["url"], task_ignore_result=True)
 
@@ -164,7 +164,7 @@ def apply_async(options: Facts) -> Facts:
 
 
 def export(options: Facts) -> Facts:
-    """What ``dlq export`` does."""
+    """The export of ``dlq export``."""
     import pyarrow as pa
 
     import celery_dlq.export.exporter  # noqa: F401 - not what is measured
@@ -179,7 +179,7 @@ def export(options: Facts) -> Facts:
 
 
 def parquet(options: Facts) -> Facts:
-    """The bare limit: the files of an export written anew, from tables that are in memory."""
+    """The bare limit: the files of an export, written again from tables in memory."""
     import pyarrow.parquet as pq
 
     from celery_dlq.export.roll import ROWS_A_GROUP, WRITING
@@ -249,7 +249,7 @@ def _client(url: str) -> Iterator[redis.Redis]:
 
 @contextmanager
 def _folder(options: Facts) -> Iterator[str]:
-    """Where the files stay, or a folder that is removed."""
+    """The folder that keeps the files, or one that is removed."""
     if "folder" in options:
         yield options["folder"]
         return

@@ -35,7 +35,7 @@ NATIVE, DRAMATIQ, RQ = "Celery, RabbitMQ's own DLX", "Dramatiq, Redis", "RQ, Red
 
 @dataclass(frozen=True)
 class Size:
-    """How much work."""
+    """The amount of work."""
 
     failing: int
     rounds: int
@@ -52,7 +52,7 @@ class Peer(Contestant):
     kept_bytes: list[float]
 
     def dead(self) -> int:
-        """How many are kept now."""
+        """Number of letters now."""
         raise NotImplementedError
 
     def settled(self, messages: int) -> bool:
@@ -111,7 +111,7 @@ class NativePeer(Peer, CeleryContestant):
             return int(connection.channel().queue_declare(f"{self.queue}.dead", durable=True)[1])
 
     def redrive(self) -> int | None:
-        """What people write by hand: get, publish with confirmation, acknowledge."""
+        """A redrive written by hand: get, publish with confirmation, acknowledge."""
         done = 0
         with amqp.Connection(f"127.0.0.1:{self.port}", confirm_publish=True) as connection:
             channel = connection.channel()
@@ -133,11 +133,11 @@ class DramatiqPeer(Peer):
         command = python(
             "dramatiq", "benchmarks.dramatiq_node", "--processes", "2", "--threads", "1"
         )
-        return command, _environment(BENCH_URL=self.url, BENCH_LEDGER=str(self.ledger))
+        return command, _environment(BENCH_URL=self.url, BENCH_TALLY=str(self.tally))
 
     def publish(self, messages: int) -> None:
         """Through its broker."""
-        os.environ.update(BENCH_URL=self.url, BENCH_LEDGER=str(self.ledger))
+        os.environ.update(BENCH_URL=self.url, BENCH_TALLY=str(self.tally))
         from benchmarks import dramatiq_node
 
         for _ in range(messages):
@@ -166,7 +166,7 @@ class RQPeer(Peer):
             "--logging-level",
             "WARNING",
         )
-        return command, _environment(BENCH_LEDGER=str(self.ledger))
+        return command, _environment(BENCH_TALLY=str(self.tally))
 
     def publish(self, messages: int) -> None:
         """Through its queue."""

@@ -1,4 +1,4 @@
-"""What a tree of processes costs, read from /proc: nothing runs inside of what is measured."""
+"""CPU and memory of a tree of processes, read from /proc: nothing runs inside the measured ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What publishing costs with the plugin: ``PYTHONPATH=tests python -m benchmarks publish``.
+"""The cost of publishing with the plugin: ``PYTHONPATH=tests python -m benchmarks publish``.
 
 Interleaved pairs in one process, CPU seconds: every variant is an app of its own on one
 Redis; variant and plain Celery take turns, block by block, in an order that changes, and each
@@ -24,7 +24,7 @@ from celery_dlq import DeadLetters
 
 @dataclass(frozen=True)
 class Size:
-    """How many pairs, and messages a turn."""
+    """Numbers of pairs, and of messages a turn."""
 
     pairs: int
     messages: int
@@ -61,7 +61,7 @@ def work(number: int) -> None:
 
 
 def block(app: Celery, messages: int, options: dict[str, Any]) -> float:
-    """Publish so many messages; CPU seconds of this process."""
+    """Publish this number of messages; return the CPU seconds of this process."""
     task = app.tasks["work"]
     begun = time.process_time()
     for number in range(messages):

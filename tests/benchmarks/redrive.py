@@ -1,4 +1,4 @@
-"""How fast letters are redriven: ``PYTHONPATH=tests python -m benchmarks redrive``.
+"""Speed of redrives: ``PYTHONPATH=tests python -m benchmarks redrive``.
 
 In turn: kombu's ``Producer.batch()`` alone, the redrive, ``Producer.batch()`` again, and a loop
 of ``apply_async``; each in a process of its own, on one Redis that is broker and store. What
@@ -21,7 +21,7 @@ OURS, BARE, LOOP = "redrive", "`Producer.batch()` alone", "`apply_async` in a lo
 
 @dataclass(frozen=True)
 class Size:
-    """How much work a turn is."""
+    """The amount of work a turn."""
 
     letters: int
     by_loop: int

@@ -24,7 +24,7 @@ _PACKAGES = ("celery", "kombu", "billiard", "redis", "hiredis", "amqp", "pyarrow
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured, when, and with which versions."""
+    """Machine, time and versions of the measurement."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -77,7 +77,7 @@ def into_docs(folder: Path, page: Path, names: Iterable[str]) -> None:
 
 
 def _below(name: str, results: list[Result]) -> str:
-    """Where and when it was measured, and the plot."""
+    """Machine and time of the measurement, and the plot."""
     where = results[-1]["machine"]
     versions = ", ".join(
         f"{package} {where['packages'][package]}" for package in ("celery", "kombu", "redis")

@@ -99,7 +99,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Size:
-    """Of which folders reports are made, over how many letters ``groups`` is asked, how often."""
+    """Folders to report on, sizes for ``groups``, and repetitions."""
 
     reports: tuple[Report, ...]
     letters: tuple[int, ...]
@@ -119,7 +119,7 @@ QUICK = Size(reports=(Report(2000, 20, own_texts=True),), letters=(2000,), round
 
 
 def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Two results: reports, and single questions that both engines are asked."""
+    """Two results: reports, and single questions to both engines."""
     rows = []
     for report in size.reports:
         rows.append(_report_row(report, size.rounds))
@@ -195,7 +195,7 @@ def _row(spark: SparkSession, place: Path, count: int, rounds: int) -> dict[str,
 
 
 def others(df: DataFrame) -> dict[str, float]:
-    """Seconds of the other questions, asked once each."""
+    """Seconds of the other questions, once each."""
     largest = str(groups(df).first()[0])  # type: ignore[index]
     asked: dict[str, Callable[[], DataFrame]] = {
         "reasons": lambda: reasons(df),
@@ -214,7 +214,7 @@ def others(df: DataFrame) -> dict[str, float]:
 
 
 def written(folder: Path, count: int, causes: int = CAUSES, text: str = _ONE_TEXT) -> Path:
-    """A folder of so many letters, in files of a million at most."""
+    """A folder of this number of letters, in files of a million at most."""
     import duckdb
 
     place = folder / str(count)

@@ -1,4 +1,4 @@
-"""What the plugin costs a worker: ``PYTHONPATH=tests python -m benchmarks worker``.
+"""The cost of the plugin for a worker: ``PYTHONPATH=tests python -m benchmarks worker``.
 
 Plain Celery, plain Celery again (the noise), the plugin without a policy, a guarded queue,
 a guarded task; for each pool, broker and length of the task.
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name in tables."""
         return f"{self.task}, {self.pool}, {self.broker}"
 
 
@@ -146,7 +146,7 @@ def _cell(
 
 
 def _asides(contestant: CeleryContestant, client: redis.Redis, database: int) -> dict[str, Any]:
-    """What a worker without work costs, its connections, and its commands for 100 tasks."""
+    """The cost of an idle worker, its connections, and its commands for 100 tasks."""
     clients = [c for c in client.client_list() if int(c["db"]) == database]
     before = _commands(client)
     idle = contestant.idle(_IDLE_SECONDS)

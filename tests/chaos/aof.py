@@ -1,4 +1,4 @@
-"""What really happened to every message of the Redis broker, read from Redis's own log.
+"""The way of every message through the Redis broker, read from Redis's own log.
 
 kombu takes a message from its list with BRPOP and only then writes it to the hash of
 the unacknowledged. A worker or a connection that dies in between takes the message

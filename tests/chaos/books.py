@@ -63,7 +63,7 @@ class Mark:
 
     @property
     def key(self) -> Key:
-        """What is limited: task id and retries."""
+        """The limited unit: task id and retries."""
         return self.task_id, self.retries
 
 
@@ -142,7 +142,7 @@ class Books:
 
     @property
     def balanced(self) -> bool:
-        """Whether nothing happened that must not."""
+        """True if nothing happened that must not."""
         return not any(self.faults.values())
 
 
@@ -213,18 +213,18 @@ class Balance:
         if not letters and not success:
             self._nothing(task_id, published)
         if letters and success:
-            said = ", ".join(_told(letter) for letter in letters)
+            said = ", ".join(_described(letter) for letter in letters)
             self.books.explained["succeeded, and a letter"].append(
-                f"{task_id} {published.kind}: {said}; {self._story(task_id)}"
+                f"{task_id} {published.kind}: {said}; {self._marks_of(task_id)}"
             )
         if len(letters) > 1:
-            said = ", ".join(_told(letter) for letter in letters)
+            said = ", ".join(_described(letter) for letter in letters)
             twice = published.kind in RETRYING and len({x.retries for x in letters}) == len(letters)
             where = self.books.explained if twice else self.books.faults
             where["letters of several retries of one task"].append(f"{task_id}: {said}")
 
     def _nothing(self, task_id: str, published: Published) -> None:
-        where = f"{task_id} {published.kind}: {self._story(task_id)}"
+        where = f"{task_id} {published.kind}: {self._marks_of(task_id)}"
         gone = [key for key in self.facts.vanished if key[0] == task_id]
         if not published.confirmed:
             self.books.explained["never published"].append(where)
@@ -254,36 +254,36 @@ class Balance:
             "a cold shutdown": sum(self._shut_down(mark) for mark in starts),
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
         }
-        told = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._story(key[0])}"
+        line = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._marks_of(key[0])}"
         if self._after_letter(key, starts) > causes["several messages with one key"]:
-            self.books.faults["executed again after its letter was stored"].append(told)
+            self.books.faults["executed again after its letter was stored"].append(line)
             return
         if extra > sum(causes.values()):
             inside = self._inside_pool(key, starts)
             name = "executed again inside the pool, without a dispatch"
-            self.books.faults[name if extra <= inside else "started too often"].append(told)
+            self.books.faults[name if extra <= inside else "started too often"].append(line)
             return
         for cause, count in causes.items():
             if count:
-                self.books.explained[f"more starts: {cause}"].append(told)
+                self.books.explained[f"more starts: {cause}"].append(line)
 
     def _charged(self, letter: DeadLetter) -> None:
-        """No letter tells of more deliveries than there were starts."""
+        """No letter has more deliveries than there were starts."""
         starts = self.starts.get((letter.task_id, letter.retries), [])
         missing = letter.deliveries - len(starts)
         published = self.facts.published.get(letter.task_id)
         if missing <= 0 or (published and published.kind == "poison"):
-            return  # one that cannot be given to a process is counted, or it would come for ever
-        told = f"{letter.task_id}: {_told(letter)}, {len(starts)} starts; {_history(letter)}"
+            return  # one that cannot be given to a process is counted, or it would come forever
+        line = f"{letter.task_id}: {_described(letter)}, {len(starts)} starts; {_history(letter)}"
         early = [d for d in self._unmatched(letter, starts) if self._died_near(d)]
         # The store was silent at their start, so they were added to the count afterwards.
         unknown = letter.deliveries - len(letter.history)
         if len(early) >= missing:
-            self.books.explained["counted, then killed before its first line"].append(told)
+            self.books.explained["counted, then killed before its first line"].append(line)
         elif unknown >= missing and self._taken_as_often(letter):
-            self.books.explained["dispatched in an outage, added later, never began"].append(told)
+            self.books.explained["dispatched in an outage, added later, never began"].append(line)
         else:
-            self.books.faults["charged without a start"].append(told)
+            self.books.faults["charged without a start"].append(line)
 
     def _reason(self, letter: DeadLetter) -> None:
         """The reason of its kind, or the marks of what happened to it instead."""
@@ -293,7 +293,8 @@ class Balance:
         expected = EXPECTED[published.kind]
         if letter.reason in (expected if isinstance(expected, frozenset) else (expected,)):
             return
-        told = f"{letter.task_id} {published.kind}: {_told(letter)}; {self._story(letter.task_id)}"
+        what = f"{published.kind}: {_described(letter)}"
+        line = f"{letter.task_id} {what}; {self._marks_of(letter.task_id)}"
         if letter.reason is Reason.MAX_DELIVERIES_EXCEEDED:
             full = letter.deliveries == self.facts.max_deliveries
             fair = full and all(self._disturbed(d) for d in letter.history)
@@ -307,25 +308,25 @@ class Balance:
                 name = "dead-lettered without its fault"
             elif seldom:
                 name = "a bystander was dead-lettered, and had not even started each time"
-            where[name].append(f"{told}; {_history(letter)}")
+            where[name].append(f"{line}; {_history(letter)}")
         elif letter.reason is Reason.RETRY_NOT_PUBLISHED and published.kind in RETRYING:
-            self.books.explained["a retry could not be published"].append(told)
+            self.books.explained["a retry could not be published"].append(line)
         elif letter.reason is Reason.FAILED and _is_about_redis(letter):
-            self.books.explained["its result could not be stored"].append(told)
+            self.books.explained["its result could not be stored"].append(line)
         else:
-            self.books.faults["wrong reason"].append(f"{told}; {_history(letter)}")
+            self.books.faults["wrong reason"].append(f"{line}; {_history(letter)}")
 
     # -- what is known of a start -------------------------------------------------------
 
     def _inside_pool(self, key: Key, starts: Sequence[Mark]) -> int:
-        """How many starts in a worker there were for which it had received no message."""
+        """Number of starts in a worker for which it had received no message."""
         return sum(
             max(0, count - len(self._received[key[0], worker]))
             for worker, count in Counter(mark.worker for mark in starts).items()
         )
 
     def _after_letter(self, key: Key, starts: Sequence[Mark]) -> int:
-        """How many starts came after the message's letter was stored."""
+        """Number of starts after the message's letter was stored."""
         died = [
             x.dead_lettered_at.timestamp()
             for x in self.letters.get(key[0], [])
@@ -339,7 +340,7 @@ class Balance:
         return sum(mark.at > then and not self._in_outage(mark.at) for mark in starts)
 
     def _copies(self, key: Key) -> int:
-        """How many messages carried one key: publishing is at least once, retries too."""
+        """Number of messages with one key: publishing is at least once, retries too."""
         task_id, retries = key
         known = self.facts.copies.get(key)
         if known:
@@ -421,18 +422,18 @@ class Balance:
             self._died_near(delivery) or self._in_outage(delivery.started_at.timestamp())
         )
 
-    def _story(self, task_id: str) -> str:
+    def _marks_of(self, task_id: str) -> str:
         """All executions of a task in one line."""
         marks = sorted(
             [(m.at, "start", m) for m in self.facts.starts if m.task_id == task_id]
             + [(m.at, "end", m) for m in self.facts.ends if m.task_id == task_id],
             key=lambda item: item[0],
         )
-        told = [f"{at:.2f} {what}{m.retries} in {m.worker}" for at, what, m in marks]
-        return f"[{'; '.join(told)}]" if told else "[never started]"
+        shown = [f"{at:.2f} {what}{m.retries} in {m.worker}" for at, what, m in marks]
+        return f"[{'; '.join(shown)}]" if shown else "[never started]"
 
 
-def _told(letter: DeadLetter) -> str:
+def _described(letter: DeadLetter) -> str:
     at = letter.dead_lettered_at.timestamp()
     counts = f"{letter.deliveries} deliveries, retry {letter.retries}"
     return f"{letter.reason.value} at {at:.2f}, {counts}"

@@ -115,7 +115,7 @@ class Publisher(threading.Thread):
         self.problem: BaseException | None = None
 
     def run(self) -> None:
-        """Publish all, or what is possible until told to stop."""
+        """Publish all, or what is possible until asked to stop."""
         try:
             for (task_id, kind), seconds in zip(self._plan, self._slow, strict=True):
                 while len(self.published) - self._settled() > MOST_OUTSTANDING:
@@ -379,7 +379,7 @@ class Run:
             slot.tend()
 
     def _settled(self, app: ModuleType) -> int:
-        """How many tasks have come to an end; asked often, so looked at twice a second."""
+        """Number of tasks that have ended; it is read often, so refreshed twice a second."""
         at, count = self._settled_at
         if time.monotonic() - at > 0.5:
             with suppress(Exception):  # the store is down just now
@@ -457,8 +457,8 @@ class Run:
             facts.visibility_seconds = app.app.conf.broker_transport_options["visibility_timeout"]
         if self._options.keep:
             shutil.copytree(data, self._folder / "redis", dirs_exist_ok=True)
-            told = "\n".join(repr(letter) for letter in facts.letters)
-            (self._folder / "letters").write_text(told, "utf-8")
+            lines = "\n".join(repr(letter) for letter in facts.letters)
+            (self._folder / "letters").write_text(lines, "utf-8")
             left = sum(1 for _ in server.client().scan_iter("dlq:*:run:*"))
             self._tell(f"run hashes left: {left}")
         return facts, logs

@@ -83,7 +83,7 @@ class Slot:
         self.process, self.asked_at, self.cold, self.paused = None, None, False, False
 
     def _ended_by_itself(self) -> None:
-        """Nobody asked it to: an error of the worker, which may come again at every start."""
+        """It ended by itself: an error of the worker, which may come again at every start."""
         assert self.process is not None
         soon = time.time() - self._started_at < PATIENCE_SECONDS
         self.false_starts = self.false_starts + 1 if soon else 1
@@ -181,7 +181,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Said:
-    """What the logs of all workers say."""
+    """Facts from the logs of all workers."""
 
     received: list[Received] = field(default_factory=list)
     stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))

@@ -1,4 +1,4 @@
-"""What every `DeliveryCounter` does.
+"""The contract of every `DeliveryCounter`.
 
 A message is delivered again after its delivery has ended, or because its worker died. What
 a counter with several workers makes of the second case is in
@@ -47,7 +47,7 @@ def an_end(start: Delivery, number: int, **changes: Any) -> Delivery:
 
 
 def number(counter: DeliveryCounter, key: MessageKey) -> int:
-    """How often a message was delivered, asked without counting."""
+    """Number of deliveries of a message, read without counting."""
     return max((d.number for d in counter.history(key) if d.retries == key.retries), default=0)
 
 
@@ -99,7 +99,7 @@ def test_an_unawaited_count_is_seen_without_a_flush(counter: DeliveryCounter) ->
 
 
 def test_at_the_limit_nothing_is_counted(counter: DeliveryCounter) -> None:
-    """A message at its limit may be offered for ever without changing its count."""
+    """A message at its limit may be offered again and again without changing its count."""
     key = a_key()
     answers = [delivered(counter, key, 2) for _ in range(5)]
     assert answers[:2] == [Count(CountStatus.COUNTED, 1), Count(CountStatus.COUNTED, 2)]
@@ -130,7 +130,7 @@ def test_a_message_above_a_lowered_limit_is_refused(counter: DeliveryCounter) ->
     assert delivered(counter, key, 2) == Count(CountStatus.LIMIT_REACHED, 3)
 
 
-def test_deliveries_that_were_missed_are_counted_with_the_next(counter: DeliveryCounter) -> None:
+def test_uncounted_deliveries_are_counted_with_the_next(counter: DeliveryCounter) -> None:
     """After an outage of the store the worker says how often the message ran meanwhile."""
     key = a_key()
     delivered(counter, key)
@@ -140,7 +140,7 @@ def test_deliveries_that_were_missed_are_counted_with_the_next(counter: Delivery
     assert delivered(counter, key, 9).number == 6
 
 
-def test_missed_deliveries_use_up_the_limit(counter: DeliveryCounter) -> None:
+def test_uncounted_deliveries_use_up_the_limit(counter: DeliveryCounter) -> None:
     """A poison message does not get more deliveries from an outage."""
     key = a_key()
     assert counter.count(key, a_start(), 3, uncounted=3).status is CountStatus.LIMIT_REACHED
@@ -163,7 +163,7 @@ def test_an_unawaited_count_says_that_it_is_on_its_way(counter: DeliveryCounter)
     ],
 )
 def test_other_messages_are_counted_apart(counter: DeliveryCounter, other: dict[str, Any]) -> None:
-    """Task, retry, redrive and dead-letter queue tell messages apart."""
+    """Task, retry, redrive and dead-letter queue make different messages."""
     key, neighbour = a_key(task_id="t"), a_key(**{"task_id": "t", **other})
     assert [delivered(counter, key).number for _ in range(2)] == [1, 2]
     assert delivered(counter, neighbour).number == 1
@@ -202,7 +202,7 @@ def test_an_end_without_a_start_records_nothing(counter: DeliveryCounter) -> Non
 
 
 def test_an_interrupted_delivery_is_recorded_and_not_charged(counter: DeliveryCounter) -> None:
-    """A graceful shutdown is nobody's fault: its number is given out again."""
+    """A graceful shutdown is not charged: its number is given out again."""
     key = a_key()
     delivered(counter, key)
     start = a_start()
@@ -226,7 +226,7 @@ def test_any_number_of_interruptions_charges_nothing(counter: DeliveryCounter) -
     assert delivered(counter, key, 1).status is CountStatus.LIMIT_REACHED
 
 
-def test_an_interruption_that_is_told_twice_is_one(counter: DeliveryCounter) -> None:
+def test_an_interruption_that_is_reported_twice_is_one(counter: DeliveryCounter) -> None:
     """A note whose answer was lost is sent again; the count must not fall below the truth."""
     key, start = a_key(), a_start()
     delivered(counter, key)
@@ -288,7 +288,7 @@ def test_an_interruption_after_forgetting_changes_nothing(counter: DeliveryCount
 
 
 def test_a_start_is_remembered_with_its_worker(counter: DeliveryCounter) -> None:
-    """If nobody is left to report an end, the start still tells when and where."""
+    """If no process is left to report an end, the start still has time and place."""
     key = a_key(retries=2)
     start = a_start(worker_hostname="celery@süß|1@x", worker_pid=99, retries=2)
     counter.count(key, start, None)
@@ -303,7 +303,7 @@ def test_a_start_without_a_process_id_has_none(counter: DeliveryCounter) -> None
 
 
 def test_the_number_of_a_delivery_is_the_counters(counter: DeliveryCounter) -> None:
-    """Who counts gives the number; the caller's is not looked at."""
+    """The counter gives the number; the caller's is ignored."""
     key = a_key()
     counter.count(key, a_start(number=77), None)
     assert starts(counter, key) == [(0, 1)]
@@ -334,7 +334,7 @@ def test_history_orders_two_digit_numbers_as_numbers(counter: DeliveryCounter) -
 def test_deliveries_of_one_moment_are_in_the_order_of_their_numbers(
     counter: DeliveryCounter,
 ) -> None:
-    """Clocks may stand still or be set back to the same time."""
+    """A clock may stop, or be set back to the same time."""
     first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
     for key in (second, first):
         for _ in range(12):
@@ -343,7 +343,7 @@ def test_deliveries_of_one_moment_are_in_the_order_of_their_numbers(
 
 
 def test_history_of_a_redrive_begins_anew(counter: DeliveryCounter) -> None:
-    """What a message did before it was redriven is in its first letter."""
+    """Its first letter has what it did before it was redriven."""
     delivered(counter, a_key(task_id="t"))
     redriven = a_key(task_id="t", redrives=1)
     start = a_start()
@@ -355,7 +355,7 @@ def test_history_of_a_redrive_begins_anew(counter: DeliveryCounter) -> None:
 
 
 def test_a_message_that_succeeded_is_forgotten_after_a_flush(counter: DeliveryCounter) -> None:
-    """The clean-up may be put off, but not for ever; it covers all retries of the task."""
+    """The clean-up may be put off, but not forever; it covers all retries of the task."""
     first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
     delivered(counter, first)
     start = a_start(retries=1)
@@ -502,7 +502,7 @@ def test_redis_forgets_a_message_some_time_after_its_last_start_or_end(
 def test_redis_keeps_a_bounded_number_of_deliveries_of_a_message(
     redis_counter: DeliveryCounter, redis_server: RedisServer
 ) -> None:
-    """A message that is delivered for ever does not fill Redis; the count goes on."""
+    """A message that is delivered forever does not fill Redis; the count goes on."""
     key = a_key()
     for _ in range(HISTORY_LIMIT + 30):
         delivered(redis_counter, key)
@@ -513,7 +513,7 @@ def test_redis_keeps_a_bounded_number_of_deliveries_of_a_message(
 def test_redis_keeps_a_bounded_number_of_retries_of_a_task(
     redis_counter: DeliveryCounter, redis_server: RedisServer
 ) -> None:
-    """A task that retries for ever does not fill Redis."""
+    """A task that retries forever does not fill Redis."""
     for retries in range(HISTORY_LIMIT + 30):
         key = a_key(task_id="t", retries=retries)
         for _ in range(2):
@@ -526,7 +526,7 @@ def test_redis_keeps_a_bounded_number_of_retries_of_a_task(
 def test_redis_keeps_a_bounded_number_of_interruptions(
     redis_counter: DeliveryCounter, redis_server: RedisServer
 ) -> None:
-    """A message that is given back for ever does not fill Redis."""
+    """A message that is given back forever does not fill Redis."""
     key = a_key()
     for _ in range(100):
         start = a_start()

@@ -1,4 +1,4 @@
-"""What every `JobStore` does."""
+"""The contract of every `JobStore`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_states_are_kept_newest_first(jobs: JobStore) -> None:
     assert jobs.read("x") is None
 
 
-def test_a_wish_to_cancel_is_told_at_the_next_write(jobs: JobStore) -> None:
-    """And not to others, and no more once it is taken back."""
+def test_a_cancel_request_is_returned_by_the_next_write(jobs: JobStore) -> None:
+    """Other jobs do not get it, and neither does this one once it is withdrawn."""
     jobs.write("1", {})
     jobs.cancel("1")
     assert (jobs.write("1", {}), jobs.write("2", {})) == (True, False)
@@ -44,7 +44,7 @@ def test_one_process_takes_a_run(jobs: JobStore) -> None:
 
 
 def test_the_oldest_jobs_are_forgotten(jobs: JobStore) -> None:
-    """With what was wanted of them."""
+    """Their cancel requests are forgotten with them."""
     jobs.cancel("0000")
     jobs.acquire_run("0000", 2)
     for number in range(MOST_JOBS + 5):

@@ -1,4 +1,4 @@
-"""What every `Outbox` does."""
+"""The contract of every `Outbox`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def outbox(parts: Backend) -> Outbox:
     return parts.outbox
 
 
-def a_notice(number: int = 1) -> OutboxEntry:
+def an_entry(number: int = 1) -> OutboxEntry:
     return OutboxEntry(letter_id=f"letter-{number}", exchange="deaths", routing_key="süß")
 
 
@@ -22,34 +22,34 @@ def due(outbox: Outbox, most: int = 10, lease_seconds: float = 60.0) -> list[Out
     return outbox.due(DLQ, most=most, lease_seconds=lease_seconds)
 
 
-def test_a_notice_is_due_once_it_is_kept(outbox: Outbox) -> None:
-    """Whole, and the same one twice is one."""
-    outbox.add(DLQ, a_notice())
-    outbox.add(DLQ, a_notice())
+def test_an_entry_is_due_once_it_is_added(outbox: Outbox) -> None:
+    """It comes back whole, and the same one twice is one."""
+    outbox.add(DLQ, an_entry())
+    outbox.add(DLQ, an_entry())
     assert outbox.waiting(DLQ) == 1
-    assert due(outbox) == [a_notice()]
+    assert due(outbox) == [an_entry()]
 
 
-def test_a_notice_that_is_tried_is_left_alone_for_a_while(outbox: Outbox) -> None:
+def test_an_entry_that_is_tried_is_leased(outbox: Outbox) -> None:
     """And is due again when its lease is over, because who tried it may have died."""
-    outbox.add(DLQ, a_notice())
-    assert due(outbox, lease_seconds=0) == [a_notice()]
-    assert due(outbox) == [a_notice()]
+    outbox.add(DLQ, an_entry())
+    assert due(outbox, lease_seconds=0) == [an_entry()]
+    assert due(outbox) == [an_entry()]
     assert due(outbox) == []
     assert outbox.waiting(DLQ) == 1
 
 
-def test_a_notice_that_is_put_back_is_due_at_once(outbox: Outbox) -> None:
+def test_an_entry_that_is_put_back_is_due_at_once(outbox: Outbox) -> None:
     """The broker refused it; nobody is working on it."""
-    outbox.add(DLQ, a_notice())
+    outbox.add(DLQ, an_entry())
     due(outbox)
-    outbox.add(DLQ, a_notice())
-    assert due(outbox) == [a_notice()]
+    outbox.add(DLQ, an_entry())
+    assert due(outbox) == [an_entry()]
 
 
 def test_rounds_are_bounded_and_reach_all(outbox: Outbox) -> None:
-    """No more than asked for, each once."""
-    entries = [a_notice(number) for number in range(7)]
+    """A batch has no more than the limit, and each entry once."""
+    entries = [an_entry(number) for number in range(7)]
     for entry in entries:
         outbox.add(DLQ, entry)
     rounds = [due(outbox, most=3) for _ in range(4)]
@@ -60,12 +60,12 @@ def test_rounds_are_bounded_and_reach_all(outbox: Outbox) -> None:
 def test_what_is_done_is_forgotten(outbox: Outbox) -> None:
     """Only that, and only in its queue."""
     for number in (1, 2):
-        outbox.add(DLQ, a_notice(number))
-    outbox.add("other-DLQ", a_notice(1))
-    outbox.done(DLQ, [a_notice(1)])
+        outbox.add(DLQ, an_entry(number))
+    outbox.add("other-DLQ", an_entry(1))
+    outbox.done(DLQ, [an_entry(1)])
     outbox.done(DLQ, [])
     assert (outbox.waiting(DLQ), outbox.waiting("other-DLQ")) == (1, 1)
-    assert due(outbox) == [a_notice(2)]
+    assert due(outbox) == [an_entry(2)]
 
 
 def test_an_unknown_queue_has_nothing(outbox: Outbox) -> None:
@@ -74,9 +74,9 @@ def test_an_unknown_queue_has_nothing(outbox: Outbox) -> None:
     assert outbox.waiting("nowhere") == 0
 
 
-def test_queues_with_notices_are_known(outbox: Outbox) -> None:
-    """The others need not be asked one by one."""
-    outbox.add(DLQ, a_notice())
+def test_queues_with_entries_are_known(outbox: Outbox) -> None:
+    """The others need not be read one by one."""
+    outbox.add(DLQ, an_entry())
     assert outbox.holding(["a-DLQ", DLQ, "b-DLQ"]) == [DLQ]
-    outbox.done(DLQ, [a_notice()])
+    outbox.done(DLQ, [an_entry()])
     assert outbox.holding([DLQ]) == []

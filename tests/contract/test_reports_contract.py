@@ -1,4 +1,4 @@
-"""What every `Reports` does, and what Redis does for many workers."""
+"""The contract of every `Reports`, and Redis with many workers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_group_is_reported_when_it_is_new_and_when_it_grew_tenfold(reports: Re
 
 
 def test_asking_again_changes_nothing(reports: Reports) -> None:
-    """A letter that could not be stored is asked for again, with its retries in between."""
+    """A letter that could not be stored is asked about again, with its retries in between."""
     first, *others = letters(10)
     assert reports.of(first) == reports.of(first)
     for letter in others[:-1]:
@@ -118,7 +118,7 @@ def test_a_flood_of_100_000_letters_is_fewer_than_50_reports(redis_url: str) -> 
 
 
 def test_a_flood_of_causes_is_held_to_the_allowance_and_made_up_for_later(redis_url: str) -> None:
-    """What was put off is reported with the group's next letter."""
+    """Letters that were put off are reported with the group's next one."""
     groups = [uuid4().hex[:16] for _ in range(5_000)]
     states = ask_in_bulk(redis_url, groups, 5_000)
     assert states == {ReportReply.NEW: BURST, ReportReply.NONE: 5_000 - BURST}
@@ -160,7 +160,7 @@ def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
 
 
 def test_a_group_came_back_when_a_redriven_message_of_it_dies(redis_url: str) -> None:
-    """It may die before the redrive has removed the letters; each round is told once."""
+    """It may die before the redrive has removed the letters; each round is reported once."""
     store = RedisStore(connect(redis_url, 2.0), redis_url, Keys())
     reports = redis_reports(redis_url, gap_seconds=0)
     whys = []

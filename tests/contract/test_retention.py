@@ -1,4 +1,4 @@
-"""Retention on every store: what is trimmed, what never, and who is told."""
+"""Retention on every store: what is trimmed, what never, and which events there are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOUR = timedelta(hours=1)
 
 
 class Place:
-    """A store with a retention, and what the retention told; its clock can be set ahead."""
+    """A store with a retention, and the events of the retention; its clock can be set ahead."""
 
     def __init__(self, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = store
@@ -44,9 +44,9 @@ class Place:
             store, "glances", lambda names: [replace(g, at=store.now()) for g in glances(names)]
         )
         self.registry = MemoryWorkerRegistry()
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         events = Events()
-        events.subscribe(self.told.append)
+        events.subscribe(self.events.append)
         self.retention = Retention(store, self.registry, events, "celery@web-1")
 
     def put(self, **changes: Any) -> DeadLetter:
@@ -67,7 +67,7 @@ def place(store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def aged(place: Place, number: int, hours: float = 9.0) -> list[str]:
-    """Letters that were stored so many hours ago; their ids."""
+    """Store letters of these ages in hours; return their ids."""
     place.ahead = timedelta(0)
     made = [place.put().id for _ in range(number)]
     place.ahead = hours * HOUR
@@ -97,7 +97,7 @@ def test_letters_past_their_time_are_trimmed_counted_and_announced(
         "oldest_at": "2026-03-02T23:06:07.891011+00:00",
         "newest_at": "2026-03-03T05:06:07.891011+00:00",
     }
-    assert place.told == [change] == place.registry.changes(limit=9)
+    assert place.events == [change] == place.registry.changes(limit=9)
 
 
 @pytest.mark.parametrize("years", [-1, 100])
@@ -128,7 +128,7 @@ def test_a_letter_that_waited_in_a_spool_is_kept_its_whole_time(place: Place) ->
 def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One broken entry at a queue's head must not keep all behind it for ever."""
+    """One broken entry at a queue's head must not keep all behind it forever."""
     place = Place(RedisStore(connect(redis_url, 5), redis_url, Keys()), monkeypatch)
     with redis.Redis.from_url(redis_url) as client:
         client.xadd(Keys().letters(DLQ), {"a": "1"}, id="1-1")
@@ -146,7 +146,7 @@ def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(
 
 
 def test_the_oldest_letters_over_the_limit_are_trimmed(place: Place) -> None:
-    """Until so many are left."""
+    """The oldest go until the limit is reached."""
     letters = aged(place, 5)
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_max_length=2))
     assert place.ids() == letters[3:]
@@ -172,7 +172,7 @@ def test_without_a_ttl_a_letter_ends_with_its_message(place: Place) -> None:
 
 
 def test_a_letter_that_a_redrive_holds_is_left_alone(place: Place) -> None:
-    """Else a redrive that fails would find it gone."""
+    """Otherwise a redrive that fails would find it gone."""
     held, free = aged(place, 2)
     assert place.store.claim(DLQ, [held], owner="ann", lease_seconds=60) == [ClaimState.CLAIMED]
 
@@ -203,7 +203,7 @@ def test_a_dry_run_changes_nothing(place: Place) -> None:
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=1.0), dry_run=True)
     assert change.letters == 2
     assert place.ids() == letters
-    assert place.told == place.registry.changes(limit=9) == []
+    assert place.events == place.registry.changes(limit=9) == []
     assert place.store.claim(DLQ, letters, owner="ann", lease_seconds=1) == [ClaimState.CLAIMED] * 2
 
 
@@ -249,12 +249,12 @@ def test_a_worker_looks_after_one_queue_after_the_other(place: Place) -> None:
     place.put(dead_letter_queue="a-DLQ")
     place.put(dead_letter_queue="b-DLQ")
     place.ahead = 9 * HOUR
-    book = PolicyTable({"a": Policy(dead_letter_ttl=1.0), "b": Policy(dead_letter_ttl=9e6)})
-    chore = RetentionRound(place.retention, place.store, lambda: book)
+    table = PolicyTable({"a": Policy(dead_letter_ttl=1.0), "b": Policy(dead_letter_ttl=9e6)})
+    retention_round = RetentionRound(place.retention, place.store, lambda: table)
     for _ in range(2 * (REST_TICKS + 1)):
-        chore.tick()
+        retention_round.tick()
     assert [place.store.length(name) for name in ("a-DLQ", "b-DLQ")] == [0, 1]
-    chore.close()
+    retention_round.close()
 
 
 def test_a_worker_gets_round_many_queues(place: Place) -> None:
@@ -265,13 +265,13 @@ def test_a_worker_gets_round_many_queues(place: Place) -> None:
     for name in names:
         place.put(dead_letter_queue=name)
         place.put(dead_letter_queue=name)
-    book = PolicyTable({"*": Policy(dead_letter_max_length=1)})
-    chore = RetentionRound(place.retention, place.store, lambda: book)
+    table = PolicyTable({"*": Policy(dead_letter_max_length=1)})
+    retention_round = RetentionRound(place.retention, place.store, lambda: table)
     for _ in names:  # one after the other, with no rest as long as there is more
-        chore.tick()
+        retention_round.tick()
     assert [place.store.length(name) for name in names] == [1] * len(names)
     looked = []
     place.store.oldest = lambda name, **_: looked.append(name)  # type: ignore[method-assign,assignment,func-returns-value]
     for _ in range(9 * (REST_TICKS + 1)):
-        chore.tick()
+        retention_round.tick()
     assert looked == []

@@ -1,4 +1,4 @@
-"""What every `DeadLetterStore` does."""
+"""The contract of every `DeadLetterStore`."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_the_queue_of_a_letter_is_found(store: DeadLetterStore) -> None:
 
 
 def test_a_glance_tells_what_retention_asks(store: DeadLetterStore) -> None:
-    """How many, since when, and when the first message ends."""
+    """It has the number, the oldest, and when the first message expires."""
     needs(store, random_access=True)
     before = store.now()
     end = before.replace(microsecond=0) + 60 * MINUTE
@@ -305,7 +305,7 @@ def test_raw_pages_go_on_after_a_position_and_end_at_another(store: DeadLetterSt
 
 
 def test_the_last_position_stays_when_letters_go(store: DeadLetterStore) -> None:
-    """A queue that was emptied is told from one that was deleted and made anew."""
+    """A queue that was emptied is not one that was deleted and made again."""
     many(store, 3)
     end = store.last_position(DLQ)
     store.remove(DLQ, ids(store))
@@ -335,7 +335,7 @@ def test_how_far_a_queue_is_exported_is_remembered(store: DeadLetterStore) -> No
 
 
 def test_how_far_a_queue_is_exported_never_moves_back(store: DeadLetterStore) -> None:
-    """An export to a second folder begins anew; what the first has stays exported."""
+    """An export to a second folder begins at the first letter; the first one has what it has."""
     many(store, 12)
     places = [found.position for found in store.letters(DLQ, newest_first=False)]
     for place in (places[1], places[11], places[0], places[10]):
@@ -344,7 +344,7 @@ def test_how_far_a_queue_is_exported_never_moves_back(store: DeadLetterStore) ->
 
 
 def test_a_note_beyond_the_end_of_a_queue_says_nothing(store: DeadLetterStore) -> None:
-    """The queue was made anew, or lost its end: its letters are not taken for exported."""
+    """The queue was made again, or lost its end: its letters are not taken for exported."""
     many(store, 2)
     store.note_exported(DLQ, "99999999999999999999-0")
     assert store.exported_until(DLQ) is None
@@ -584,7 +584,7 @@ def test_a_removed_letter_leaves_no_claim(store: DeadLetterStore) -> None:
     assert claim(store, letter.id, owner="you") == [ClaimState.CLAIMED]
 
 
-def test_owners_of_any_text_are_told_apart(store: DeadLetterStore) -> None:
+def test_owners_of_any_text_are_distinct(store: DeadLetterStore) -> None:
     """An owner's name holds host names; characters of patterns mean themselves."""
     letter = stored(store)
     owner = "id|x|99@höst:1.%a*[b"
@@ -642,7 +642,7 @@ def test_only_the_owner_notes_and_removes(store: DeadLetterStore) -> None:
 
 
 def test_a_doubtful_claim_given_back_is_reclaimed_at_once(store: DeadLetterStore) -> None:
-    """The broker may have the message: the next owner is told, and need not wait."""
+    """The broker may have the message: the next owner hears of it, and need not wait."""
     letter = stored(store)
     claim(store, letter.id)
     store.release(DLQ, [letter.id], owner="me", doubtful=True)
@@ -662,7 +662,7 @@ def discard(store: DeadLetterStore, *letter_ids: str, keep_seconds: float = 60.0
 
 
 def in_bin(store: DeadLetterStore) -> list[bytes]:
-    """The ids of what lies in the bin, newest first."""
+    """The ids in the bin, newest first."""
     return [fields[b"id"] for page in store.discarded(DLQ) for _, fields in page]
 
 
@@ -753,7 +753,7 @@ def test_a_letter_is_found_raw_by_its_id_or_position(store: DeadLetterStore) -> 
 
 
 def test_no_letter_lies_before_the_position_of_its_death(store: DeadLetterStore) -> None:
-    """So that a search by time need not begin at the beginning."""
+    """A search by time need not begin at the first letter."""
     letter = stored(store)
     after = store.position_at(NOW)
     pages = list(store.fields(DLQ, after=after, until=None, page_size=5))
@@ -770,7 +770,7 @@ def test_pages_are_bounded_in_bytes_too(store: DeadLetterStore, size: int) -> No
     assert [fields[b"body"] for page in pages for _, fields in page] == [b"x" * size] * 12
 
 
-def test_the_fate_of_a_watched_message_is_known(backend: Backend) -> None:
+def test_the_outcome_of_a_watched_message_is_known(backend: Backend) -> None:
     """It waits, it runs, it succeeded, or it has a letter again."""
     store, keys = backend.store, [a_key(redrives=1), a_key(redrives=1), a_key(redrives=1)]
     store.watch(keys)

@@ -1,4 +1,4 @@
-"""What every `WorkerRegistry` does."""
+"""The contract of every `WorkerRegistry`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def registry(parts: Backend) -> WorkerRegistry:
     return parts.workers
 
 
-def a_card(**changes: Any) -> WorkerInfo:
-    """The info of a worker."""
+def a_worker(**changes: Any) -> WorkerInfo:
+    """A worker, as it registers."""
     values: dict[str, Any] = {
         "hostname": "celery@web-1",
         "pid": 4711,
@@ -44,9 +44,9 @@ def an_override(**changes: Any) -> Override:
     return Override(**{**values, **changes})
 
 
-def test_a_card_is_up_until_its_worker_takes_it_down(registry: WorkerRegistry) -> None:
+def test_a_worker_is_registered_until_it_deregisters(registry: WorkerRegistry) -> None:
     """Everything on it is read as it was written."""
-    first, second = a_card(), a_card(hostname="celery@web-2", policies={})
+    first, second = a_worker(), a_worker(hostname="celery@web-2", policies={})
     registry.register(second)
     registry.register(first)
 
@@ -62,7 +62,7 @@ def test_a_card_is_up_until_its_worker_takes_it_down(registry: WorkerRegistry) -
 
 
 def test_the_newest_changes_come_first(registry: WorkerRegistry) -> None:
-    """What was done, by whom, to how many letters."""
+    """A change has who did what, to how many letters."""
     changes = [
         Change(
             at=NOW + timedelta(seconds=n),

@@ -221,7 +221,7 @@ class PageRunner:
 
 
 def own_shop(page_blocks: list[Block]) -> bool:
-    """Whether a page brings its app along."""
+    """True if a page brings its app along."""
     files = [_FILE.match(block.text) for block in page_blocks if block.language == "python"]
     return any(named and named[1] in APPS for named in files)
 

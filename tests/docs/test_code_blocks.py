@@ -43,7 +43,7 @@ for _page in PAGES:
 
 @pytest.fixture
 def places(request: pytest.FixtureRequest, redis_url: str) -> dict[str, str]:
-    """Give what stands for the addresses that pages name."""
+    """Replacements of the addresses that pages name."""
     redis = redis_url.rpartition("/")[0]
     found = {"redis://localhost:6379": redis, "DOCS_REDIS": redis}
     if request.node.callspec.params["page"] in WITH_RABBITMQ:

@@ -52,6 +52,6 @@ def test_rabbitmq_with_quorum_queues(
 
 
 def test_every_example_has_a_readme() -> None:
-    """What is shown is explained."""
+    """Each example is explained."""
     folders = [path for path in EXAMPLES.iterdir() if path.is_dir()]
     assert [path.name for path in folders if not (path / "README.md").exists()] == []

@@ -1,4 +1,4 @@
-"""What others rely on, as text: it is compared with the files in ``snapshots``."""
+"""The public surface as text: it is compared with the files in ``snapshots``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users, dashboards and other versions rely on does not change by accident."""
+"""Names that users, dashboards and other versions rely on do not change by accident."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_help_fits_80_columns(path: str, command: click.Command) -> None:
 
 
 def test_public_modules_are_those_that_documents_name() -> None:
-    """What the README, the docs and the examples import is frozen here."""
+    """All that the README, the docs and the examples import is frozen here."""
     root = Path(__file__).parents[2]
     texts = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("examples/**/*.py")]
     line = re.compile(r"^(?:from|import) (celery_dlq[\w.]*)", re.MULTILINE)

@@ -32,7 +32,7 @@ MOST_CONFIRMED = 60
 
 
 def verdict(plain: Any, guarded: Any) -> str | None:
-    """What is wrong with a guarded outcome, given the plain one; ``None`` if it is as promised."""
+    """The fault of a guarded outcome, given the plain one; ``None`` if it is as promised."""
     count = len(guarded.letters)
     if guarded.deaths > 2:
         return f"the main process died {guarded.deaths} times"
@@ -49,7 +49,7 @@ def verdict(plain: Any, guarded: Any) -> str | None:
     if guarded.deaths:
         return f"the main process died {guarded.deaths} times"
     if plain.outside and count <= 1:
-        return None  # the main process may have been told of a success; see README.md
+        return None  # the main process may have learned of a success; see README.md
     wanted = 0 if plain.succeeded else 1
     return None if count == wanted else _wants(guarded, letters=wanted)
 

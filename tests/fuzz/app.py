@@ -87,7 +87,7 @@ def _succeeds(sender: Any, **_: Any) -> None:
 
 
 def _fails_outside(request: Any, args: Any, **_: Any) -> None:
-    """An error beside the task's body, which Celery may tell the main process as a success."""
+    """An error beside the task's body, which Celery may report to the main process as a success."""
     mark("OUTSIDE", args, request)
 
 

@@ -19,13 +19,13 @@ class Place(Protocol):
     url: str
 
     def allows(self, draft: dict[str, Any]) -> bool:
-        """Whether such a message can be in a queue of this broker, and read by kombu."""
+        """True if such a message can be in a queue of this broker, and read by kombu."""
 
     def publish(self, draft: dict[str, Any]) -> None:
         """Put a message into the queue."""
 
     def waiting(self) -> int:
-        """How many messages are known to be in the queue or unacknowledged."""
+        """Number of messages that are in the queue or unacknowledged."""
 
     def left(self) -> list[str]:
         """The tokens of all of them; on RabbitMQ only while no worker runs."""

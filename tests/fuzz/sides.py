@@ -36,7 +36,7 @@ _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Disallowed|Reject)\b.*", re.MULT
 
 @dataclass
 class Outcome:
-    """What became of one message.
+    """The outcome of one message.
 
     Attributes:
         starts: How often its task began.
@@ -167,7 +167,7 @@ class Side:
     def _settle(
         self, tokens: dict[str, Case], came: list[str], left: set[str]
     ) -> tuple[set[int], list[Case]]:
-        """What is known although the worker died or stopped, and who is to be tried alone."""
+        """The outcomes known although the worker died or stopped, and messages to try alone."""
         last = came[-1] if came else ""
         for token, case in tokens.items():
             if token not in left and token != last:
@@ -177,7 +177,7 @@ class Side:
             return settled, [case for case in tokens.values() if case.number not in settled]
         killer = tokens[last]
         if self.name == "plain" and _AT_RECEIPT in self._log_from(self._begun):
-            # Plain Celery would die of it again, and for ever; the guarded worker may not.
+            # Plain Celery would die of it again, and forever; the guarded worker may not.
             self._outcome(killer, last, left).deaths = 1
             return settled | {killer.number}, []
         return settled, [killer]
@@ -276,7 +276,7 @@ class Side:
 
 
 class _Marks:
-    """What the tasks and workers of one side wrote down, read on as it grows."""
+    """The notes of the tasks and workers of one side, read on as they grow."""
 
     def __init__(self, path: Path) -> None:
         self.received: list[str] = []
@@ -286,7 +286,7 @@ class _Marks:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def of(self, what: str, token: str) -> int:
-        """How often something happened to a message."""
+        """Number of times that something happened to a message."""
         self.read()
         return self._counts[what, token]
 

@@ -83,7 +83,7 @@ def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
 
 
 def overtaken(url: str, here: str, step: int) -> bool:
-    """Whether an export came to that step, stopped there, and was overtaken by two others."""
+    """True if an export came to that step, stopped there, and was overtaken by two others."""
     pid = forked(lambda: export(url, here, "keep", step, signal.SIGSTOP))
     _pid, status = os.waitpid(pid, os.WUNTRACED)
     stopped = os.WIFSTOPPED(status)
@@ -200,13 +200,13 @@ def exported(place: str) -> list[str]:
 
 
 def look(place: str) -> None:
-    """What a killed export leaves: whole files only, and nothing twice."""
+    """A killed export leaves whole files only, and nothing twice."""
     twice = [i for i, count in Counter(exported(place)).items() if count > 1]
     assert not twice, twice
 
 
 def check(url: str, place: str, mode: str, letters: int = LETTERS) -> None:
-    """Every letter is in the files, once; it is out of the queue only if that was wanted."""
+    """Every letter is in the files, once; it is out of the queue only if the export trims."""
     store = a_store(url)
     expected = sorted(a_letter(task_id=f"t{number}").id for number in range(letters))
     assert sorted(exported(place)) == expected

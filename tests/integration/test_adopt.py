@@ -77,7 +77,7 @@ class Broker:
             )
 
     def ready(self, queue: str) -> int:
-        """How many messages a queue would give out now."""
+        """Number of messages that a queue would give out now."""
         with self.app.connection_for_read() as connection:
             return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
 
@@ -115,8 +115,8 @@ def broker(
 def test_what_rabbitmq_dead_lettered_becomes_letters(broker: Broker) -> None:
     """With the task, the native history, and an entry in the audit."""
     ids = broker.kill_tasks(3)
-    told: list[Any] = []
-    broker.dlq.events.subscribe(told.append)
+    heard: list[Any] = []
+    broker.dlq.events.subscribe(heard.append)
 
     report = broker.dlq.adopt("orders.dead")
 
@@ -135,7 +135,7 @@ def test_what_rabbitmq_dead_lettered_becomes_letters(broker: Broker) -> None:
         (death,) = letter.decoded("native_death")["x-death"]
         assert (death["reason"], death["queue"]) == ("rejected", "orders")
     assert broker.ready("orders.dead") == 0
-    assert [event.letter for event in told if isinstance(event, DeadLettered)] == letters
+    assert [event.letter for event in heard if isinstance(event, DeadLettered)] == letters
     (change,) = broker.dlq.registry.changes(limit=5)
     assert (change.action, change.target, change.letters) == (Action.ADOPTED, "orders-DLQ", 3)
     assert change.detail == {"queue": "orders.dead"}
@@ -183,7 +183,7 @@ def test_each_native_reason_is_kept(broker: Broker) -> None:
 
 
 def test_messages_of_other_programs_become_letters_too(broker: Broker) -> None:
-    """Any bytes, malformed headers; equal messages are so many letters."""
+    """Any bytes, malformed headers; each of several equal messages is a letter."""
     broker.publish(b"\x80\xff", headers={"x-death": "by accident"}, message_id="m-1")
     for _ in range(3):
         broker.publish(b"ping")
@@ -272,8 +272,8 @@ def test_killed_between_storing_and_acknowledging_makes_one_letter(
 
 
 @pytest.mark.parametrize("broker", ["classic"], indirect=True)
-def test_mistakes_are_told_in_one_line(broker: Broker, redis_url: str) -> None:
-    """What was expected and what came; no password."""
+def test_mistakes_are_one_line(broker: Broker, redis_url: str) -> None:
+    """It has what was expected and what came, and no password."""
     with pytest.raises(NotFound, match=r"no queue 'nowhere' on the broker amqp://guest:\*\*"):
         broker.dlq.adopt("nowhere")
     gone = Celery("gone", broker="amqp://guest:hush@127.0.0.1:1//", set_as_current=False)
@@ -290,8 +290,8 @@ def test_mistakes_are_told_in_one_line(broker: Broker, redis_url: str) -> None:
         with pytest.raises(SettingsError, match="dlq_adopt"):
             Settings.from_conf(guarded.conf)
         del guarded.conf["dlq_adopt"]
-    card = WorkerInfo(hostname="w@1", pid=1, version="", started_at=NOW, queues=("orders.dead",))
-    broker.dlq.registry.register(card)
+    worker = WorkerInfo(hostname="w@1", pid=1, version="", started_at=NOW, queues=("orders.dead",))
+    broker.dlq.registry.register(worker)
     with pytest.raises(SettingsError, match="which worker w@1 consumes"):
         broker.dlq.adopt("orders.dead")
 
@@ -300,12 +300,12 @@ def test_mistakes_are_told_in_one_line(broker: Broker, redis_url: str) -> None:
 def test_a_letter_of_unknown_origin_is_not_redriven_to_nowhere(broker: Broker) -> None:
     """It stays, and the report says why."""
     broker.publish(b"ping")
-    broker.dlq.adopt("orders.dead", "graveyard")
-    report = broker.dlq.redrive("graveyard")
+    broker.dlq.adopt("orders.dead", "lost-orders")
+    report = broker.dlq.redrive("lost-orders")
     assert report.published == 0
     (error,) = report.failed.values()
     assert "queue it came from, got none" in error
-    assert len(broker.letters("graveyard")) == 1
+    assert len(broker.letters("lost-orders")) == 1
 
 
 @pytest.mark.parametrize("broker", ["classic"], indirect=True)
@@ -418,7 +418,7 @@ def test_killed_before_it_leaves_the_list_an_entry_makes_one_letter(redis_url: s
     app.close()
 
 
-def test_a_key_of_another_type_is_told(on_redis: tuple[DeadLetters, redis.Redis]) -> None:
+def test_a_key_of_another_type_is_refused(on_redis: tuple[DeadLetters, redis.Redis]) -> None:
     """Not a list, not a queue."""
     dlq, client = on_redis
     client.set("shop:orders.dead", "x")

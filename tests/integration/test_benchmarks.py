@@ -1,4 +1,4 @@
-"""The benchmarks run, and figures reach the page: what they are is not looked at here."""
+"""The benchmarks run, and figures reach the page; their values are not checked here."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_page_has_a_place_for_every_benchmark(name: str) -> None:
 
 
 def test_what_was_measured_is_rendered_into_a_page_elsewhere(tmp_path: Path) -> None:
-    """Cells of two runs are both there, the plot lies beside the page, other text stays."""
+    """Cells of two runs are both there, the plot is next to the page, other text stays."""
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     page.write_text("before\n<!-- begin worker -->\nold\n<!-- end worker -->\nafter\n")

@@ -112,8 +112,8 @@ def test_a_letter_is_a_message_that_anybody_can_read(
     }
     assert message.headers["dlq_position"].partition("-")[0].isdigit()
     body = message.body.encode() if isinstance(message.body, str) else message.body
-    told = json.loads(body)
-    assert (told["task_name"], told["body"], told["later"]) == ("shop.charge", "gP8=", "1")
+    printed = json.loads(body)
+    assert (printed["task_name"], printed["body"], printed["later"]) == ("shop.charge", "gP8=", "1")
     fields = {name.decode(): value for name, value in decoded(body, compressed=False).items()}
     assert DeadLetter.from_fields(fields) == letter
 
@@ -121,7 +121,7 @@ def test_a_letter_is_a_message_that_anybody_can_read(
 def test_reading_keeps_every_letter_and_the_order(
     broker: str, operators: Callable[..., DeadLetters]
 ) -> None:
-    """However often; on RabbitMQ 3.10 twenty readings would use up a delivery limit of 20."""
+    """On RabbitMQ 3.10 twenty readings would use up a delivery limit of 20."""
     dead_letters = operators(broker)
     letters = [put(dead_letters, retries=number).id for number in range(MANY)]
     for _ in range(22):
@@ -144,7 +144,7 @@ def test_a_reader_that_dies_loses_nothing(
     assert other.store.length(DLQ) == MANY
 
 
-def test_of_two_operators_the_second_is_told(
+def test_of_two_operators_the_second_is_refused(
     broker: str, operators: Callable[..., DeadLetters], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It changes nothing meanwhile, and can go on when the first is done."""
@@ -189,7 +189,7 @@ def test_reading_ends_while_letters_pour_in(
 def test_a_lost_connection_while_letters_are_held_is_said_and_mended(
     rabbit: str, operators: Callable[..., DeadLetters]
 ) -> None:
-    """Nothing is removed by halves: the next one reads anew."""
+    """Nothing is removed by halves: the next one reads again."""
     dead_letters = operators(rabbit)
     letters = [put(dead_letters, retries=number).id for number in range(3)]
     store: Any = dead_letters.store
@@ -381,7 +381,7 @@ def test_what_a_broker_cannot_do_is_said_in_one_line(
     ],
 )
 def test_other_brokers_are_refused(redis_url: str, broker_url: str, said: str) -> None:
-    """By the check for a CI and by the first command; Redis is told of the better default."""
+    """By the check for a CI and by the first command; Redis is printed of the better default."""
     app = Celery("shop", broker=broker_url, set_as_current=False)
     app.conf.update(dlq_store="broker", dlq_url=redis_url)
     for attempt in (DeadLetters(app).validate, DeadLetters(app).queues):

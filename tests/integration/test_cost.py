@@ -1,4 +1,4 @@
-"""What the plugin costs, counted and not timed: a regression fails without noise."""
+"""The cost of the plugin, counted and not timed: a regression fails without noise."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ TEXTS = {name: script_text(name).text.replace("\n", "\\n") for name in (*SCRIPTS
 
 
 def script(name: str) -> str:
-    """What a call of this script is in `Seen`."""
+    """The name of this script's calls in `Seen`."""
     if name in TEXTS:
         return f"EVAL {name}"
     return f"EVALSHA {script_text(name).digest}"
 
 
-def told(command: str) -> str:
-    """What `Seen` calls a command: its name, and which script it is."""
+def name_of(command: str) -> str:
+    """The name of a command in `Seen`: for a script also which one."""
     name, _, rest = command.partition(" ")
     if name == "EVAL":
         return f"EVAL {next((one for one, text in TEXTS.items() if rest.startswith(text)), '?')}"
@@ -104,12 +104,12 @@ class Seen:
         for line in self._lines:
             place = f"{line['client_address']}:{line['client_port']}"
             if place in self._ours and line["client_type"] != "lua":
-                self.commands[told(line["command"])] += 1
+                self.commands[name_of(line["command"])] += 1
         self._control.close()
         self._monitor.close()
 
     def connections(self) -> int:
-        """How many connections the plugin has now."""
+        """Number of connections that the plugin has now."""
         ours = named(self._control) - self._others
         self._ours |= ours
         return len(ours)
@@ -127,7 +127,7 @@ def named(client: redis.Redis) -> frozenset[str]:
 
 @pytest.fixture
 def others(redis_url: str) -> frozenset[str]:
-    """What tests before this one have left open in this process."""
+    """Connections that earlier tests left open in this process."""
     with redis.Redis.from_url(redis_url) as client:
         return named(client)
 
@@ -156,7 +156,7 @@ def dlq(app: Celery) -> Iterator[DeadLetters]:
 
 @pytest.fixture
 def guard(app: Celery, dlq: DeadLetters) -> Iterator[Guard]:
-    """The guard of a worker of that app, with its chores."""
+    """The guard of a worker of that app, with its periodic work."""
     made: Guard = dlq.assembly.make_guard(hostname="celery@web-1", pid=4711, flags_redelivery=True)
     yield made
     made.close()
@@ -185,8 +185,8 @@ def working(app: Celery) -> Iterator[Any]:
             poll(lambda: not client.hlen("unacked"))
 
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30) as worker:
-        chores = worker.dead_letter_guard.periodic_tasks._tasks
-        (run.measuring,) = [chore for chore in chores if isinstance(chore, Measuring)]
+        periodic = worker.dead_letter_guard.periodic_tasks._tasks
+        (run.measuring,) = [one for one in periodic if isinstance(one, Measuring)]
         yield run
         # It looks for these only between two events, or every two seconds.
         worker_state.should_terminate = 0
@@ -224,7 +224,7 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
 def test_a_worker_without_work_sends_less_than_two_commands_a_second(
     guard: Guard, redis_url: str, others: frozenset[str]
 ) -> None:
-    """Chores every third second; beside its counters it gives no heartbeat."""
+    """Periodic work every third second; beside its counters it gives no heartbeat."""
     finish(guard, 3)
     guard.tick()
     with Seen(redis_url, others) as seen:
@@ -246,7 +246,7 @@ def test_a_first_delivery_waits_for_nothing(guard: Guard) -> None:
 
 
 def test_a_guarded_task_makes_a_bounded_number_of_calls(guard: Guard) -> None:
-    """Of Python functions, ours and the client's; the writes and reads of the wire included."""
+    """Calls of Python functions, ours and the client's, writes and reads included."""
     finish(guard, 64)
     messages = [a_message(guard) for _ in range(TASKS)]
     calls = 0
@@ -299,7 +299,7 @@ APP = Celery("cost", broker="memory://", set_as_current=False)
 
 
 def a_message(guard: Guard) -> Any:
-    """What the guard looks at of Celery's request."""
+    """The part of Celery's request that the guard uses."""
     return SimpleNamespace(
         id=uuid(),
         task=SimpleNamespace(name="cost.noop", max_retries=3, app=APP),

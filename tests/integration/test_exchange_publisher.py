@@ -94,7 +94,7 @@ def store(dlq: DeadLetters, letter: DeadLetter) -> None:
 
 
 def waiting(dlq: DeadLetters) -> int:
-    """How many entries there are."""
+    """Number of entries."""
     return dlq.assembly.backend.outbox.waiting("orders-DLQ")
 
 
@@ -212,7 +212,7 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
         dlq.close()
 
 
-def test_a_notice_without_a_letter_is_kept_for_a_while_and_then_told(
+def test_an_entry_without_a_letter_is_kept_for_its_wait_and_then_reported(
     connection: Connection,
     rabbit_server: RabbitServer,
     redis_url: str,
@@ -268,7 +268,7 @@ def test_one_that_is_refused_holds_up_no_other(
 
 
 def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:
-    """What a starting worker says."""
+    """The error of a starting worker."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, *policy))
     with pytest.raises(SettingsError) as raised:
         dlq.assembly.check_exchanges()

@@ -117,7 +117,7 @@ def test_odd_letters_become_faithful_rows(store: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", [None, LetterFilter(reason="failed")])
-def test_entries_that_are_no_letters_are_told_and_stop_nothing(
+def test_entries_that_are_no_letters_are_reported_and_stop_nothing(
     store: Any, tmp_path: Path, where: LetterFilter | None
 ) -> None:
     """They are counted, named, left out of the files and left in the queue."""
@@ -269,9 +269,9 @@ def test_trimming_removes_what_the_files_hold(store: Any, tmp_path: Path) -> Non
     kept = put(store, 1, dead_lettered_at=NOW + timedelta(days=2))
     run(store, tmp_path)
     files(tmp_path)[-1].unlink()
-    told: list[tuple[str, int]] = []
-    report = run(store, tmp_path, trimmed=lambda *what: told.append(what))
-    assert (report.trimmed, told) == (2, [(DLQ, 2)])
+    trimmed: list[tuple[str, int]] = []
+    report = run(store, tmp_path, trimmed=lambda *what: trimmed.append(what))
+    assert (report.trimmed, trimmed) == (2, [(DLQ, 2)])
     left = [found.letter.id for found in store.letters(DLQ, newest_first=False)]
     assert (left, ids(tmp_path)) == (sorted_ids(kept), sorted_ids(letters))
 
@@ -300,7 +300,7 @@ def test_one_queue_is_named_as_several_are(tmp_path: Path) -> None:
 
 
 def test_trimming_is_in_the_audit(tmp_path: Path) -> None:
-    """Who, what, how many, and where the letters are now."""
+    """The audit has who, what, how many, and where the letters are now."""
     dlq = DeadLetters(an_app(dlq_store="memory"))
     put(dlq.store, 2)
     seen: list[Any] = []
@@ -440,16 +440,16 @@ def test_one_export_at_a_time(store: Any, tmp_path: Path) -> None:
 
 
 def test_a_first_export_says_how_many_letters_it_will_read(store: Any, tmp_path: Path) -> None:
-    """For the bar on a terminal; later only Redis could tell, and it would have to count."""
+    """The bar on a terminal needs it; later Redis would have to count."""
     put(store, 5)
     put(store, 2, dead_letter_queue="mail-DLQ")
-    told: list[int] = []
+    expected: list[int] = []
     pages: list[int] = []
     export = ParquetExport(store, tmp_path)
-    export.run(store.names(), progress=pages.append, expected=told.append)
+    export.run(store.names(), progress=pages.append, expected=expected.append)
     put(store, 3)
-    export.run(store.names(), expected=told.append)
-    assert (told, sum(pages)) == ([7], 7)
+    export.run(store.names(), expected=expected.append)
+    assert (expected, sum(pages)) == ([7], 7)
 
 
 def test_memory_stays_bounded_with_a_large_redis(tmp_path: Path) -> None:

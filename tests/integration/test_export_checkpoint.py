@@ -1,4 +1,4 @@
-"""How far a queue is exported, noted in a Redis that is full."""
+"""The checkpoint of an export, written to a Redis that is full."""
 
 from __future__ import annotations
 

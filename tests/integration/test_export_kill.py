@@ -17,7 +17,7 @@ _STRIDE = int(os.environ.get("CELERY_DLQ_TEST_STRIDE", "19"))
 
 
 def run_steps(server: RedisServer, *arguments: str) -> int:
-    """How many steps there were; fails if a letter was lost or doubled after any of them."""
+    """Return the number of steps; fails if a letter was lost or doubled after any of them."""
     done = subprocess.run(
         [sys.executable, HERE / "export_steps.py", server.url, *arguments],
         capture_output=True,

@@ -109,7 +109,7 @@ def test_killed_or_overtaken_exports_to_a_bucket_leave_each_letter_once(
     assert int(done.stdout.split()[-1]) > 50
 
 
-def test_a_second_export_to_a_bucket_is_told_who_is_at_work(
+def test_a_second_export_to_a_bucket_says_who_is_at_work(
     s3: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From another machine, whose lock is another one."""
@@ -118,16 +118,16 @@ def test_a_second_export_to_a_bucket_is_told_who_is_at_work(
     store.dead_letter(letter, key_of(letter))
     url = url_of(s3, "two/letters")
     monkeypatch.setattr(lease, "LEASE_SECONDS", 0.6)
-    told = []
+    refusals = []
 
     def second(_count: int) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         with pytest.raises(ExportError, match=rf"another export.*pid {os.getpid()}") as refused:
             ParquetExport(store, url).run([DLQ])
-        told.append(str(refused.value))
+        refusals.append(str(refused.value))
 
     assert ParquetExport(store, url).run([DLQ], progress=second).letters == 1
-    assert told
-    assert "hush" not in told[0]
+    assert refusals
+    assert "hush" not in refusals[0]
     assert ParquetExport(store, url).run([DLQ]).letters == 0
     store.close()

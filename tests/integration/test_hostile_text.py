@@ -1,4 +1,4 @@
-"""Letters and queues whose every text is hostile, through every door that shows them."""
+"""Letters and queues whose every text is hostile, in every output that shows them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def unknown(find: Callable[[str], object]) -> Callable[[], str]:
-    """Look for what is nowhere; what is said then."""
+    """Look for a letter that is nowhere; return the error's text."""
 
     def look() -> str:
         with pytest.raises(NotFound) as raised:
@@ -72,7 +72,7 @@ def test_all_queues_are_asked_in_a_few_writes(shop: DeadLetters, writes: list[in
         "restore": unknown(shop.restore),
         "trim": lambda: shop.trim(dry_run=True),
         "scrape": lambda: list(collector.collect()),
-        "notices": lambda: outbox.holding(names),
+        "entries": lambda: outbox.holding(names),
     }
     for what, ask in asked.items():
         del writes[:]

@@ -116,23 +116,23 @@ def rested(connection: PipelinedConnection) -> None:
 
 
 def test_counting_goes_on_when_redis_comes_back_empty(own: Parts, server: RedisServer) -> None:
-    """Nothing has to be restarted; a start that was told and not heard is told again."""
+    """Nothing has to be restarted; a start that was written and not confirmed is written again."""
     connection = own.connection()
     counter, key = own.counter(connection), a_key()
     counter.count_first(key, a_delivery())
     counter.flush()
     server.kill()
-    told = counter.count_first(key, a_delivery())
+    written = counter.count_first(key, a_delivery())
     counter.flush()
     assert connection.errors > 0
     server.start()
     rested(connection)
-    assert counted(counter, key) == 1 + told
+    assert counted(counter, key) == 1 + written
     errors = connection.errors
     counter.count_first(key, a_delivery())
     counter.ended(key, an_ended_delivery(number=2))
     counter.flush()
-    assert count_of(server, key) == 2 + told
+    assert count_of(server, key) == 2 + written
     assert connection.errors == errors
 
 
@@ -145,7 +145,7 @@ def cut(server: RedisServer) -> None:
 
 
 def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisServer) -> None:
-    """Neither one that is told nor one that is waited for; none is taken twice."""
+    """Neither a start that is only written nor one that is waited for; none counts twice."""
     connection = own.connection()
     counter, keys = own.counter(connection), [a_key() for _ in range(6)]
     for key in keys:
@@ -165,13 +165,13 @@ def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisSe
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, first: bool) -> None:
-    """Nobody knows whether the first was heard before its connection broke."""
+    """The first may have arrived before its connection broke."""
     counter, key = own.counter(), a_key()
     if first:
         counter.count_first(key, a_delivery())
-        told = list(counter._connection._unconfirmed)[-1:]
+        last = list(counter._connection._unconfirmed)[-1:]
         counter._connection._drop()
-        assert told == [counter._connection._unconfirmed[-1]]
+        assert last == [counter._connection._unconfirmed[-1]]
         counter.flush()
     else:
         answers, connection = counter._connection._answers, counter._connection
@@ -245,7 +245,7 @@ def test_a_store_works_again_when_redis_comes_back_empty(own: Parts, server: Red
 
 
 def readable(store: RedisStore, letter_id: str) -> bool:
-    """Whether a letter can be read now; reading rests a moment after a failure."""
+    """True if a letter can be read now; reading rests a moment after a failure."""
     try:
         return store.get(DLQ, letter_id) is not None
     except StoreUnavailable:
@@ -367,7 +367,7 @@ def test_an_interrupted_call_does_not_mix_up_answers(own: Parts, server: RedisSe
         counted(counter, one)
 
     class InterruptedHereError(BaseException):
-        """What the signal raises."""
+        """The exception that the signal raises."""
 
     def interrupt(*_: object) -> None:
         raise InterruptedHereError
@@ -483,7 +483,7 @@ def test_counts_of_many_threads_are_exact(parts: Parts, redis_server: RedisServe
 def test_that_redis_takes_no_writes_is_seen_with_the_next_flush(
     own: Parts, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for a reply to a start; once a second something is written that has one."""
+    """A start has no reply; once a second something is written that has one."""
     connection = own.connection()
     counter, keys = own.counter(connection), [a_key() for _ in range(5)]
     server.client().config_set("min-replicas-to-write", 1)
@@ -501,7 +501,7 @@ def test_that_redis_takes_no_writes_is_seen_with_the_next_flush(
     assert (count_of(server, keys[0]), connection.errors) == (1, 5)
 
 
-def test_what_was_told_arrives_though_its_process_dies_at_once(
+def test_what_was_written_arrives_though_its_process_dies_at_once(
     own: Parts, server: RedisServer
 ) -> None:
     """Redis lets go of a client to which it cannot write; so it has nothing to write to it."""
@@ -529,8 +529,8 @@ def test_what_was_told_arrives_though_its_process_dies_at_once(
     poll(lambda: [count_of(server, key) for key in keys] == [1] * len(keys))
 
 
-def test_a_refusal_says_so_and_the_wire_goes_on(parts: Parts) -> None:
-    """What was to be stored is not, but Redis answers: the next command need not wait."""
+def test_a_refusal_says_so_and_the_connection_goes_on(parts: Parts) -> None:
+    """The letter is not stored, but Redis answers: the next command need not wait."""
     connection = parts.connection()
     assert "NO-SUCH-COMMAND" in unavailable(lambda: connection.call("NO-SUCH-COMMAND"))
     assert connection.call("PING") == b"PONG"
@@ -540,7 +540,7 @@ def test_a_refusal_says_so_and_the_wire_goes_on(parts: Parts) -> None:
 
 
 def agreed(server: RedisServer) -> int:
-    """The number of letters, after checking that stream, ids and tally tell the same."""
+    """The number of letters, after checking that stream, ids and tally agree."""
     client = server.client()
     letters = client.xlen(KEYS.letters(DLQ))
     tally = client.hgetall(KEYS.tally(DLQ))
@@ -583,7 +583,7 @@ def test_a_full_redis_refuses_a_letter_as_a_whole(own: Parts, server: RedisServe
 def test_a_redis_that_fills_up_on_the_way_holds_whole_letters(
     own: Parts, server: RedisServer
 ) -> None:
-    """Wherever the memory ends, each letter is there with index and tally, or not at all."""
+    """Whenever the memory ends, each letter is there with index and tally, or not at all."""
     store, client = own.store(), server.client()
     client.config_set("maxmemory-policy", "noeviction")
     client.config_set("maxmemory", str(client.info("memory")["used_memory"] + 3_000_000))

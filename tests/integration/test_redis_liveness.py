@@ -55,7 +55,7 @@ class Redelivery:
         self._seen_at: float | None = None
 
     def ask(self) -> Count:
-        """What counting says now."""
+        """The answer of counting now."""
         waited = None if self._seen_at is None else time.monotonic() - self._seen_at
         count = self._counter.count(self._key, a_delivery(), self._limit, waited_seconds=waited)
         if count.status is CountStatus.UNCERTAIN and self._seen_at is None:
@@ -63,7 +63,7 @@ class Redelivery:
         return count
 
     def answer(self, *alive: RedisCounter) -> Count:
-        """What counting says in the end, while some workers give heartbeats."""
+        """The last answer of counting, while some workers give heartbeats."""
 
         def certain() -> Count | None:
             for counter in alive:
@@ -138,7 +138,7 @@ def test_a_restarted_worker_of_the_same_name_and_pid_is_another(workers: Workers
 
 
 def test_copies_of_a_running_message_are_charged_in_the_end(workers: Workers) -> None:
-    """Bounded: should the note of an end be lost, a poison message still does not run for ever."""
+    """Bounded: should the note of an end be lost, a poison message still does not run forever."""
     running, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
     running.count_first(key, a_delivery())
     running.flush()

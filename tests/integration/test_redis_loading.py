@@ -22,7 +22,7 @@ class Loading(socketserver.StreamRequestHandler):
     """Answers every command as Redis does while it loads."""
 
     def handle(self) -> None:
-        """One answer for each command, told by the ``*`` that begins it."""
+        """One answer for each command, known by the ``*`` that begins it."""
         for line in self.rfile:
             if line.startswith(b"*"):
                 self.wfile.write(LOADING)
@@ -57,7 +57,7 @@ def test_a_loading_store_is_unavailable(url: str) -> None:
 
 
 def test_counting_on_a_loading_store_fails_at_once_and_stops_nothing(url: str) -> None:
-    """A first delivery goes on; one that needs its count is told."""
+    """A first delivery goes on; one that needs its count gets the error."""
     connection = PipelinedConnection(connect(url, 1.0, retries=0), url)
     counter = RedisCounter(connection, Keys(), 60.0)
     counter.count_first(a_key(), a_delivery())

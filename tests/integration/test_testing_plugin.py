@@ -172,7 +172,7 @@ def test_an_eager_task_that_rejects_is_dead_lettered(
 
 
 @pytest.mark.parametrize("propagates", [False, True])
-def test_an_eager_failure_is_told_from_a_result_and_from_a_raised_exception(
+def test_an_eager_failure_is_neither_a_result_nor_a_raised_exception(
     shop: SimpleNamespace, dead_letters: WatchedLetters, propagates: bool
 ) -> None:
     """Both ways of eager Celery to report an exception lead to the same letter."""
@@ -358,7 +358,7 @@ def test_a_mock_of_send_task_leaves_nothing_under_way(
 def test_a_published_message_is_under_way_in_either_protocol(
     shop: SimpleNamespace, dead_letters: WatchedLetters, protocol: int
 ) -> None:
-    """However its publisher names its id."""
+    """Its publisher may give the id in any form."""
     shop.app.conf.task_protocol = protocol
     dead_letters.watch(shop.app)
     result = shop.app.send_task("shop.charge", (1,), {}, None, None, "order-1")
@@ -545,7 +545,7 @@ def test_a_count_that_is_not_reached_says_so(
         dead_letters.letters(count=2, reason=Reason.FAILED, timeout_seconds=0.05)
 
 
-def test_misuse_is_told_from_a_failed_assertion(
+def test_misuse_is_not_a_failed_assertion(
     shop: SimpleNamespace, dead_letters: WatchedLetters
 ) -> None:
     """A test that can never pass for the right reason says why."""

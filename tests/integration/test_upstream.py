@@ -60,7 +60,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_only_what_fails_again_with_the_plugin_alone_and_old_reasons_are_faults(
     suite: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What fails both ways is Celery's; what fails once is said."""
+    """A test that fails both ways is Celery's; one that fails once is reported."""
     faults = command.compared(suite, "worker", "t/unit/worker")
     assert {fault.split()[0] for fault in faults} == {
         f"{FILE}::test_fails_only_with_the_plugin",

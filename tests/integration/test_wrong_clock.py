@@ -1,4 +1,4 @@
-"""Machines with wrong clocks beside others: the clock of Redis decides."""
+"""Machines with wrong clocks among others: the clock of Redis decides."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_fresh_letters_are_never_trimmed(machine: Machine, hours: int) -> None:
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_an_override_lasts_as_long_as_was_said(machine: Machine, hours: int) -> None:
-    """Who is ahead must not take it down for all, and who made it must not make it longer."""
+    """A clock that is ahead must not end it for all, and its author's must not make it longer."""
     wrong, right = machine(hours * HOUR), machine(timedelta(0))
     right.override_policy("orders", timedelta(minutes=30), max_deliveries=3)
     (made,) = wrong.override_policy("mails", timedelta(minutes=30), max_deliveries=4)
@@ -94,7 +94,7 @@ def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_job_that_runs_is_not_taken_for_dead(machine: Machine, hours: int) -> None:
-    """Else somebody resumes it, and two processes publish the same letters."""
+    """Otherwise somebody resumes it, and two processes publish the same letters."""
     wrong, right = machine(hours * HOUR), machine(timedelta(0))
     for at_work, other in ((wrong, right), (right, wrong)):
         run = at_work.assembly.operations()._new_job("redrive", DLQ, LetterFilter(), {})

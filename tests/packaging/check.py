@@ -253,7 +253,7 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 
 def run(*command: str, cwd: Path | None = None, **env: str) -> str:
-    """Run a command; its output, or the end with all it said."""
+    """Run a command; its output, or an error with all that it printed."""
     env = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8", **env}
     env.pop("PYTHONPATH", None)
     done = subprocess.run(

@@ -182,20 +182,20 @@ def command(redis_url: str) -> Iterator[Command]:
         kwargs = json.dumps({"currency": "CHF", "n": number % 9})
         letter = a_letter(args_json="[]", kwargs_json=kwargs, deliveries=5, dead_lettered_at=NOON)
         dead_letters.store.dead_letter(letter, key_of(letter))
-    wire = PipelinedConnection(connect(redis_url, 5), redis_url)
-    samples = RedisSamples(wire, Keys())
+    connection = PipelinedConnection(connect(redis_url, 5), redis_url)
+    samples = RedisSamples(connection, Keys())
     sampler = Sampler(samples, 0.5, lambda: NOON, hostname="celery@web-1", chance=lambda: 0.0)
-    plan = ResolvedPolicy("orders", DLQ, Policy(max_deliveries=5), None)
+    resolved = ResolvedPolicy("orders", DLQ, Policy(max_deliveries=5), None)
     for number in range(90):
         body = json.dumps([[], {"currency": ("EUR", "USD")[number % 2], "n": number % 9}, {}])
         request = SimpleNamespace(
             id="1", message=a_message(body=body.encode()), request_dict=a_request(), worker_pid=7
         )
         delivery = a_delivery(number=2 if number < 10 else 1)
-        sampler(request, InFlight(plan, a_key(), delivery, first=False))
+        sampler(request, InFlight(resolved, a_key(), delivery, first=False))
     sampler.close()
-    wire.call("PING")
-    wire.close()
+    connection.call("PING")
+    connection.close()
 
     def run(*arguments: str) -> Any:
         return CliRunner().invoke(dlq, arguments, obj=SimpleNamespace(app=app, no_color=True))
@@ -208,7 +208,7 @@ def command(redis_url: str) -> Iterator[Command]:
 def test_command_compares_letters_with_successes(
     spark: SparkSession, command: Command, tmp_path: Path
 ) -> None:
-    """What all letters share shows beside the sample of what succeeded; mistakes are one line."""
+    """A sample of successes shows what all letters share; mistakes are one line."""
     folder, good, file = (str(tmp_path / name) for name in ("letters", "good", "triage.html"))
     assert command("export", folder).exit_code == 0
     assert command("export", good, "--successes").exit_code == 0
@@ -231,7 +231,7 @@ def test_command_compares_letters_with_successes(
         "shop.charge 5 30 0 30 0.0% 2",
     ]
     (tmp_path / "file").touch()
-    for arguments, told in [
+    for arguments, text in [
         ([str(tmp_path / "nope"), "--html", file], "got no such folder"),
         ([folder, "--html", str(tmp_path / "file" / "x.html")], "file that can be written"),
         ([folder, "--successes", str(tmp_path / "nope"), "--html", file], "got no such folder"),
@@ -240,7 +240,7 @@ def test_command_compares_letters_with_successes(
     ]:
         done = command("triage", *arguments)
         assert (done.exit_code, done.stderr.count("\n")) == (1, 1), done.stderr
-        assert told in done.stderr
+        assert text in done.stderr
 
 
 def test_letters_without_times_have_a_report(spark: SparkSession, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_times_at_the_ends_of_the_calendar_are_shown(
     assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **nothing), NOON)
 
 
-def test_unreadable_report_place_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_report_place_is_refused(tmp_path: Path) -> None:
     """A page that cannot be written says so, with its name, and leaves no half one."""
     from test_picture import a_triage
 

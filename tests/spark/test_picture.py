@@ -144,7 +144,7 @@ def test_no_text_leaves_the_picture_or_covers_another(tmp_path: Path) -> None:
 
 
 def test_every_reason_has_a_colour_of_its_own() -> None:
-    """Two reasons can be told apart in every panel."""
+    """Two reasons look different in every panel."""
     assert set(charts.COLOURS) == set(REASONS)
     assert len({*charts.COLOURS.values(), charts.OTHER}) == len(REASONS) + 1
 

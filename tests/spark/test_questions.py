@@ -1,4 +1,4 @@
-"""What the triage finds in planted data, and does not find in noise."""
+"""The triage finds planted causes, and none in noise."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
 
 
 def scans(df: DataFrame, clusters: list[str], good: DataFrame) -> int:
-    """How often the plan of the comparisons reads the letters."""
+    """Number of times that the plan of the comparisons reads the letters."""
     counted = candidates_of(df, _comparisons(df, clusters, good), good, 5)
     plan = counted._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
     return str(plan).count("Scan ")
@@ -180,7 +180,7 @@ def test_p_values_are_exact(spark: SparkSession) -> None:
 def test_only_what_stands_out_is_tested_and_the_rest_counts(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver gets so many values of a comparison; the correction is still for all of them."""
+    """The driver gets some values of a comparison; the correction is for all of them."""
     letters = orders(6, 600, letter={"worker_hostname": "web-13", "release": "v9"})
     df = frame(spark, letters)
     everything = rows(questions.why(df, CLUSTER, alpha=0.5))
@@ -222,15 +222,15 @@ def test_odd_arguments_stop_nothing(spark: SparkSession, text: str) -> None:
     assert ("release", "bad") in causes(frame(spark, letters))
 
 
-def test_unknown_cluster_is_told(spark: SparkSession) -> None:
+def test_an_unknown_cluster_is_refused(spark: SparkSession) -> None:
     """A fingerprint that is not there, or not only one, is named in one line."""
     df = frame(spark, [{"fingerprint": "ab12"}, {"fingerprint": "ab34"}, {"fingerprint": None}])
-    for cluster, told in [
+    for cluster, text in [
         ("ffff", "expected cluster to be a fingerprint of these letters, got 'ffff'"),
         ("", "got ''"),
         ("ab", "got several: ab12, ab34"),
     ]:
-        with pytest.raises(DLQError, match=told) as caught:
+        with pytest.raises(DLQError, match=text) as caught:
             questions.why(df, cluster)
         assert "\n" not in str(caught.value)
     with pytest.raises(DLQError, match="expected alpha between 0 and 1"):

@@ -207,7 +207,7 @@ def test_empty_redis_has_no_rows(source: SparkSession, redis_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         ({}, r"option 'url' to be set"),
         ({"url": "localhost"}, r"option 'url' to be a Redis URL"),
@@ -221,18 +221,18 @@ def test_empty_redis_has_no_rows(source: SparkSession, redis_url: str) -> None:
         ({"url": f"redis://:{PASSWORD[:4]}/{PASSWORD[4:]}@h"}, "percent-encoded"),
     ],
 )
-def test_wrong_option_is_told(options: dict[str, str], told: str) -> None:
+def test_a_wrong_option_is_refused(options: dict[str, str], text: str) -> None:
     """A mistake in an option is named before anything runs, and shows no password."""
     from celery_dlq.errors import SettingsError
     from celery_dlq.spark.options import ReadOptions
 
-    with pytest.raises(SettingsError, match=told) as caught:
+    with pytest.raises(SettingsError, match=text) as caught:
         ReadOptions.parse({"url": "redis://localhost", **options} if options else {})
     assert PASSWORD[:4] not in str(caught.value)
 
 
 def test_spark_shows_our_words(source: SparkSession, redis_url: str, fill: Fill) -> None:
-    """What Spark raises ends in one line that says what to do."""
+    """An error out of Spark ends in one line that says what to do."""
     fill([a_letter()])
     assert "did you mean 'queue'?" in message_of(lambda: live(source, redis_url, queu="x"))
     missing = message_of(lambda: live(source, redis_url, queue="order-DLQ").count())
@@ -298,7 +298,7 @@ def stream(spark: SparkSession, url: str, folder: str, **trigger: Any) -> Stream
 
 
 def start_stream(url: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Stream for ever, in a process group of its own that leaves its litter in the folder."""
+    """Stream forever, in a process group of its own that leaves its litter in the folder."""
     tests = f"{HERE}{os.pathsep}{HERE.parent}"
     (folder / "tmp").mkdir()
     with (folder / "stream.log").open("ab") as log:
@@ -337,7 +337,7 @@ def test_killed_stream_goes_on_exactly_once(
 
 
 def test_offsets_only_grow(redis_url: str, fill: Fill) -> None:
-    """A new queue joins a stream; a queue that was made anew stops it with a reason."""
+    """A new queue joins a stream; a queue that was made again stops it with a reason."""
     from celery_dlq.errors import StoreError
     from celery_dlq.spark.options import ReadOptions
     from celery_dlq.spark.source import LetterStreamReader
@@ -418,7 +418,7 @@ def test_decisions_are_carried_out(
 
 
 @pytest.mark.parametrize(
-    ("action", "options", "told"),
+    ("action", "options", "text"),
     [
         ("redriv", {}, "got 'redriv'; did you mean 'redrive'?"),
         (None, {}, "got None; it is empty"),
@@ -433,7 +433,7 @@ def test_one_wrong_decision_stops_all(
     app_name: str,
     action: str | None,
     options: dict[str, str],
-    told: str,
+    text: str,
 ) -> None:
     """Nothing is redriven or discarded unless every row is a decision."""
     letters = [a_letter(dead_lettered_at=now()) for _ in range(3)]
@@ -443,12 +443,12 @@ def test_one_wrong_decision_stops_all(
         rows.append(("orders-DLQ", letters[0].id, "redrive"))
     else:
         rows[1] = ("orders-DLQ", letters[1].id, action)
-    assert told in message_of(lambda: decide(source, rows, COLUMNS, app=app_name, **options))
+    assert text in message_of(lambda: decide(source, rows, COLUMNS, app=app_name, **options))
     assert len(ids(live(source, redis_url, columns="id"))) == 3
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "told"),
+    ("columns", "options", "text"),
     [
         (COLUMNS, {}, "option 'app' to be set"),
         (COLUMNS, {"app": "no_such_module_here:app"}, "that the driver can import"),
@@ -456,12 +456,12 @@ def test_one_wrong_decision_stops_all(
         (COLUMNS, {"app": "x", "url": "redis://"}, "got 'url'"),
     ],
 )
-def test_wrong_write_is_told(
-    source: SparkSession, columns: str, options: dict[str, str], told: str
+def test_a_wrong_write_is_refused(
+    source: SparkSession, columns: str, options: dict[str, str], text: str
 ) -> None:
-    """What a writer lacks is named."""
+    """The error names what the writer lacks."""
     rows = [("orders-DLQ", "1", "discard")]
-    assert told in message_of(lambda: decide(source, rows, columns, **options))
+    assert text in message_of(lambda: decide(source, rows, columns, **options))
 
 
 def test_import_needs_neither_celery_nor_redis() -> None:

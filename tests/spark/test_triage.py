@@ -1,4 +1,4 @@
-"""What Spark says of exported letters."""
+"""Questions of Spark to exported letters."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_stray_file_is_passed_over(spark: SparkSession, export: Export) -> None:
 
 
 def test_groups_describe_each_cause(spark: SparkSession, export: Export) -> None:
-    """A group tells how many letters it has, since when, where, and shows its newest letter."""
+    """A group has the number of its letters, since when, where, and shows its newest letter."""
     letters = some_letters()
     df = questions.groups(questions.letters(spark, export(letters)))
     charge, mail = rows(df)
@@ -165,7 +165,7 @@ def test_timeline_buckets_are_in_utc(spark: SparkSession, export: Export) -> Non
 
 
 def test_timeline_refuses_an_unknown_width(spark: SparkSession, export: Export) -> None:
-    """A width that is none is named in the error, not in a parser's traceback."""
+    """The error names a width that is not valid, not in a parser's traceback."""
     df = questions.letters(spark, export([a_letter()]))
     for width in ("0 seconds", "1 fortnight", "hour", "1 hour; DROP TABLE letters"):
         with pytest.raises(DLQError, match="expected bucket to be a width such as"):
@@ -291,7 +291,7 @@ def test_letters_of_an_unreadable_shape_count_as_unknown(
 
 
 def one_line(spark: SparkSession, folder: Path) -> str:
-    """The error of a folder, which `letters` and `triage` tell alike."""
+    """The error of a folder, which is the same from `letters` and `triage`."""
     messages = []
     for ask in (lambda: questions.letters(spark, folder), lambda: triage(folder, spark=spark)):
         with pytest.raises(ExportError) as caught:
@@ -303,12 +303,12 @@ def one_line(spark: SparkSession, folder: Path) -> str:
 
 
 def test_missing_folder_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """A mistyped folder is told as such."""
+    """The error names a mistyped folder."""
     assert one_line(spark, tmp_path / "nope").endswith("got no such folder")
 
 
 def test_file_is_no_folder(spark: SparkSession, tmp_path: Path) -> None:
-    """A file in place of the folder is told as such."""
+    """The error names a file in place of the folder."""
     (tmp_path / "file").touch()
     assert one_line(spark, tmp_path / "file").endswith("got a file")
 
@@ -329,7 +329,7 @@ def test_files_without_rows_hold_no_letters(spark: SparkSession, tmp_path: Path)
 
 
 def test_foreign_parquet_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Another program's Parquet files are told by the column that they lack."""
+    """Another program's Parquet files are known by the column that they lack."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

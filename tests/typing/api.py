@@ -124,7 +124,7 @@ def hear() -> None:
     task_redriven.connect(died)
 
 
-def told(event: DeadLettered | Redriven | Change) -> datetime:
+def time_of(event: DeadLettered | Redriven | Change) -> datetime:
     return event.at
 
 

@@ -48,7 +48,7 @@ def letter(adoption: Adoption | None = None, **message: Any) -> DeadLetter:
 
 
 def test_a_celery_message_keeps_its_task_and_gets_its_history() -> None:
-    """Bytes and headers as they came; the broker's time is told."""
+    """Bytes and headers as they came; the broker's time is the letter's."""
     headers = {**a_request(retries=2, dlq_redrives=1), **X_DEATH}
     found = letter(an_adoption(orders=Policy(max_deliveries=3)), headers=headers)
     assert (found.reason, found.task_id, found.task_name) == (Reason.ADOPTED, "t-1", "shop.charge")
@@ -71,13 +71,13 @@ def test_a_message_of_protocol_1_says_its_task_in_its_body() -> None:
     assert (found.task_id, found.task_name, found.retries) == ("t-9", "shop.charge", 3)
 
 
-def test_a_letter_goes_where_it_is_told_or_where_its_policy_says() -> None:
+def test_a_letter_goes_to_the_named_queue_or_to_that_of_its_policy() -> None:
     """The order of the operator beats the policy."""
-    policy = Policy(dead_letter_queue="graveyard")
+    policy = Policy(dead_letter_queue="lost-orders")
     headers = {**a_request(), **X_DEATH}
-    assert letter(an_adoption(orders=policy), headers=headers).dead_letter_queue == "graveyard"
-    told = letter(an_adoption("told-DLQ", orders=policy), headers=headers)
-    assert (told.dead_letter_queue, told.source_queue) == ("told-DLQ", "orders")
+    assert letter(an_adoption(orders=policy), headers=headers).dead_letter_queue == "lost-orders"
+    named = letter(an_adoption("named-DLQ", orders=policy), headers=headers)
+    assert (named.dead_letter_queue, named.source_queue) == ("named-DLQ", "orders")
 
 
 def test_without_a_word_of_the_broker_the_routing_key_tells() -> None:
@@ -106,7 +106,7 @@ def test_the_message_id_names_a_message_and_the_correlation_id_does_not() -> Non
     assert letter(**{**PLAIN, "properties": {"correlation_id": "c-1"}}).task_id != "c-1"
 
 
-def test_an_unnamed_message_is_known_again_and_told_from_others() -> None:
+def test_an_unnamed_message_is_known_again_and_not_mistaken_for_others() -> None:
     """By its content; what changes from delivery to delivery does not count."""
     adoption = an_adoption()
 
@@ -137,7 +137,7 @@ def test_a_receipt_of_sqs_names_nothing() -> None:
 
 @pytest.mark.parametrize("time", [NOW - timedelta(days=99), NOW + timedelta(days=1), "odd", None])
 def test_its_time_in_the_queue_begins_when_it_is_adopted(time: object) -> None:
-    """Whatever the broker says: a letter that died long ago must not be trimmed at once."""
+    """A letter that died long ago by the broker's word must not be trimmed at once."""
     headers = {"x-death": [{"queue": "orders", "reason": "expired", "time": time}]}
     expires = (NOW - timedelta(days=1)).isoformat()
     found = letter(headers={**a_request(expires=expires), **headers})
@@ -146,7 +146,7 @@ def test_its_time_in_the_queue_begins_when_it_is_adopted(time: object) -> None:
 
 
 def test_groups_tell_the_brokers_reasons_apart() -> None:
-    """What expired and what was rejected have two causes."""
+    """Expired and rejected messages have two causes."""
     prints = {
         letter(headers={"x-death": [{"queue": "orders", "reason": reason}]}).fingerprint
         for reason in ("expired", "rejected", "maxlen", "delivery_limit")

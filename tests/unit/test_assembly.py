@@ -1,4 +1,4 @@
-"""What one app's installation shares, and what it keeps apart."""
+"""Installations on one app share; other processes have their own."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_a_second_installation_is_the_first_one() -> None:
     app = an_app(dlq_store="memory")
     first = DeadLetters(app, clock=lambda: NOW)
     second = DeadLetters(app)
-    told: list[Event] = []
-    second.events.subscribe(told.append)
+    heard: list[Event] = []
+    second.events.subscribe(heard.append)
     letter = a_letter()
     first.store.dead_letter(letter, key_of(letter))
     event = DeadLettered(at=NOW, letter=letter)
     first.events.emit(event)
 
-    assert told == [event]
+    assert heard == [event]
     assert list(second.letters("orders-DLQ")) == [letter]
     second.override_policy("orders", timedelta(hours=1), max_deliveries=3)
     assert first.changes() == second.changes() != []
@@ -68,7 +68,7 @@ def test_for_a_while_everything_is_kept_elsewhere() -> None:
 
 
 def test_the_settings_choose_the_backend() -> None:
-    """Nothing is sent before something is asked."""
+    """Nothing is sent before the first use."""
 
     def made(**settings: object) -> Backend:
         app = an_app(**settings)

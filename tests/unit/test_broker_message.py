@@ -54,7 +54,7 @@ def test_large_letters_are_compressed_and_say_so(size: int) -> None:
 @pytest.mark.parametrize("body", [b"", b"no", b"[]", b"{}", b'{"a":1,"~base64":[]}', b"\xff"])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_what_is_no_letter_is_an_entry_with_its_body(body: bytes, *, compressed: bool) -> None:
-    """Whatever somebody else puts into the queue."""
+    """Other programs may put anything into the queue."""
     assert decoded(body, compressed=compressed) == {b"body": body}
 
 
@@ -64,7 +64,7 @@ def add(snapshot: Snapshot, made: LetterMessage, tag: int, **changes: Any) -> No
 
 
 def test_a_snapshot_is_in_the_order_of_positions() -> None:
-    """However the broker mixed them; numbers, not text, are compared."""
+    """The broker may mix them; numbers, not text, are compared."""
     snapshot = Snapshot()
     for tag, position in enumerate(("10-0", "9-11", "9-2", "100-0")):
         add(snapshot, letter_message(a_letter(), position), tag)
@@ -74,7 +74,7 @@ def test_a_snapshot_is_in_the_order_of_positions() -> None:
 
 
 def test_copies_of_a_letter_are_one_entry_at_the_first_position() -> None:
-    """Whichever was read first."""
+    """Either may be read first."""
     letter = a_letter()
     snapshot = Snapshot()
     for tag, position in ((1, "7-0"), (2, "5-0"), (3, "6-0")):

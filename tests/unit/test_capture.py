@@ -184,7 +184,7 @@ def test_a_compressed_body_is_kept_compressed(compression: str) -> None:
     assert letter.body != bytes(message.body)
 
 
-def test_the_wire_body_is_bytes_in_any_case() -> None:
+def test_the_body_in_the_queue_is_bytes_in_any_case() -> None:
     """Transports deliver bytes, text or a view of a buffer."""
     assert wire_body(b"ab", None) == b"ab"
     assert wire_body("aü", None) == "aü".encode()
@@ -193,7 +193,7 @@ def test_the_wire_body_is_bytes_in_any_case() -> None:
     assert wire_body(None, None) == b""
 
 
-def test_the_wire_body_is_compressed_as_its_header_says() -> None:
+def test_the_body_in_the_queue_is_compressed_as_its_header_says() -> None:
     """Short names and content types are both known; an unknown one changes nothing."""
     assert zlib.decompress(wire_body(b"ab", "application/x-gzip")) == b"ab"
     assert wire_body(b"ab", "zip-of-tomorrow") == b"ab"

@@ -1,4 +1,4 @@
-"""What `celery_dlq.worker` takes for granted about Celery; fails loudly when Celery changes it."""
+"""Assumptions of `celery_dlq.worker` about Celery; they fail loudly when Celery changes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
 
 
 class Pool:
-    """What `create_request_cls` looks at."""
+    """The part of a task that `create_request_cls` reads."""
 
     def apply_async(self, *_: Any, **__: Any) -> None:
         """Nothing is executed here."""
@@ -142,7 +142,7 @@ def test_pools_of_this_process_say_that_a_task_starts_right_before_it_does() -> 
     assert source.index("accept_callback(") < source.index("try:") < source.index("target(*args")
 
 
-def test_the_consumer_is_told_when_it_closes() -> None:
+def test_the_consumer_is_called_when_it_closes() -> None:
     """`on_close` is bound when the consumer is made; both places are replaced."""
     assert "on_close=self.on_close" in inspect.getsource(Consumer.__init__)
     assert "self.on_close()" in inspect.getsource(Consumer.start)

@@ -84,19 +84,19 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
 
 
 def test_every_setting_says_what_it_means() -> None:
-    """The documentation of a setting stands beside it, with unit and default."""
+    """The text of a setting follows it, with unit and default."""
     for field in dataclasses.fields(Settings):
         assert "Defaults to" in field.metadata["doc"], field.name
 
 
 def test_the_queue_policies_can_be_asked() -> None:
-    """Settings give the table that resolves a queue's policy."""
+    """Settings make the table that resolves a queue's policy."""
     settings = Settings.from_conf({"dlq_queues": {"orders": {"max_deliveries": 5}}})
     assert settings.policies.resolve("orders") == Policy(max_deliveries=5)
 
 
 def test_the_release_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who names the release for Sentry need not name it twice."""
+    """A release that is named for Sentry need not be named twice."""
     monkeypatch.setenv("SENTRY_RELEASE", "shop@7")
     assert Settings.from_conf({}).release == "shop@7"
     assert Settings.from_conf({"dlq_release": "shop@8"}).release == "shop@8"

@@ -92,7 +92,7 @@ AGAIN = "not executed again: max_deliveries is 3"
 
 
 @pytest.mark.parametrize(
-    ("policy", "standing", "number", "verdict"),
+    ("policy", "status", "number", "verdict"),
     [
         (THREE, CountStatus.COUNTED, 1, Run()),
         (THREE, CountStatus.COUNTED, 3, Run()),
@@ -116,10 +116,10 @@ AGAIN = "not executed again: max_deliveries is 3"
     ],
 )
 def test_what_a_count_found_and_the_policy_decide_on_a_redelivery(
-    policy: Policy, standing: CountStatus, number: int, verdict: Run | PutOff | Leave | Die
+    policy: Policy, status: CountStatus, number: int, verdict: Run | PutOff | Leave | Die
 ) -> None:
     """A copy of what runs elsewhere runs; one of what is dead does not; the rest waits or ends."""
-    assert decide_redelivery(policy, 0, Count(standing, number)) == verdict
+    assert decide_redelivery(policy, 0, Count(status, number)) == verdict
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_retry_that_could_not_be_published_has_its_own_reason() -> None:
 def test_a_final_end_is_a_death_for_the_reason_of_its_outcome(
     outcome: Outcome, reason: Reason | None
 ) -> None:
-    """What Celery lets go of becomes a letter; what comes again does not."""
+    """A message that Celery gives up becomes a letter; one that comes again does not."""
     verdict = decide_end(Policy(), End(outcome=outcome, text="why"))
     assert verdict == (Leave() if reason is None else Die(reason, "why"))
 

@@ -1,4 +1,4 @@
-"""What the author of a task writes."""
+"""Decorators and errors that the author of a task writes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_shared_task_is_found_though_the_current_app_was_closed(
 
 
 def test_the_decorator_works_on_a_task_class_and_its_heirs() -> None:
-    """A base class guards all tasks made from it; an heir may decide anew."""
+    """A base class guards all tasks made from it; a subclass may have its own policy."""
 
     @dead_letter_policy(max_deliveries=3)
     class Base(Task):
@@ -167,7 +167,7 @@ def test_a_bad_policy_is_refused_where_it_is_written(keys: dict[str, Any]) -> No
 
 
 def test_a_rejection_carries_its_description() -> None:
-    """What the author says is what the operator reads."""
+    """The author's text is what the operator reads."""
     rejection = RejectToDLQ("no such order")
     assert rejection.description == str(rejection) == "no such order"
     assert isinstance(rejection, Reject)

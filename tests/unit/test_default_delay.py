@@ -73,7 +73,7 @@ def delaying_app(**settings: Any) -> Celery:
 
 
 def nothing(*_args: Any) -> None:
-    """What the tasks do."""
+    """The body of the tasks."""
 
 
 def seconds_of(headers: dict[str, Any]) -> float | None:
@@ -114,7 +114,7 @@ Publish = Callable[[Celery], Any]
 def test_a_message_without_its_own_delay_gets_the_queues(
     app: Celery, published: Published, publish: Publish
 ) -> None:
-    """Whatever way it is published; its headers say how long and why."""
+    """Each way of publishing has it; its headers say how long and why."""
     publish(app)
     (headers,) = published
     assert seconds_of(headers) == DELAY
@@ -213,7 +213,7 @@ def test_an_app_that_its_user_finalizes_is_left_alone(published: Published) -> N
 
 
 def test_a_route_that_draws_lots_is_asked_once(published: Published) -> None:
-    """Else the delay would be that of one queue and the message go to another."""
+    """Otherwise the delay would be that of one queue and the message go to another."""
     asked: list[str] = []
 
     def route(name: str, *_: Any, **__: Any) -> dict[str, str]:
@@ -339,7 +339,7 @@ def test_a_message_goes_where_it_would_go_without_the_plugin(routes: Any, publis
 
 
 def calls_of(publish: Callable[[], object]) -> int:
-    """How many functions are called, Python's and built-in ones, until a message is published.
+    """Number of function calls, Python's and built-in ones, until a message is published.
 
     The fewest of several times: once in a while something else is done on the way.
     """

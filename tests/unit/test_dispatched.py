@@ -21,7 +21,7 @@ class Process:
 
 
 class Inner:
-    """What is looked at of Celery's ``AsynPool``."""
+    """The part of Celery's ``AsynPool`` that is used."""
 
     def __init__(self, state: int = 0) -> None:
         self._state = state
@@ -29,9 +29,9 @@ class Inner:
         self.said: list[Any] = []
 
     def process_flush_queues(self, process: Process) -> None:
-        """Tell what the process said before it died."""
-        for tell in self.said:
-            tell()
+        """Handle what the process sent before it died."""
+        for handle in self.said:
+            handle()
 
 
 def a_job(process: Process | None = None, *, writing: bool = False) -> Any:
@@ -47,7 +47,7 @@ def a_job(process: Process | None = None, *, writing: bool = False) -> Any:
 
 
 def before_flush(job: Any, inner: Inner | None = None) -> tuple[bool, bool]:
-    """Whether a job never starts, and whether the pool keeps it."""
+    """Return if the job never starts, and if the pool keeps it."""
     dispatched, request = Dispatched(), SimpleNamespace(name="request")
     dispatched.add(request, job)
     never = dispatched.before_flush(SimpleNamespace(_pool=inner or Inner()))
@@ -112,7 +112,7 @@ def test_a_closed_pool_is_known() -> None:
 
 
 def test_a_job_that_could_not_be_made_ready_is_forgotten() -> None:
-    """Else a shutdown would wait for it; others stay."""
+    """Otherwise a shutdown would wait for it; others stay."""
     cache: dict[int, Any] = {}
     for number, more in enumerate([{}, {"_payload": b"x"}]):
         cache[number] = SimpleNamespace(

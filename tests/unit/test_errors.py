@@ -64,6 +64,6 @@ def test_a_missing_extra_says_what_to_install() -> None:
     )
 
 
-def test_too_many_deliveries_is_told_apart_from_task_errors() -> None:
+def test_too_many_deliveries_is_no_task_error() -> None:
     """``AsyncResult.get()`` of a poison message raises something that can be caught."""
     assert issubclass(MaxDeliveriesExceeded, Exception)

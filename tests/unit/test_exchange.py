@@ -63,7 +63,7 @@ def targets(**policies: Policy) -> Targets:
     return Targets(an_app(), PolicyTable(policies))
 
 
-def test_the_routing_key_is_the_source_queue_unless_told() -> None:
+def test_the_routing_key_is_the_source_queue_by_default() -> None:
     """And no exchange means no entry."""
     found = targets(orders=policy("deaths"), slow=policy("deaths", "slow.dead"), quiet=Policy())
     keys = {

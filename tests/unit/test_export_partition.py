@@ -48,7 +48,7 @@ def test_a_name_that_is_too_long_for_a_folder_is_cut_and_stays_its_own() -> None
 
 
 def test_an_empty_name_has_no_value() -> None:
-    """Readers show null; the column in the files tells."""
+    """Readers show null; the column in the files has the value."""
     assert queue_value("") == NO_VALUE
 
 
@@ -65,7 +65,7 @@ def test_a_day_of_no_calendar_has_no_value(day: int | None) -> None:
 
 
 def test_a_file_tells_its_range() -> None:
-    """What is in a file can be told from its name; other files are not ours."""
+    """A name says what is in a file; other files are not ours."""
     assert range_of(file_name(None, "5-1")) == ("0-0", "5-1")
     assert range_of(file_name("5-1", "7-0")) == ("5-1", "7-0")
     assert range_of("part-0.parquet") is None

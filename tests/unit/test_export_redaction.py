@@ -83,7 +83,7 @@ def test_a_body_that_cannot_be_looked_into_is_left_out(body: bytes) -> None:
     ],
 )
 def test_lists_wildcards_numbers_and_nested_values(path: str, kwargs: dict[str, Any]) -> None:
-    """Whatever the value is, and wherever it is repeated."""
+    """Any value is redacted, everywhere that it is repeated."""
     text = json.dumps(kwargs)
     fields = redacted([path], kwargs_json=text, body=f"[[], {text}, {{}}]".encode())
     assert CARD.encode() not in whole(fields)

@@ -45,7 +45,7 @@ def raw(fields: Mapping[str, bytes]) -> dict[bytes, bytes]:
 
 
 def column(name: str, *values: bytes | None) -> list[Any]:
-    """What becomes of raw values in a column."""
+    """Raw values as a column has them."""
     entries = [{} if value is None else {name.encode(): value} for value in values]
     return table(entries).column(name).to_pylist()  # type: ignore[no-any-return]
 
@@ -109,7 +109,7 @@ ENTRIES = st.fixed_dictionaries(
 def test_entries_taken_apart_at_once_say_what_they_say_one_by_one(
     letters: list[dict[str, bytes]], start: int, size: int
 ) -> None:
-    """Of any bytes, any mixture of forms, with values that stand in others."""
+    """Any bytes, any mixture of layouts, with values that are parts of others."""
     for letter in letters:
         if "kwargs_json" in letter:
             letter["kwargs_json"] = letter["body"][start : start + size]
@@ -120,7 +120,7 @@ def test_entries_taken_apart_at_once_say_what_they_say_one_by_one(
 
 
 def test_a_column_by_itself_is_the_same_as_among_all() -> None:
-    """Whatever other fields its values stand in, and what of these is compressed."""
+    """Its values may be parts of other fields, compressed or not."""
     task_id = "0b1c2d3e-0000-4000-8000-00000000000f"
     headers = json.dumps({"lang": "py", "id": task_id, "argsrepr": "('a long enough text',)"})
     letter = a_letter(
@@ -154,7 +154,7 @@ def test_a_column_by_itself_is_the_same_as_among_all() -> None:
 def test_one_broken_entry_is_refused_and_spoils_no_neighbour(
     spoil: Callable[[dict[str, bytes]], dict[str, bytes]], few: int
 ) -> None:
-    """It is told by its number, whichever of its parts is broken."""
+    """The error has its number, whichever of its parts is broken."""
     body = b'[[], {"order_id": 1, "customer": "4711"}, {}]'
     letters = [
         a_letter(

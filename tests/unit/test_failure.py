@@ -1,4 +1,4 @@
-"""What went wrong, in words: real exceptions, real tracebacks, and broken ones."""
+"""Descriptions of failures: real exceptions, real tracebacks, and broken ones."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_an_exception_of_throws_is_expected() -> None:
 def test_each_way_to_end_has_its_outcome(
     exc: BaseException, outcome: Outcome, text: str, *, final: bool
 ) -> None:
-    """What Celery and billiard report is told apart; only a final end can be a death."""
+    """Each report of Celery and billiard has its outcome; only a final end can be a death."""
     found = end(exc)
     assert (found.outcome, found.final, found.text) == (outcome, final, text)
     assert not found.demanded
@@ -186,7 +186,7 @@ def test_an_exception_that_cannot_be_printed_does_not_raise() -> None:
 
 
 def test_a_traceback_that_cannot_be_printed_does_not_raise() -> None:
-    """Whatever a pool reports, the death is described."""
+    """Any report of a pool is described."""
     report = SimpleNamespace(exception=KeyError("a"), traceback=UnprintableError())
     assert "RuntimeError" in (failure_of(report, ()).traceback or "")
 
@@ -206,7 +206,7 @@ def test_a_long_message_is_cut_at_its_end() -> None:
 
 
 def test_a_long_traceback_is_cut_in_its_middle() -> None:
-    """Where it began and what it ended with are both kept."""
+    """Its beginning and its end are both kept."""
     report = SimpleNamespace(
         exception=RecursionError("deep"), traceback=f"BEGIN{'x' * 1_000_000}END"
     )
@@ -264,7 +264,7 @@ def test_a_dropped_message_is_described() -> None:
     assert dropped_failure(ValueError(), "unreadable").exception_message == "unreadable"
 
 
-def test_a_retry_that_cannot_be_published_is_told_from_a_rejection() -> None:
+def test_a_retry_that_cannot_be_published_is_no_rejection() -> None:
     """``Task.retry`` rejects the message then, without a word about itself."""
     app = an_app(
         broker_url="redis://127.0.0.1:1/0",
@@ -284,8 +284,8 @@ def test_a_retry_that_cannot_be_published_is_told_from_a_rejection() -> None:
 
 
 @pytest.mark.parametrize("with_cause", [True, False])
-def test_a_task_whose_retries_are_spent_is_told_from_a_failed_one(*, with_cause: bool) -> None:
-    """``Task.retry`` raises the task's own exception then; its frame in the traceback tells."""
+def test_a_task_whose_retries_are_spent_is_not_a_failed_one(*, with_cause: bool) -> None:
+    """``Task.retry`` raises the task's own exception then; its frame in the traceback shows it."""
     app = an_app()
 
     @app.task(bind=True, name="retrying", max_retries=2, lazy=False, shared=False)
@@ -300,7 +300,7 @@ def test_a_task_whose_retries_are_spent_is_told_from_a_failed_one(*, with_cause:
     assert (found.exception_type or "").endswith(expected.__name__)
 
 
-def test_autoretry_that_is_spent_is_told_from_a_failure() -> None:
+def test_autoretry_that_is_spent_is_not_a_failure() -> None:
     """``autoretry_for`` goes through ``Task.retry`` too."""
     app = an_app()
 

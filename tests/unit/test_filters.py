@@ -131,7 +131,7 @@ def test_a_filter_survives_json(where: LetterFilter) -> None:
 
 
 def test_a_time_that_ends_before_it_begins_is_refused() -> None:
-    """As ages the two are easily swapped, and an export would find nothing for ever."""
+    """As ages the two are easily swapped, and an export would never find anything."""
     with pytest.raises(DLQError, match="expected since to be before until"):
         LetterFilter(since=NOW + SECOND, until=NOW)
 

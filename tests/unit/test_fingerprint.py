@@ -66,7 +66,7 @@ def test_data_and_places_do_not_change_it(old: str, new: str) -> None:
     [("in pay\n", "in refund\n"), ("payment.py", "refund.py"), ("in charge", "in charge_again")],
 )
 def test_another_place_in_the_code_changes_it(old: str, new: str) -> None:
-    """Function and file name of the application's frames tell bugs apart."""
+    """Bugs differ by function and file name of the application's frames."""
     assert of(TRACEBACK.replace(old, new)) != of()
 
 
@@ -121,7 +121,7 @@ def test_library_frames_are_taken_when_there_are_no_others() -> None:
 
 
 def test_the_innermost_frames_count() -> None:
-    """How deep the call came from makes no new group."""
+    """The depth of the call makes no new group."""
     deeper = '  File "/srv/shop/orders/views.py", line 3, in view\n    charge(1)\n'
     middle = '  File "/srv/shop/orders/prices.py", line 5, in price\n    look()\n'
     at = TRACEBACK.index('  File "/srv/shop/orders/tasks.py"')
@@ -148,7 +148,7 @@ def test_odd_task_names_do_not_raise() -> None:
     ['  File "/srv/shop/a.py", line 1, in f\n    f()\n', " " * 64, 'File "', "x" * 64, "\n" * 64],
 )
 def test_a_huge_traceback_takes_no_time(unit: str) -> None:
-    """Ten megabytes of any shape are done long before a person would notice."""
+    """Ten megabytes of any shape take less time than a person would notice."""
     text = unit * (10 * 1024 * 1024 // len(unit))
     began = time.process_time()
     of(text)

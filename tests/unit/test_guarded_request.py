@@ -1,4 +1,4 @@
-"""What becomes of Celery's acknowledgements: real requests, a pool that does nothing."""
+"""Celery's acknowledgements under the guard: real requests, a pool that does nothing."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_what_a_shutdown_gave_up_may_still_succeed(worker: Worker) -> None:
 
 
 def test_a_revoked_task_is_over_once(worker: Worker) -> None:
-    """What its process says of its end afterwards is no death, and counts nothing."""
+    """A later report of its process is no death, and counts nothing."""
     request = worker.start()
     request._announce_revoked("terminated", True, "15", False)
     request.on_failure(an_error(Terminated("15")))
@@ -259,7 +259,7 @@ def test_an_ignored_message_is_done(worker: Worker) -> None:
 
 
 def test_an_end_that_is_none_leaves_the_task_running(worker: Worker) -> None:
-    """Celery neither acknowledged nor rejected; the next end is looked at again."""
+    """Celery neither acknowledged nor rejected; the next end is judged again."""
     request = worker.start()
     request._already_cancelled = True
     request.on_failure(an_error(SystemExit()))
@@ -293,7 +293,7 @@ class BrokenPool(Pool):
 def test_a_task_that_no_pool_takes_comes_back_while_its_starts_are_counted(
     tmp_path: Any, policy: dict[str, int], said: list[str], state: DeliveryState
 ) -> None:
-    """Without a limit it would come back for ever: it is a letter at once."""
+    """Without a limit it would come back forever: it is a letter at once."""
     worker = Worker(tmp_path, BrokenPool(), **policy)
     request = worker.receive()
     with pytest.raises(TaskRevokedError):

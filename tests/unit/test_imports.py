@@ -88,7 +88,7 @@ def test_publishers_load_nothing_that_only_workers_need() -> None:
 
 
 def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
-    """What an app does not use costs it nothing: the reporter looks, it never imports."""
+    """An app pays nothing for what it does not use: the reporter never imports."""
     code = (
         "import sys, celery_dlq.plugin, celery_dlq.contrib.prometheus\n"
         "from celery_dlq.contrib.sentry import client\n"
@@ -116,7 +116,7 @@ def test_letters_in_redis_are_read_without_celery_and_kombu() -> None:
 
 
 def test_workers_and_commands_need_only_the_core() -> None:
-    """What extras bring is missing in a worker's image; nothing may ask for it at import."""
+    """The packages of extras are missing in a worker's image; nothing may need them at import."""
     code = (
         "import sys\n"
         "for name in ('pyarrow', 'pyspark', 'sentry_sdk', 'prometheus_client'):\n"

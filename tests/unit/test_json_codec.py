@@ -51,7 +51,7 @@ class HouseTime(time):
 
 @given(value=VALUES)
 def test_everything_a_message_may_hold_comes_back(value: Any) -> None:
-    """Bytes, times, decimals and UUIDs survive at any depth, beside what JSON knows."""
+    """Bytes, times, decimals and UUIDs survive at any depth, and so does what JSON knows."""
     assert json_codec.loads(json_codec.dumps(value)) == value
 
 
@@ -126,7 +126,7 @@ def test_a_structure_of_extreme_depth_does_not_raise() -> None:
 
 
 def test_keys_of_odd_types_do_not_raise() -> None:
-    """What JSON cannot name is kept as a readable repr."""
+    """Values that JSON cannot name are kept as a readable repr."""
     assert json_codec.loads(json_codec.dumps({(1, 2): "x"})) == "{(1, 2): 'x'}"
 
 

@@ -61,7 +61,7 @@ def test_all_keys_differ_and_begin_with_the_prefix() -> None:
 
 
 def test_redrives_are_counted_apart_and_retries_together() -> None:
-    """A redriven message begins anew; a retry belongs to the same run."""
+    """A redriven message begins a new run; a retry belongs to the same run."""
     keys = Keys()
     assert keys.run(a_key(task_id="t", retries=0)) == keys.run(a_key(task_id="t", retries=3))
     assert keys.run(a_key(task_id="t", redrives=0)) != keys.run(a_key(task_id="t", redrives=1))

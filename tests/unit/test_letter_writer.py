@@ -48,14 +48,14 @@ class Said:
 
 
 def a_writer(said: Said, tmp_path: Path) -> LetterWriter:
-    """What stores the letters of a worker."""
+    """The letter writer of a worker."""
     events = Events()
     events.subscribe(lambda _event: said.note("event"))
     return LetterWriter(said, Spool(str(tmp_path), "x"), outbox=said, events=events, mark=said.mark)
 
 
 def written(writer: LetterWriter, said: Said, *, acknowledged: bool = False) -> DeliveryState:
-    """What becomes of a message whose letter is to be written."""
+    """Write a letter; return the state of its message."""
     letter = a_letter()
     return writer.write(PendingLetter(letter, key_of(letter), acknowledged, said))
 
@@ -69,7 +69,7 @@ def test_the_outbox_has_an_entry_before_the_letter_is_stored(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("away", ["entry", "letter"])
 def test_a_letter_waits_while_outbox_or_store_do_not_answer(tmp_path: Path, away: str) -> None:
-    """Its message is told once, when the letter is stored."""
+    """Its message is acknowledged once, when the letter is stored."""
     said = Said()
     said.down = {away}
     writer = a_writer(said, tmp_path)

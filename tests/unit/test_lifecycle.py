@@ -54,11 +54,11 @@ def test_only_dead_and_released_messages_are_held_back() -> None:
 
 
 def test_a_request_that_leaves_the_pools_queue_is_not_the_pools_to_drop() -> None:
-    """Whatever it goes on to."""
+    """Any next state will do."""
     for to in NEXT[DeliveryState.DISPATCHED]:
-        told: list[Any] = []
+        accepted: list[Any] = []
         request: Any = DeadLetterRequest()
-        request.dlq_guard = SimpleNamespace(accepted=told.append)
+        request.dlq_guard = SimpleNamespace(accepted=accepted.append)
         request.dlq_state = DeliveryState.DISPATCHED
         request.dlq_move(to)
-        assert told == [request]
+        assert accepted == [request]

@@ -1,4 +1,4 @@
-"""What brokers say about a death, well-formed or not."""
+"""Brokers' records of a death, well-formed or not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_celerys_delay_queues_are_no_dead_letter_queues(prefix: str) -> None:
     ["rejected", 7, None, {}, ["rejected"], [None], [["rejected"]]],
 )
 def test_a_malformed_history_is_kept_as_it_came(deaths: object) -> None:
-    """It stops nothing, and people are told."""
+    """It stops nothing, and the description says so."""
     found = native_death({"x-death": deaths}, {})
     assert (found.queue, found.at, found.readable) == (None, None, False)
     assert "cannot be read" in found.words
@@ -61,7 +61,7 @@ def test_a_malformed_history_is_kept_as_it_came(deaths: object) -> None:
 
 
 def test_malformed_entries_cost_only_themselves() -> None:
-    """The first queue is still told by its header."""
+    """The first queue is still known from its header."""
     odd = a_death(time="yesterday", queue=7, reason=None)
     found = native_death({"x-death": [odd], "x-first-death-queue": "orders"}, {})
     assert (found.queue, found.reason, found.at, found.readable) == ("orders", None, None, True)
@@ -69,7 +69,7 @@ def test_malformed_entries_cost_only_themselves() -> None:
 
 @pytest.mark.parametrize("place", ["properties", "delivery_info"])
 def test_sqs_says_how_often_it_was_received(place: str) -> None:
-    """Where kombu puts the attributes of a message, and as a plain property."""
+    """Kombu's place for the attributes of a message, and a plain property."""
     attributes = {"ApproximateReceiveCount": "4"}
     inside = {"delivery_info": {"sqs_message": {"Attributes": attributes}}}
     found = native_death({}, attributes if place == "properties" else inside)

@@ -1,4 +1,4 @@
-"""What the docs, the alert rules and the dashboard say is what the code has."""
+"""The docs, the alert rules and the dashboard name what the code has."""
 
 from __future__ import annotations
 

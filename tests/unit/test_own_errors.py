@@ -1,4 +1,4 @@
-"""Errors of the plugin itself: said, counted, and never a message that waits for ever."""
+"""Errors of the plugin itself: logged, counted, and no message waits forever."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def a_begun(guard: Guard, **info: Any) -> Any:
 
 
 def errors(dlq: DeadLetters, guard: Guard, operation: str) -> int:
-    """How many errors of its own the plugin counted."""
+    """Number of errors of its own that the plugin counted."""
     (measuring,) = [t for t in guard.periodic_tasks._tasks if isinstance(t, Measuring)]
     measuring.flush()
     counts = dlq.assembly.backend.metrics.read().counts
@@ -80,7 +80,7 @@ def failing(times: int, act: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_letter_that_cannot_be_stored_is_stored_as_plainly_as_it_can_be_made(
     dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message and the reason are worth more than what is told of the death."""
+    """The message and the reason are worth more than the details of the death."""
     monkeypatch.setattr(dlq.store, "dead_letter", failing(1, dlq.store.dead_letter))
     request = a_begun(guard)
     assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
@@ -122,7 +122,7 @@ def test_a_message_past_its_limit_is_run_by_celery_if_no_letter_can_be_made(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither lost nor kept back for ever; it is said."""
+    """It is neither lost nor kept back forever, and it is logged."""
     assert a_begun(guard).begun == Run()
     assert a_begun(guard, redelivered=True).begun.state is DeliveryState.STORED
     assert len(list(dlq.letters("orders-DLQ"))) == 1

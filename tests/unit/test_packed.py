@@ -1,4 +1,4 @@
-"""Packed entries come back byte by byte; what is broken is told."""
+"""Packed entries come back byte by byte; broken ones are errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def raw(fields: Mapping[str, bytes]) -> dict[bytes, bytes]:
 
 @given(st.dictionaries(NAMES, VALUES))
 def test_any_fields_come_back(fields: dict[str, bytes]) -> None:
-    """Whatever their names and values, also of later versions; by name, as a row and in all."""
+    """Any names and values, also of later versions: by name, as a row and in all."""
     stored = parts(packed(fields))
     assert dict(fields_of(stored)) == raw(fields)
     by_name = fields_of(stored)
@@ -87,7 +87,7 @@ def test_any_fields_come_back(fields: dict[str, bytes]) -> None:
 
 
 def test_a_letter_takes_less_than_its_fields() -> None:
-    """What stands elsewhere too is not kept twice, what only people read is compressed."""
+    """Repeated values are kept once; texts for people only are compressed."""
     fields = LETTER.to_fields()
     entry = packed(fields)
     assert next(iter(entry)) == INLINE.decode()
@@ -106,7 +106,7 @@ def test_what_a_redrive_needs_is_not_compressed() -> None:
 
 
 def test_a_small_message_is_compressed_more() -> None:
-    """Else the letter would take many times the memory of the message."""
+    """Otherwise the letter would take many times the memory of the message."""
     headers = {
         "lang": "py",
         "task": "shop.charge",
@@ -123,7 +123,7 @@ def test_a_small_message_is_compressed_more() -> None:
 
 
 def test_a_field_like_one_whose_place_is_compressed_is_read() -> None:
-    """The task's id stands in the headers, these are compressed, and the root's id is the same."""
+    """The task's id is in the headers, these are compressed, and the root's id is the same."""
     task_id = "0b1c2d3e-0000-4000-8000-00000000000f"
     letter = a_letter(
         task_id=task_id, root_id=task_id, headers=json.dumps({"lang": "py", "id": task_id})
@@ -135,7 +135,7 @@ def test_a_field_like_one_whose_place_is_compressed_is_read() -> None:
 
 
 def test_the_example_of_the_module_is_right() -> None:
-    """Who reads the form first sees a real entry."""
+    """A reader of the module sees a real entry first."""
     fields = {
         "schema_version": b"1",
         "id": b"8a3c",
@@ -162,7 +162,7 @@ def test_what_scripts_and_people_need_stays_plain() -> None:
         assert entry[name] == LETTER.to_fields()[name]
 
 
-def test_entries_of_one_kind_have_the_same_form() -> None:
+def test_entries_of_one_kind_have_the_same_layout() -> None:
     """The exporter moves their columns together."""
     one, other = (
         PackedFields(parts(packed(a_letter(body=body, args_json=None).to_fields())))
@@ -172,22 +172,22 @@ def test_entries_of_one_kind_have_the_same_form() -> None:
 
 
 @pytest.mark.parametrize("name", ["letter", "smallest"])
-@pytest.mark.parametrize("form", ["plain", "packed"])
-def test_golden_entries_are_read_for_ever(name: str, form: str) -> None:
+@pytest.mark.parametrize("kind", ["plain", "packed"])
+def test_golden_entries_stay_readable(name: str, kind: str) -> None:
     """An entry whose fields are all plain is one, too."""
     golden = json.loads((WIRE / f"{name}_v1.fields").read_text())
     fields = {field: base64.b64decode(text) for field, text in golden.items()}
-    if form == "plain":
+    if kind == "plain":
         stored = parts(fields)
     else:
-        entry = json.loads((WIRE / f"{name}_v1.{form}").read_text())
+        entry = json.loads((WIRE / f"{name}_v1.{kind}").read_text())
         stored = parts({field: base64.b64decode(text) for field, text in entry.items()})
     assert dict(fields_of(stored)) == raw(fields)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, -1])
 @pytest.mark.parametrize("field", [INLINE, COMPRESSED])
-def test_a_broken_entry_is_told(field: bytes, cut: int) -> None:
+def test_a_broken_entry_is_reported(field: bytes, cut: int) -> None:
     """It raises nothing else, can still be shown, and is no letter."""
     entry = raw(packed(LETTER.to_fields()))
     broken = entry[field][:cut]
@@ -202,8 +202,8 @@ def test_a_broken_entry_is_told(field: bytes, cut: int) -> None:
         DeadLetter.from_fields(named)
 
 
-def test_a_place_in_a_body_that_is_gone_is_told() -> None:
-    """The body is where args and kwargs stand."""
+def test_a_reference_into_a_missing_body_is_reported() -> None:
+    """Args and kwargs are parts of the body."""
     entry = packed(LETTER.to_fields())
     del entry["body"]
     with pytest.raises(CorruptLetter):

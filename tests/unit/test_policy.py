@@ -39,7 +39,7 @@ def test_a_policy_takes_all_its_keys() -> None:
         {
             "max_deliveries": 5,
             "max_retries": 0,
-            "dead_letter_queue": "graveyard",
+            "dead_letter_queue": "lost-orders",
             "default_delay": timedelta(minutes=1, milliseconds=500),
             "reasons": ["failed", Reason.REJECTED],
             "ignore": [KeyError, "shop.errors.SoldOut", Bill.UnpaidError],
@@ -49,7 +49,7 @@ def test_a_policy_takes_all_its_keys() -> None:
     assert policy == Policy(
         max_deliveries=5,
         max_retries=0,
-        dead_letter_queue="graveyard",
+        dead_letter_queue="lost-orders",
         default_delay=60.5,
         reasons=frozenset({Reason.FAILED, Reason.REJECTED}),
         ignore=("KeyError", "shop.errors.SoldOut", f"{__name__}.Bill.UnpaidError"),
@@ -180,7 +180,7 @@ def test_a_qualified_name_has_no_module_for_built_ins(cls: type, name: str) -> N
 
 @pytest.mark.parametrize(
     ("policy", "name"),
-    [(Policy(), "orders-DLQ"), (Policy(dead_letter_queue="graveyard"), "graveyard")],
+    [(Policy(), "orders-DLQ"), (Policy(dead_letter_queue="lost-orders"), "lost-orders")],
 )
 def test_the_dead_letter_queue_has_a_name_by_default(policy: Policy, name: str) -> None:
     """``<queue>-DLQ``, unless it is named."""

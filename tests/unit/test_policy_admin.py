@@ -19,7 +19,7 @@ from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 
 HOUR = timedelta(hours=1)
-BOOK = PolicyTable(
+TABLE = PolicyTable(
     {"orders": Policy(max_deliveries=5), "ord*": Policy(dead_letter_ttl=60.0)},
     {"shop.charge": Policy(max_retries=2)},
 )
@@ -27,25 +27,25 @@ BOOK = PolicyTable(
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryWorkerRegistry:
-    """An empty registry, with a clock that stands still."""
+    """An empty registry, with a clock that does not move."""
     made = MemoryWorkerRegistry()
     monkeypatch.setattr(made, "now", lambda: NOW)
     return made
 
 
 @pytest.fixture
-def told() -> list[Event]:
-    """What the policy_admin told."""
+def heard() -> list[Event]:
+    """The events that the admin emitted."""
     return []
 
 
 @pytest.fixture
-def policy_admin(registry: MemoryWorkerRegistry, told: list[Event]) -> PolicyAdmin:
+def policy_admin(registry: MemoryWorkerRegistry, heard: list[Event]) -> PolicyAdmin:
     """The rules of a small app."""
     events = Events()
-    events.subscribe(told.append)
+    events.subscribe(heard.append)
     return PolicyAdmin(
-        BOOK,
+        TABLE,
         registry,
         events,
         known_queues=lambda: {"default"},
@@ -53,15 +53,15 @@ def policy_admin(registry: MemoryWorkerRegistry, told: list[Event]) -> PolicyAdm
     )
 
 
-def a_card(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInfo:
-    """The card of a worker with these policies."""
+def a_worker(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInfo:
+    """A worker with these policies."""
     return WorkerInfo(
         hostname=hostname, pid=1, version="0.1.0", started_at=NOW, queues=queues, policies=policies
     )
 
 
-def test_an_override_is_in_force_audited_and_told(
-    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry, told: list[Event]
+def test_an_override_is_in_force_audited_and_an_event(
+    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry, heard: list[Event]
 ) -> None:
     """From the command line values are text."""
     policy_admin.override_policy("orders", HOUR, max_deliveries="3", reasons="failed, rejected")
@@ -72,7 +72,7 @@ def test_an_override_is_in_force_audited_and_told(
     assert sorted(r.value for r in explained["reasons"].value) == ["failed", "rejected"]
     assert explained["dead_letter_ttl"].value == 60.0
     (change,) = registry.changes(limit=9)
-    assert told == [change]
+    assert heard == [change]
     assert (change.action, change.target) == (Action.POLICY_SET, "orders")
     assert change.detail["values"] == {"max_deliveries": 3, "reasons": ["failed", "rejected"]}
     assert change.detail["until"] == "2026-03-04T06:06:07.891011+00:00"
@@ -92,7 +92,7 @@ def test_an_override_can_be_taken_back(
 
 
 @pytest.mark.parametrize(
-    ("queue", "span", "values", "said"),
+    ("queue", "duration", "values", "said"),
     [
         ("orders", HOUR, {"max_deliveries": "0"}, "a whole number of 1 or more, got 0"),
         ("orders", HOUR, {"max_deliveries": "many"}, "a whole number of 1 or more, got 'many'"),
@@ -111,13 +111,13 @@ def test_an_unusable_override_changes_nothing(
     policy_admin: PolicyAdmin,
     registry: MemoryWorkerRegistry,
     queue: str,
-    span: timedelta,
+    duration: timedelta,
     values: Any,
     said: str,
 ) -> None:
     """One line, and neither an override nor a record of one."""
     with pytest.raises(SettingsError, match="expected ") as raised:
-        policy_admin.override_policy(queue, span, **values)
+        policy_admin.override_policy(queue, duration, **values)
     assert said in str(raised.value)
     assert registry.overrides() == registry.changes(limit=9) == []
 
@@ -141,8 +141,8 @@ def test_a_duration_may_be_written_as_people_do(policy_admin: PolicyAdmin) -> No
 
 def test_workers_that_differ_are_named() -> None:
     """For queues that both have to do with, as each resolves them."""
-    one = a_card("one", {"*": {"max_deliveries": 20}, "a": {}}, "orders", "mails")
-    two = a_card(
+    one = a_worker("one", {"*": {"max_deliveries": 20}, "a": {}}, "orders", "mails")
+    two = a_worker(
         "two",
         {
             "*": {"max_deliveries": 20},
@@ -154,7 +154,9 @@ def test_workers_that_differ_are_named() -> None:
     assert differences(one, two) == [
         "For queue 'orders', one and two have different policies: max_deliveries 20 and 5"
     ]
-    three = a_card("three", {**two.policies, "task:t": {"max_retries": 2, "new_key": 1}}, "orders")
+    three = a_worker(
+        "three", {**two.policies, "task:t": {"max_retries": 2, "new_key": 1}}, "orders"
+    )
     assert differences(two, three) == [
         "For task t, two and three have different policies: max_retries 1 and 2"
     ]
@@ -163,8 +165,8 @@ def test_workers_that_differ_are_named() -> None:
 
 def test_apps_that_share_a_redis_do_not_differ() -> None:
     """Their queues have nothing to do with each other."""
-    one = a_card("one", {"*": {"max_deliveries": 20}}, "orders")
-    two = a_card("two", {"mails": {"max_deliveries": 5}}, "mails")
+    one = a_worker("one", {"*": {"max_deliveries": 20}}, "orders")
+    two = a_worker("two", {"mails": {"max_deliveries": 5}}, "mails")
     assert differences(one, two) == []
 
 
@@ -172,8 +174,8 @@ def test_all_policies_are_shown_with_their_warnings(
     policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry
 ) -> None:
     """Queues, then tasks; unknown queues and differences last."""
-    registry.register(a_card("one", {"orders": {"max_deliveries": 5}}, "orders"))
-    registry.register(a_card("two", {"orders": {"max_deliveries": 6}}, "orders"))
+    registry.register(a_worker("one", {"orders": {"max_deliveries": 5}}, "orders"))
+    registry.register(a_worker("two", {"orders": {"max_deliveries": 6}}, "orders"))
     rules = policy_admin.policies()
     assert [(view.queue, view.task) for view in rules.views] == [
         ("ord*", None),

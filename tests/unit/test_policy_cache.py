@@ -1,4 +1,4 @@
-"""Which queue a worker takes a message to be from, whatever its routing key says."""
+"""The queue from which a worker takes a message to be, by its routing key or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_dlq.worker.policy_cache import PolicyCache
 
 
 def policy_cache(*consumed: str, **policies: Policy) -> PolicyCache:
-    """What a worker knows that consumes these queues."""
+    """The cache of a worker that consumes these queues."""
     app = an_app(task_queues=[Queue(name) for name in ("orders", "mails")])
     app.amqp.queues.select(consumed)
     return PolicyCache(PolicyTable({"*": Policy(max_deliveries=3), **policies}), app.amqp.queues)
@@ -25,7 +25,7 @@ def queue(known: PolicyCache, routing_key: Any, exchange: Any = "") -> str:
 
 
 def test_routing_keys_that_anybody_makes_up_are_no_queues(caplog: pytest.LogCaptureFixture) -> None:
-    """Each would have a dead-letter queue, and a heartbeat every second; it is said once."""
+    """Each would have a dead-letter queue, and a heartbeat every second; it is logged once."""
     known = policy_cache("orders")
     assert {queue(known, f"made-up-{n}") for n in range(2000)} == {"orders"}
     assert caplog.text.count("come from no queue that this app knows") == 1

@@ -1,4 +1,4 @@
-"""How policies combine, and what they must not say together."""
+"""Combination of policies, and contradictions between them."""
 
 from __future__ import annotations
 
@@ -80,16 +80,16 @@ def test_nothing_guards_a_queue_without_a_policy() -> None:
 
 
 def test_a_task_policy_alone_guards_in_any_queue() -> None:
-    """A decorator needs no queue policy beside it."""
+    """A decorator needs no queue policy."""
     policy = Policy(max_deliveries=3)
     assert PolicyTable().resolve("anything", policy) == policy
 
 
-@pytest.mark.parametrize("queue", ["orders-DLQ", "anything-DLQ", "graveyard"])
+@pytest.mark.parametrize("queue", ["orders-DLQ", "anything-DLQ", "lost-orders"])
 def test_no_pattern_guards_a_dead_letter_queue(queue: str) -> None:
     """Letters of letters would never end."""
     table = PolicyTable(
-        {"*": Policy(max_deliveries=20), "orders": Policy(dead_letter_queue="graveyard")}
+        {"*": Policy(max_deliveries=20), "orders": Policy(dead_letter_queue="lost-orders")}
     )
     assert table.resolve(queue) is None
 
@@ -134,8 +134,11 @@ def test_a_dead_letter_queue_must_not_be_guarded(queues: dict[str, dict[str, Any
     [
         {},
         {"orders": {}, "mail": {}},
-        {"orders": {"dead_letter_queue": "graveyard"}, "mail": {"dead_letter_queue": "graveyard"}},
-        {"*": {"dead_letter_queue": "graveyard"}},
+        {
+            "orders": {"dead_letter_queue": "lost-orders"},
+            "mail": {"dead_letter_queue": "lost-orders"},
+        },
+        {"*": {"dead_letter_queue": "lost-orders"}},
         {"*": {}, "orders": {"dead_letter_queue": "orders-dead"}},
     ],
 )
@@ -145,7 +148,7 @@ def test_queues_may_share_a_dead_letter_queue(queues: dict[str, dict[str, Any]])
 
 
 def test_every_value_says_where_it_comes_from() -> None:
-    """What `dlq policies` shows: override, decorator, exact name, pattern, default."""
+    """The sources that `dlq policies` shows: override, decorator, exact name, pattern, default."""
     table = PolicyTable(
         {"orders": Policy(max_retries=7), "*": Policy(default_delay=3.0, max_retries=9)},
         {"shop.charge": Policy(max_deliveries=3)},
@@ -174,7 +177,7 @@ def test_an_override_beats_everything_and_guards_alone() -> None:
     [
         ("orders-DLQ", 5.0),
         ("mails-DLQ", 1.0),
-        ("grave", 7.0),
+        ("shared-DLQ", 7.0),
         ("x-DLQ", 1.0),
         ("other", None),
         ("charges", 9.0),
@@ -186,7 +189,7 @@ def test_a_dead_letter_queue_finds_the_policy_that_rules_it(name: str, ttl: floa
         {
             "*": Policy(dead_letter_ttl=1.0),
             "orders": Policy(dead_letter_ttl=5.0),
-            "old": Policy(dead_letter_ttl=7.0, dead_letter_queue="grave"),
+            "old": Policy(dead_letter_ttl=7.0, dead_letter_queue="shared-DLQ"),
         },
         {"shop.charge": Policy(dead_letter_queue="charges", dead_letter_ttl=9.0)},
     )
@@ -200,13 +203,13 @@ def test_one_dead_letter_queue_has_one_retention(key: str) -> None:
     """Two policies for one DLQ would take turns to trim it."""
     table = PolicyTable(
         {
-            "orders": Policy.parse({key: 5, "dead_letter_queue": "grave"}, "x"),
-            "mails": Policy.parse({key: 6, "dead_letter_queue": "grave"}, "x"),
+            "orders": Policy.parse({key: 5, "dead_letter_queue": "shared-DLQ"}, "x"),
+            "mails": Policy.parse({key: 6, "dead_letter_queue": "shared-DLQ"}, "x"),
         }
     )
     with pytest.raises(SettingsError) as raised:
         table.check()
-    assert f"expected one {key} for the dead-letter queue 'grave'" in one_line(raised)
+    assert f"expected one {key} for the dead-letter queue 'shared-DLQ'" in one_line(raised)
     assert "'orders'" in str(raised.value)
     assert "'mails'" in str(raised.value)
 

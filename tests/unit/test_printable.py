@@ -1,4 +1,4 @@
-"""What of any text people see, on screens and in logs."""
+"""Any text as people see it, on screens and in logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_steers_a_terminal_is_spelled() -> None:
 
 
 def test_json_means_the_same_and_steers_nothing() -> None:
-    """Programs read the very value; it can be looked at, and sent on as UTF-8."""
+    """Programs read the very value; it can be shown, and sent on as UTF-8."""
     value = {STEERING: [STEERING, HARMLESS, '\n\t"\\'], "n": 1}
     for text in (json_text(value), json_text(value, indent=2)):
         assert json.loads(text) == value

@@ -67,7 +67,7 @@ def _letters() -> st.SearchStrategy[DeadLetter]:
 
 @given(letter=_letters())
 def test_any_letter_comes_back_from_its_fields(letter: DeadLetter) -> None:
-    """Whatever the fields hold, reading the storage form gives an equal letter."""
+    """For all values of fields, reading the storage form gives an equal letter."""
     assert DeadLetter.from_fields(letter.to_fields()) == letter
 
 
@@ -186,7 +186,7 @@ def test_history_keys_of_later_versions_are_passed_over() -> None:
 
 @pytest.mark.parametrize("name", ["id", "task_id", "reason", "dead_lettered_at", "fingerprint"])
 def test_an_entry_without_a_required_field_is_corrupt(name: str) -> None:
-    """What is no letter is named so, with what is missing."""
+    """The error of an entry that is no letter names what is missing."""
     fields = a_letter().to_fields()
     del fields[name]
     with pytest.raises(CorruptLetter, match=name):
@@ -271,7 +271,7 @@ def test_one_message_always_gets_one_letter_id() -> None:
     ],
 )
 def test_other_messages_get_other_letter_ids(other: tuple[str, str, int, int]) -> None:
-    """Queue, task, retries and redrives all tell messages apart."""
+    """Queue, task, retries and redrives all make different messages."""
     assert letter_id(*other) != letter_id("orders-DLQ", "t-1", 0, 0)
 
 
@@ -282,7 +282,7 @@ def test_history_json_is_what_a_letter_stores() -> None:
 
 
 def test_records_are_frozen() -> None:
-    """Nobody changes a letter that somebody else holds."""
+    """A letter that somebody else holds cannot be changed."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         a_letter().reason = Reason.EXPIRED  # type: ignore[misc]
 

@@ -14,13 +14,13 @@ README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 
 
 def first_column(header: str) -> set[str]:
-    """What stands in the first column of the README's table under a header."""
+    """The first column of the README's table under a header."""
     table = README.partition(f"| {header} | meaning | default |\n")[2].partition("\n\n")[0]
     return set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
 
 
 def test_the_readme_has_every_setting() -> None:
-    """And none that is no more."""
+    """It names no setting that is gone."""
     assert first_column("setting") == {PREFIX + f.name for f in dataclasses.fields(Settings)}
 
 

@@ -46,9 +46,9 @@ def numbers(text: str) -> set[int]:
 
 def test_python_registers_exactly_the_scripts_of_the_package() -> None:
     """No script is forgotten, none is missing: the client has them, or the counter's connection."""
-    on_the_wire = [name for name in NAMES if name in SCRIPTS]
-    assert sorted({*Scripts.__slots__, *on_the_wire}) == NAMES
-    assert len(on_the_wire) == len(SCRIPTS)
+    sent_by_name = [name for name in NAMES if name in SCRIPTS]
+    assert sorted({*Scripts.__slots__, *sent_by_name}) == NAMES
+    assert len(sent_by_name) == len(SCRIPTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,7 +66,7 @@ def test_a_script_says_what_it_does_takes_and_returns(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_keys_of_a_script_are_documented(name: str) -> None:
-    """Each ``KEYS[n]`` is used and stands in the header with the type of its value."""
+    """Each ``KEYS[n]`` is used, and is in the header with the type of its value."""
     used = {int(n) for n in re.findall(r"KEYS\[(\d+)\]", body(name))}
     documented = re.findall(r"(\d+) \w+ \((hash|stream|set|zset|string)\)", header(name)["KEYS"])
     assert used == {int(n) for n, _type in documented}
@@ -75,7 +75,7 @@ def test_the_keys_of_a_script_are_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_arguments_of_a_script_are_documented(name: str) -> None:
-    """Each ``ARGV[n]`` stands in the header."""
+    """Each ``ARGV[n]`` is in the header."""
     used = {int(n) for n in re.findall(r"ARGV\[(\d+)\]", body(name))}
     assert used <= numbers(header(name)["ARGV"])
 

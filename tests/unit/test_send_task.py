@@ -1,4 +1,4 @@
-"""Whatever replaces ``send_task``, before or after `DeadLetters`: it is asked, as without us."""
+"""Any replacement of ``send_task``, before or after `DeadLetters`, is called as without us."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_mock_of_the_class_is_asked_and_nothing_is_published(
 
 
 def test_a_mock_of_the_app_is_asked_and_taken_away_again(published: list[dict[str, Any]]) -> None:
-    """It stands before us when it comes later, and behind us when it was there."""
+    """It is called before us if it came later, and after us if it was there."""
     app = an_app()
     app.send_task = earlier = Mock()
     with_plugin(app)
@@ -118,7 +118,7 @@ def test_a_mock_of_the_app_is_asked_and_taken_away_again(published: list[dict[st
 
 
 def nothing() -> None:
-    """What the task does."""
+    """The body of the task."""
 
 
 class Narrow(Celery):  # type: ignore[misc]
@@ -143,7 +143,7 @@ class Open(Celery):  # type: ignore[misc]
 def test_an_app_with_a_send_task_of_its_own_keeps_it(
     kind: type[Celery], published: list[dict[str, Any]]
 ) -> None:
-    """However few of the arguments it names; the delays are there as well."""
+    """It may name few of the arguments; the delays are there as well."""
     app = with_plugin(kind("shop", broker="memory://", set_as_current=False))
     app.send_task("charge", (1,), {})
     app.send_task("charge", args=(1,), queue="slow")
@@ -153,14 +153,14 @@ def test_an_app_with_a_send_task_of_its_own_keeps_it(
 
 
 def test_a_static_method_and_a_class_method_are_called_as_such() -> None:
-    """Whatever Python binds, and as it binds it."""
-    told: list[Any] = []
+    """Python binds it as without us."""
+    sent: list[Any] = []
     app = with_plugin(an_app())
-    with patch.object(Celery, "send_task", staticmethod(lambda *args, **_: told.append(args))):
+    with patch.object(Celery, "send_task", staticmethod(lambda *args, **_: sent.append(args))):
         app.send_task("charge")
-    with patch.object(Celery, "send_task", classmethod(lambda *args, **_: told.append(args))):
+    with patch.object(Celery, "send_task", classmethod(lambda *args, **_: sent.append(args))):
         app.send_task("charge")
-    assert told == [("charge",), (Celery, "charge")]
+    assert sent == [("charge",), (Celery, "charge")]
 
 
 def test_the_plugin_on_the_current_app_belongs_to_that_app(

@@ -1,4 +1,4 @@
-"""The event that tells Sentry of a letter."""
+"""The event of a letter in Sentry."""
 
 from __future__ import annotations
 
@@ -71,12 +71,14 @@ def test_arguments_and_body_need_permission() -> None:
         ({"data_collection": {"provided_by_user": True, "queues": True}}, True),
     ],
 )
-def test_permission_is_what_sentry_was_told(options: dict[str, Any], *, sends: bool) -> None:
+def test_personal_data_is_sent_as_sentrys_options_allow(
+    options: dict[str, Any], *, sends: bool
+) -> None:
     """The newer option beats the older one, as in Sentry's own integrations."""
     assert _sends_values(options) is sends
 
 
-def test_a_letter_told_twice_is_one_event() -> None:
+def test_a_letter_reported_twice_is_one_event() -> None:
     """The id follows from the letter, and is one that Sentry takes."""
     letter = a_letter()
     assert event_id_of(letter) == event_id_of(letter)
@@ -85,7 +87,7 @@ def test_a_letter_told_twice_is_one_event() -> None:
 
 
 class Away:
-    """Reports that cannot be asked."""
+    """Reports that do not answer."""
 
     def of(self, letter: DeadLetter) -> Report | None:
         raise StoreUnavailable("away")
@@ -106,9 +108,9 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
 def test_lines_of_one_kind_pass_once_a_minute() -> None:
     """The next kind passes at once."""
     now = [0.0]
-    seldom = RateLimit(lambda: now[0])
-    assert seldom.may("multiprocessing", "Process %r exited")
-    assert not seldom.may("multiprocessing", "Process %r exited")
-    assert seldom.may("celery_dlq.worker", "Process %r exited")
+    limit = RateLimit(lambda: now[0])
+    assert limit.may("multiprocessing", "Process %r exited")
+    assert not limit.may("multiprocessing", "Process %r exited")
+    assert limit.may("celery_dlq.worker", "Process %r exited")
     now[0] = 60.0
-    assert seldom.may("multiprocessing", "Process %r exited")
+    assert limit.may("multiprocessing", "Process %r exited")

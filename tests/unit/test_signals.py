@@ -18,12 +18,12 @@ def dlq() -> DeadLetters:
     return DeadLetters(an_app(dlq_store="memory"))
 
 
-def test_a_receiver_is_told_of_its_task_alone(dlq: DeadLetters) -> None:
+def test_a_receiver_gets_the_letters_of_its_task_alone(dlq: DeadLetters) -> None:
     """The sender is the task's name."""
-    told: list[Any] = []
+    received: list[Any] = []
 
     def receiver(sender: str, letter: Any, **_: Any) -> None:
-        told.append((sender, letter))
+        received.append((sender, letter))
 
     task_dead_lettered.connect(receiver, sender="shop.charge")
     try:
@@ -33,18 +33,18 @@ def test_a_receiver_is_told_of_its_task_alone(dlq: DeadLetters) -> None:
         dlq.events.emit(Change(at=NOW, action=Action.PURGED, actor="ann@desk", target="orders-DLQ"))
     finally:
         task_dead_lettered.disconnect(receiver, sender="shop.charge")
-    assert told == [("shop.charge", letter)]
+    assert received == [("shop.charge", letter)]
 
 
 def test_a_receiver_that_raises_harms_nothing(dlq: DeadLetters) -> None:
-    """The others are told all the same."""
-    told: list[Any] = []
+    """The others are called all the same."""
+    received: list[Any] = []
 
     def broken(**_: Any) -> None:
         raise LookupError("this receiver is broken")
 
     def receiver(redrive_id: str, **_: Any) -> None:
-        told.append(redrive_id)
+        received.append(redrive_id)
 
     task_redriven.connect(broken)
     task_redriven.connect(receiver)
@@ -53,4 +53,4 @@ def test_a_receiver_that_raises_harms_nothing(dlq: DeadLetters) -> None:
     finally:
         task_redriven.disconnect(broken)
         task_redriven.disconnect(receiver)
-    assert told == ["r-1"]
+    assert received == ["r-1"]

@@ -56,7 +56,7 @@ def test_name_and_text_of_an_exception() -> None:
     )
 
 
-def test_libraries_are_told_from_the_application() -> None:
+def test_frames_of_libraries_are_not_the_applications() -> None:
     """By the same rule as the fingerprint."""
     text = '  File "/venv/lib/python3.11/site-packages/celery/app/trace.py", line 1, in trace\nX\n'
     assert raised(text)[0].frames[0].own is False

@@ -58,7 +58,7 @@ def dies(**changes: object) -> None:
     relay(DeadLettered(at=NOW, letter=a_letter(**changes)))
 
 
-def test_a_cause_is_announced_once_a_while(
+def test_a_cause_is_announced_once_until_the_pause_is_over(
     webhook: ModuleType, posts: tuple[str, list[str]]
 ) -> None:
     """With the command that shows more, and without arguments."""

@@ -88,7 +88,7 @@ def worse_of(without: Run, with_plugin: Run) -> list[str]:
 
 
 def fails_again(source: Path, test: str) -> bool:
-    """Whether a test fails only with the plugin also when it is run alone, or with its file."""
+    """True if a test fails only with the plugin also when it is run alone, or with its file."""
     for selected in (test, test.partition("::")[0]):
         runs = both(source, selected, "again")
         if test in worse_of(runs[False], runs[True]):

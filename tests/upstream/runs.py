@@ -51,7 +51,7 @@ def fetch(folder: Path) -> None:
 
 @dataclass
 class Run:
-    """What became of each test.
+    """The outcome of each test.
 
     Attributes:
         outcomes: ``passed``, ``failed`` or ``skipped`` by test id, ``begun`` if it did not end; an
@@ -67,7 +67,7 @@ class Run:
     last: str = ""
 
     def counted(self) -> str:
-        """How many passed, failed and were skipped."""
+        """Numbers of passed, failed and skipped tests."""
         counts = Counter(self.outcomes.values())
         return ", ".join(f"{counts[name]} {name}" for name in _WORST[1:] if counts[name])
 

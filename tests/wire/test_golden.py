@@ -1,4 +1,4 @@
-"""Golden letters: what was once written stays readable, and is written the same for ever.
+"""Golden letters: what was once written stays readable, and is always written the same.
 
 ``*_v1.fields`` is the storage form (field name to base64 of its bytes), ``*_v1.json`` is
 what ``--json`` prints. The files are never edited; a new schema version gets new files.

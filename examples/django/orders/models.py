@@ -1,4 +1,4 @@
-"""What the shop sells."""
+"""The orders of the shop."""
 
 from django.db import models
 

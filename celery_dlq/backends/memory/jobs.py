@@ -16,7 +16,7 @@ class MemoryJobStore:
     def __init__(self) -> None:
         self._states: dict[str, Mapping[str, Any]] = {}
         self._cancelled: set[str] = set()
-        self._taken: set[tuple[str, int]] = set()
+        self._taken: dict[str, set[int]] = {}
         self._lock = threading.Lock()
 
     def now(self) -> datetime:
@@ -29,6 +29,7 @@ class MemoryJobStore:
         for old in sorted(self._states)[:-_MAX_JOBS]:
             del self._states[old]
             self._cancelled.discard(old)
+            self._taken.pop(old, None)
         return job_id in self._cancelled
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
@@ -53,6 +54,7 @@ class MemoryJobStore:
     def acquire_run(self, job_id: str, run: int) -> bool:
         """Return True for the first caller."""
         with self._lock:
-            free = (job_id, run) not in self._taken
-            self._taken.add((job_id, run))
+            taken = self._taken.setdefault(job_id, set())
+            free = run not in taken
+            taken.add(run)
             return free

@@ -139,6 +139,7 @@ class Assembly:
         Raises:
             SettingsError: A setting or policy is wrong; the message names it.
         """
+        self._settings = None  # as they are now, e.g. in a test that changed them
         settings, table = self.settings, self._policy_table()
         table.check()
         for name, policy in table.tasks.items():

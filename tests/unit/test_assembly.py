@@ -83,3 +83,12 @@ def test_the_settings_choose_the_backend() -> None:
         made()
     with pytest.raises(SettingsError, match="whose queues cannot be read"):
         _ = made(dlq_store="broker", dlq_url=NOWHERE).letters
+
+
+def test_validate_reads_the_settings_anew() -> None:
+    """A check must not answer for settings that were changed since."""
+    app = an_app(dlq_store="memory", dlq_queues={"orders": {"max_deliveries": 3}})
+    DeadLetters(app).validate()
+    app.conf.dlq_queues = {"orders": {"max_deliveries": 0}}
+    with pytest.raises(SettingsError, match="max_deliveries"):
+        DeadLetters(app).validate()

@@ -179,7 +179,7 @@ def test_a_worker_with_bad_settings_refuses_to_start_in_one_line(
     assert text in worker.output
     assert "Traceback" not in worker.output
     assert "hush" not in worker.output
-    assert len([x for x in worker.output.splitlines() if x.startswith("Error: expected")]) == 1
+    assert len([x for x in worker.output.splitlines() if x.startswith("Error: ")]) == 1
 
 
 @pytest.mark.parametrize(("conf", "text"), BAD_SETTINGS)

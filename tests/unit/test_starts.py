@@ -1,0 +1,69 @@
+"""Starts while the store is away: healthy work goes on, and no message starts without end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from builders import NOW, a_letter, key_of
+
+from celery_dlq.backends.memory import MemoryCounter
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.metrics import Counts
+from celery_dlq.policies.decisions import Die, Run
+from celery_dlq.policies.policy import Policy
+from celery_dlq.record import Delivery
+from celery_dlq.worker.lifecycle import DeliveryState, InFlight
+from celery_dlq.worker.policy_cache import ResolvedPolicy
+from celery_dlq.worker.starts import Starts, UncountedDeliveries
+
+POLICY = Policy(max_deliveries=2)
+
+
+class AwayCounter(MemoryCounter):
+    """Does not answer while it is away."""
+
+    away = True
+
+    def count(self, *args: Any, **kwargs: Any) -> Any:
+        if self.away:
+            raise StoreUnavailable("away")
+        return super().count(*args, **kwargs)
+
+
+def a_redelivered_message() -> Any:
+    """A request whose message was delivered before."""
+    resolved = ResolvedPolicy("orders", "orders-DLQ", POLICY, None)
+    delivery = Delivery(number=1, started_at=NOW, worker_hostname="w")
+    in_flight = InFlight(resolved, key_of(a_letter()), delivery, first=False)
+    return SimpleNamespace(dlq_in_flight=in_flight, dlq_state=DeliveryState.NEW, acknowledged=False)
+
+
+def test_a_message_starts_so_often_here_while_the_store_is_away() -> None:
+    """As often as its limit says; a start that never happened is taken back."""
+    counter = AwayCounter()
+    starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
+    request = a_redelivered_message()
+
+    def decide() -> object:
+        return starts.decide(POLICY, request.dlq_in_flight, request)
+
+    assert isinstance(decide(), Run)
+    starts.take_back(request)
+    assert [isinstance(decide(), Run) for _ in range(3)] == [True, True, False]
+    assert isinstance(decide(), Die)
+    counter.away = False
+    assert isinstance(decide(), Die)  # the two starts are counted now
+    assert starts.uncounted.of(request.dlq_in_flight.key) == 0
+
+
+def test_uncounted_deliveries_are_bounded() -> None:
+    """The oldest are forgotten."""
+    uncounted = UncountedDeliveries()
+    keys = [key_of(a_letter(task_id=f"id-{n}")) for n in range(3)]
+    uncounted._MAX_MESSAGES = 2  # type: ignore[misc]
+    for key in keys:
+        uncounted.add(key)
+        uncounted.add(key)
+    uncounted.take_back(keys[2])
+    assert [uncounted.of(key) for key in keys] == [0, 2, 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -12,8 +12,8 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from builders import a_message, a_request, an_app
 from celery.exceptions import Ignore, TaskRevokedError
+from celery.worker import state
 from celery.worker.request import create_request_cls
-from celery.worker.state import revoked
 
 from celery_dlq import DeadLetters
 from celery_dlq.backends.memory import MemoryMetrics
@@ -87,6 +87,13 @@ class Worker:
         self.guard._counts.flush(store)
         counts = store.read().counts
         return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Celery remembers requests that run, and tasks that are revoked, for the whole process."""
+    yield
+    state.reset_state()
 
 
 @pytest.fixture
@@ -178,7 +185,7 @@ def test_a_revoked_task_whose_result_cannot_be_stored_is_no_letter(
 ) -> None:
     """The error is Celery's, as it is without the plugin."""
     request = worker.receive()
-    revoked.add(worker.id)
+    state.revoked.add(worker.id)
     monkeypatch.setattr(worker.task.backend, "mark_as_revoked", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         request.execute_using_pool(Pool())

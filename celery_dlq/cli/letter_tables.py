@@ -16,12 +16,12 @@ from celery_dlq.cli.terminal import (
     block,
     line,
     say,
-    shortened,
     table,
     two_lines,
     utc,
 )
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.printable import shortened
 from celery_dlq.record import DeadLetter, Delivery
 
 _MAX_DESCRIPTION_CHARS = 300

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from celery_dlq.cli.terminal import age, letters_text, line, say, shortened, table, two_lines, utc
-from celery_dlq.letters.printable import json_text, one_line
+from celery_dlq.cli.terminal import age, letters_text, line, say, table, two_lines, utc
+from celery_dlq.letters.printable import json_text, one_line, shortened
 
 if TYPE_CHECKING:
     from celery_dlq.events import Change

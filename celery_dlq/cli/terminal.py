@@ -101,11 +101,6 @@ def letters_text(count: int) -> str:
     return f"{count:,} letter{'' if count == 1 else 's'}"
 
 
-def shortened(text: str, limit: int) -> str:
-    """The text, cut to at most ``limit`` characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
 class Count:
     """A count on the screen; called with the number of letters to add.
 

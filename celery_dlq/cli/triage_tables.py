@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from celery_dlq.cli.letter_tables import reason as reason_text
-from celery_dlq.cli.terminal import Table, block, letters_text, line, say, shortened, table, utc
+from celery_dlq.cli.terminal import Table, block, letters_text, line, say, table, utc
+from celery_dlq.letters.printable import shortened
 
 if TYPE_CHECKING:
     from celery_dlq.spark.triage.rows import Triage

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.record import Kind, field_kinds
 from celery_dlq.spark.triage.lookalikes import COMPARED, DDL, MAX_COMPARED, alike
-from celery_dlq.spark.triage.trends import bucket_width
+from celery_dlq.spark.triage.trends import bucket_width, run_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -240,7 +240,7 @@ def overview(df: DataFrame) -> DataFrame:
         ``strangers`` bigint (rows that are not letters: another program's files),
         ``successes`` bigint (rows of ``dlq export --successes``, not letters either).
     """
-    return _sql(_OVERVIEW, df)
+    return run_sql(_OVERVIEW, df)
 
 
 def groups(df: DataFrame) -> DataFrame:
@@ -259,7 +259,7 @@ def groups(df: DataFrame) -> DataFrame:
         example are those of the newest letter. Ordered by ``letters`` descending, then
         ``fingerprint``.
     """
-    return _sql(_GROUPS, df)
+    return run_sql(_GROUPS, df)
 
 
 def similar(df: DataFrame, threshold: float = 0.6, *, most: int = MAX_COMPARED) -> DataFrame:
@@ -302,7 +302,7 @@ def reasons(df: DataFrame) -> DataFrame:
         ``reason`` string, ``letters`` bigint, ``share`` double (of all letters, 0 to 1),
         the most frequent first.
     """
-    return _sql(_REASONS, df)
+    return run_sql(_REASONS, df)
 
 
 def timeline(df: DataFrame, bucket: str = "1 hour") -> DataFrame:
@@ -320,7 +320,7 @@ def timeline(df: DataFrame, bucket: str = "1 hour") -> DataFrame:
     Raises:
         DLQError: ``bucket`` is not a width.
     """
-    return _sql(_TIMELINE, df, width=bucket_width(bucket) // _MICROSECOND)
+    return run_sql(_TIMELINE, df, width=bucket_width(bucket) // _MICROSECOND)
 
 
 def deliveries_before_death(df: DataFrame) -> DataFrame:
@@ -333,7 +333,7 @@ def deliveries_before_death(df: DataFrame) -> DataFrame:
         ``task_name`` string, ``deliveries`` bigint (0: never started), ``letters``
         bigint, ordered by ``task_name``, then ``deliveries``.
     """
-    return _sql(_DELIVERIES, df)
+    return run_sql(_DELIVERIES, df)
 
 
 @contextmanager
@@ -352,10 +352,6 @@ def readable_errors(path: Path | str) -> Iterator[None]:
         raise ExportError(
             f"expected {path} to hold letters that Spark can read, got: {_one_line(exc)}"
         ) from exc
-
-
-def _sql(query: str, df: DataFrame, **values: Any) -> DataFrame:
-    return df.sparkSession.sql(query, letters=df, **values)
 
 
 def _location(path: Path | str) -> str:

@@ -147,7 +147,7 @@ def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFram
     if since.tzinfo is None:
         raise DLQError(f"expected since to be an aware datetime, got the naive {since.isoformat()}")
     gone = bucket_width(quiet) // _MICROSECOND
-    return _sql(_NEW, df, since=to_micros(since), quiet=gone)
+    return run_sql(_NEW, df, since=to_micros(since), quiet=gone)
 
 
 def spikes(
@@ -191,8 +191,9 @@ def spikes(
         "score": float(least_score),
         "factor": float(least_factor),
     }
-    return _sql(_SPIKES, df, width=width, window=window, **limits)
+    return run_sql(_SPIKES, df, width=width, window=window, **limits)
 
 
-def _sql(query: str, df: DataFrame, **values: Any) -> DataFrame:
+def run_sql(query: str, df: DataFrame, **values: Any) -> DataFrame:
+    """Run a query over ``{letters}``, the letters in ``df``."""
     return df.sparkSession.sql(query, letters=df, **values)

@@ -1,0 +1,1 @@
+"""Reliable fetch and leases for kombu's Redis transports."""

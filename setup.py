@@ -100,6 +100,7 @@ setup(
         "celery_dlq": ["py.typed"],
         "celery_dlq.backends.redis": ["lua/*.lua", "lua/README.md"],
         "celery_dlq.spark.render": ["*.j2"],
+        "celery_dlq.transport": ["lua/*.lua"],
     },
     install_requires=[
         "celery>=5.4,<5.8",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter
     from celery_dlq.backends.redis.backend import RedisBackend
     from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
+    from celery_dlq.transport.fetch import ReliableFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.worker.letter_writer import LetterWriter
     from celery_dlq.worker.policy_cache import PolicyCache
@@ -285,6 +286,15 @@ class Assembly:
             *([sampler] if sampler is not None else []),
         )
         return guard
+
+    def reliable_fetch(self) -> ReliableFetch | None:
+        """How a worker fetches from a Redis broker; ``None`` if the app has no policy."""
+        table = self._policy_table()
+        if not (table.queues or table.tasks):
+            return None
+        from celery_dlq.transport.fetch import ReliableFetch
+
+        return ReliableFetch(self.settings, self.app.conf.broker_transport_options)
 
     def make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
         """Make the adopters of the setting ``dlq_adopt``; they have their own connections.

@@ -31,6 +31,9 @@ _STORES = ("redis", "broker", "memory")
 # Seconds, where broker_transport_options do not say otherwise.
 # Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+_LEASED = ("redis", "rediss", "sentinel")
+_LEASE_SECONDS = 60.0
+_SHORTEST_LEASE_SECONDS = 5.0
 _SENTRY = ("groups", "beside", "off")
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+socket://")
 
@@ -89,6 +92,22 @@ def _share(where: str, value: object) -> float:
             f"expected {where} to be a share from 0 to 1, e.g. 0.001, got {value!r}"
         )
     return float(value)
+
+
+def _flag(where: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise SettingsError(f"expected {where} to be True or False, got {value!r}")
+    return value
+
+
+def _lease(where: str, value: object) -> float:
+    lease = positive_seconds(where, value)
+    if lease < _SHORTEST_LEASE_SECONDS:
+        raise SettingsError(
+            f"expected {where} to be at least {_SHORTEST_LEASE_SECONDS:g} seconds, got {lease:g}: "
+            f"a worker that stands still for longer loses its messages to others"
+        )
+    return lease
 
 
 def _redis_url(where: str, value: object) -> str:
@@ -178,6 +197,20 @@ class Settings:
         positive_seconds,
         "Longest wait for one answer of the store, and for a connection to it. "
         "Unit: seconds or timedelta. Defaults to 2.",
+    )
+    reliable_fetch: bool = _setting(
+        True,
+        _flag,
+        "Whether workers with a policy fetch from a Redis broker without a gap: a message is "
+        "recorded as unacknowledged in the step that takes it, and belongs to its worker while "
+        "that lives. False takes kombu's own fetch. Defaults to True.",
+    )
+    lease: float | None = _setting(
+        None,
+        _lease,
+        "With reliable fetch: how long an unacknowledged message stays with a worker that gives "
+        "no sign of life. Unit: seconds or timedelta, at least 5, at most the broker's "
+        "visibility_timeout. Defaults to 60 seconds, or the visibility_timeout if that is shorter.",
     )
     spool_dir: str | None = _setting(
         None,
@@ -324,10 +357,11 @@ class Settings:
     def check_visibility(
         self, table: PolicyTable, transport: str, options: Mapping[str, Any]
     ) -> None:
-        """Refuse default delays that outlast the broker's visibility timeout.
+        """Refuse what does not fit the broker's visibility timeout: a lease, default delays.
 
-        A delayed message waits unacknowledged in a worker. After the visibility timeout the
-        broker takes the worker for dead and gives the message to another one, again and again.
+        A delayed message waits unacknowledged in a worker. Without a lease, the broker takes the
+        worker for dead after the visibility timeout and gives the message to another one, again
+        and again.
 
         Args:
             table: All policies of the app.
@@ -335,14 +369,22 @@ class Settings:
             options: ``broker_transport_options``.
 
         Raises:
-            SettingsError: A delay is too long.
+            SettingsError: The lease or a delay is too long.
 
         Source: https://docs.celeryq.dev/en/stable/getting-started/backends-and-brokers/redis.html
         """
-        default = _VISIBILITY_TIMEOUTS.get(transport)
-        if default is None:
+        timeout = visibility_timeout(transport, options)
+        if timeout is None:
             return
-        timeout = float((options or {}).get("visibility_timeout", default))
+        if self.reliable_fetch and transport in _LEASED:
+            if self.lease is not None and self.lease > timeout:
+                raise SettingsError(
+                    f"expected dlq_lease to be at most the broker's visibility timeout "
+                    f"({timeout:g} s), got {self.lease:g} s: workers without celery_dlq would take "
+                    f"messages from a live worker. Raise visibility_timeout in "
+                    f"broker_transport_options, or shorten the lease"
+                )
+            return
         named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
         named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
         for place, policy in named.items():
@@ -354,6 +396,10 @@ class Settings:
                     f"delivered again and again while it waits. Raise visibility_timeout in "
                     f"broker_transport_options well above the delay, or shorten the delay"
                 )
+
+    def lease_for(self, visibility_timeout_seconds: float) -> float:
+        """The lease in seconds, with a broker's visibility timeout in seconds."""
+        return min(self.lease or _LEASE_SECONDS, visibility_timeout_seconds)
 
     def redis_url(self, broker_url: object) -> str:
         """The URL of the Redis that keeps counters and letters.
@@ -374,6 +420,18 @@ class Settings:
             f"expected dlq_url to be set, because the broker ({_shown(broker_url)}) is not "
             f"a Redis that could keep dead letters; set dlq_url to a Redis URL such as redis://localhost:6379/0"
         )
+
+
+def visibility_timeout(transport: str, options: Mapping[str, Any] | None) -> float | None:
+    """The visibility timeout of a transport in seconds; ``None`` if it has none.
+
+    Args:
+        transport: Its name in kombu.
+        options: ``broker_transport_options``.
+    """
+    default = _VISIBILITY_TIMEOUTS.get(transport)
+    given = (options or {}).get("visibility_timeout", default)
+    return None if default is None or given is None else float(given)
 
 
 def _refuse_unknown(conf: Any, known: Mapping[str, object]) -> None:

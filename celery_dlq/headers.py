@@ -7,6 +7,7 @@ from typing import Any
 from celery_dlq.record import DeadLetter, iso
 
 __all__ = [
+    "CONTENT_TYPE_OF_ENTRY",
     "DEAD_LETTERED_AT_HEADER",
     "DEAD_LETTER_QUEUE_HEADER",
     "DELAY_HEADER",
@@ -35,6 +36,9 @@ DELAY_HEADER = "dlq_default_delay"
 
 DELAY_SOURCE_HEADER = "dlq_default_delay_source"
 """Source of that delay, e.g. ``dlq_queues['orders']``."""
+
+CONTENT_TYPE_OF_ENTRY = "application/vnd.kombu.entry"
+"""Content type of a letter whose body is a whole entry of a Redis list, which is no message."""
 
 # Of the message that a dead-letter exchange gets for each letter, beside LETTER_HEADER and
 # the original message's own headers; docs/reference/wire.md is the contract.

@@ -79,6 +79,9 @@ class TickStep(bootsteps.StartStopStep):
         self._entry: Any = None
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard, worker.dead_letter_retry_later.empty)
+        self._fetch = assembly_of(worker.app).reliable_fetch()
+        if self._fetch is not None:
+            self._fetch.watch(consumer)
         worker.dead_letter_tasks.watch(consumer)
 
     def start(self, consumer: Any) -> None:
@@ -114,6 +117,8 @@ class TickStep(bootsteps.StartStopStep):
         guard = consumer.controller.dead_letter_guard
         _quietly(guard.pool_is_gone)
         _quietly(guard.close)
+        if self._fetch is not None:
+            _quietly(self._fetch.close)
 
 
 class ThreadStep(bootsteps.StartStopStep):

@@ -110,9 +110,9 @@ MOST_IDS = 500
 """Maximum number of letter ids in one call of a script."""
 
 
-def source(name: str) -> str:
-    """Return the text of a script."""
-    return (files("celery_dlq.backends.redis") / "lua" / f"{name}.lua").read_text("utf-8")
+def source(name: str, package: str = "celery_dlq.backends.redis") -> str:
+    """Return the text of a script in the folder ``lua`` of a package."""
+    return (files(package) / "lua" / f"{name}.lua").read_text("utf-8")
 
 
 _COMMENT = re.compile(r"^\s*--.*\n|^\s+|  --.*$", re.MULTILINE)
@@ -136,9 +136,9 @@ class ScriptText:
 
 
 @cache
-def script_text(name: str) -> ScriptText:
-    """Return a script, ready to be sent."""
-    text = _COMMENT.sub("", source(name))
+def script_text(name: str, package: str = "celery_dlq.backends.redis") -> ScriptText:
+    """Return a script of a package, ready to be sent."""
+    text = _COMMENT.sub("", source(name, package))
     return ScriptText(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

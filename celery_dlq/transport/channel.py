@@ -1,0 +1,541 @@
+"""kombu's Redis transport with a fetch that leaves no gap.
+
+kombu takes a message with ``BRPOP`` and only then records it as unacknowledged. Here one script
+does both. A script cannot block, so an idle channel waits for `celery_dlq.transport.wake`.
+Publishing, fanout, remote control and bindings stay kombu's.
+
+Source: ``Channel._brpop_start``, ``Channel._brpop_read``, ``QoS`` and ``MultiChannelPoller`` in
+https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from celery.worker import state
+from kombu.message import Message as BaseMessage
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from celery_dlq.backends.redis.scripts import script_text
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
+from celery_dlq.letters.printable import url_without_secrets
+from celery_dlq.logs import get_logger
+from celery_dlq.transport.entries import Entry, record_end
+from celery_dlq.transport.leases import SCRIPTS, Broker, Leases
+from celery_dlq.transport.wake import WakeConnection
+
+if TYPE_CHECKING:
+    _Channel = _Transport = _Poller = _QoS = _Message = Any
+else:
+    _Channel = _Transport = object
+    _Poller = kombu_redis.MultiChannelPoller
+    _QoS = kombu_redis.QoS
+    _Message = virtual.Message
+
+logger = get_logger("celery_dlq.transport")
+
+LOOK_SECONDS = 1.0
+_LOOKS_PER_FETCH = 10  # a fetch is refused where an EXISTS is not: by a replica
+_REPLY_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0
+_FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
+_MAX_PLANS = 64  # orders of the queues, each with its keys
+# Every idle worker wakes for every message, so those that come too late wait longer next time.
+_JITTER_SECONDS, _MAX_JITTER_SECONDS = 0.0005, 0.008
+_MANY_MISSES, _MAX_JITTER_AFTER_MANY_SECONDS = 50, 0.1
+
+
+class EntryMessage(_Message):
+    """A message of a list entry; an unreadable entry becomes a message that cannot be decoded."""
+
+    def __init__(self, payload: Any, channel: Any = None, **kwargs: Any) -> None:
+        if not isinstance(payload, Entry):
+            super().__init__(payload, channel=channel, **kwargs)
+            return
+        error = payload.error
+        if error is None:
+            try:
+                super().__init__(payload, channel=channel, **kwargs)
+            except MemoryError:
+                raise
+            except Exception as exc:
+                error = exc
+        if error is not None:
+            self._raw = payload
+            BaseMessage.__init__(
+                self,
+                body=payload.raw,
+                channel=channel,
+                content_type=CONTENT_TYPE_OF_ENTRY,
+                content_encoding="binary",
+                properties={"delivery_tag": payload.identity},
+                delivery_info={"exchange": "", "routing_key": payload.queue},
+                headers={},
+            )
+            self.errors.append((type(error), error, error.__traceback__))
+        self.delivery_tag = payload.tag
+
+
+class ReliableQoS(_QoS):
+    """Acknowledges and restores what this worker fetched by script; the rest as kombu does."""
+
+    @property
+    def _leases(self) -> Leases:
+        return self.channel.dlq_leases
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        if self._leases.is_own(delivery_tag):  # the fetch has recorded it
+            virtual.QoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)
+
+    def ack(self, delivery_tag: Any) -> None:
+        if self._leases.is_own(delivery_tag):
+            self._leases.acknowledge(delivery_tag)
+            virtual.QoS.ack(self, delivery_tag)
+        else:
+            super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
+        if not self._leases.is_own(delivery_tag):
+            super().reject(delivery_tag, requeue=requeue)
+        elif requeue:
+            self._leases.restore(delivery_tag, first=False)
+            virtual.QoS.ack(self, delivery_tag)
+        else:
+            self.ack(delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Restore what the channel delivered, but for tasks that run: they go on."""
+        own = [tag for tag in self._delivered if self._leases.is_own(tag)]
+        for tag in own:
+            del self._delivered[tag]
+        running = {
+            tag: request
+            for request in tuple(state.active_requests)
+            if (tag := request.message.delivery_tag) in own
+        }
+        self._leases.connection_closes(running)
+        for tag in reversed(own):  # so that the oldest is fetched first
+            if tag not in running and tag not in self._dirty:
+                try:
+                    self._leases.restore(tag, first=True)
+                except StoreUnavailable as exc:
+                    logger.warning("Messages return when their leases end: %s", exc)
+                    for left in own:
+                        if left not in running:
+                            self._leases.drop(left)
+                    break
+        super().restore_unacked(client)
+
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Restore what a dead worker fetched; a record that cannot be read ends no worker."""
+        try:
+            super().restore_by_tag(tag, client=client, leftmost=leftmost)
+        except ValueError:
+            self._leases.restore_of_another(tag)
+
+
+class ReliablePoller(_Poller):
+    """Fetches by script while there are messages, else waits to be woken.
+
+    Attributes:
+        loop: The worker's event loop; ``None`` without one, e.g. in gevent.
+    """
+
+    loop: Any = None
+
+    def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
+        if not channel.is_asleep():
+            super()._register_BRPOP(channel)
+
+    def on_readable(self, fileno: int) -> Any:
+        channel, kind = self._fd_to_chan.get(fileno, (None, None))
+        if kind == "WAKE":
+            return channel.wake_read()  # whether it may consume or not
+        return super().on_readable(fileno)
+
+    def get(self, callback: Any, timeout: float | None = None) -> Any:
+        """Wait for an event, without an event loop."""
+        due = min((channel.tick() for channel in tuple(self._channels)), default=LOOK_SECONDS)
+        return super().get(callback, timeout=due if timeout is None else min(due, timeout))
+
+    def tick(self) -> None:
+        """Let all channels do what is due; called by the event loop's timer."""
+        for channel in tuple(self._channels):
+            channel.tick()
+
+    def listen(self, channel: Any, wake: WakeConnection, sock: Any) -> None:
+        """Call the channel when its wake connection can be read."""
+        fileno = sock.fileno()
+        self._fd_to_chan[fileno] = (channel, "WAKE")
+        self._chan_to_sock[channel, wake, "WAKE"] = sock
+        self.poller.register(sock, self.eventflags)
+        if self.loop is not None:
+            self.loop.add_reader(fileno, self.on_readable, fileno)
+
+    def forget(self, channel: Any, wake: WakeConnection) -> None:
+        """Undo `listen`; the socket may be closed already."""
+        self._chan_to_sock.pop((channel, wake, "WAKE"), None)
+        for fileno, listener in list(self._fd_to_chan.items()):
+            if listener == (channel, "WAKE"):
+                del self._fd_to_chan[fileno]
+                with suppress(KeyError, ValueError, OSError):
+                    remove = self.poller.unregister if self.loop is None else self.loop.remove
+                    remove(fileno)
+
+
+class ReliableChannel(_Channel):
+    """Mixed in front of kombu's Redis channels."""
+
+    QoS = ReliableQoS
+    Message = EntryMessage
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._no_ack: set[str] = set()
+        self._plans: dict[tuple[str, ...], _Plan] = {}
+        self._fetching: tuple[str, tuple[str, ...]] | None = None
+        self._by_digest = False
+        self._sleeping = False
+        self._misses = self._polls = self._looks = 0
+        self._asked_at: float | None = None
+        self._looked_at = 0.0
+        self._due: float | None = None  # to ask or to fetch, after a jitter or between two polls
+        self._wake: WakeConnection | None = None
+        self._wake_after = 0.0
+        super().__init__(*args, **kwargs)
+
+    # -- fetching -----------------------------------------------------------------
+
+    def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
+        """Consume; remember whether the consumer acknowledges."""
+        no_ack = kwargs.get("no_ack", args[0] if args else False)
+        (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
+        return super().basic_consume(queue, *args, **kwargs)
+
+    def _update_queue_cycle(self) -> None:
+        super()._update_queue_cycle()
+        self._plans.clear()
+        self._sleeping = False  # fetch, then arm with the queues of now
+
+    def _brpop_start(self, timeout: Any = None) -> None:
+        queues = tuple(self._queue_cycle.consume(len(self.active_queues)))
+        if not queues:
+            return
+        plan = self._plans.get(queues)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[queues] = _Plan(self, queues)
+        if self._fetching is not None:  # its connection was lost before the reply
+            self.dlq_leases.drop(self._fetching[0])
+        tag = self.dlq_leases.new_tag()
+        self._fetching = tag, queues
+        connection = self._in_poll = self.client.connection
+        self._brpop_sent_at = time.monotonic()
+        by = plan.by_digest if self._by_digest else plan.by_text
+        self._by_digest = True
+        try:
+            connection.send_command(*by, tag, *plan.rest)
+        except BaseException:
+            self._fetched_nothing()
+            raise
+
+    def _brpop_read(self, **_: Any) -> bool:
+        if self._fetching is None:
+            raise Empty
+        (tag, queues), connection = self._fetching, self.client.connection
+        try:
+            try:
+                reply = connection.read_response()
+            except NoScriptError:
+                self._by_digest = False
+                raise Empty from None
+            except ResponseError:
+                raise
+            except self.connection_errors:
+                connection.disconnect()
+                raise
+            if reply is None:
+                self._fall_asleep()
+                raise Empty
+            self._fetching = None  # it is held from here on
+        finally:
+            self._in_poll = None
+            if self._fetching is not None:
+                self._fetched_nothing()
+            flush = getattr(self, "_flush_brpop_reauth", None)
+            if flush is not None:
+                flush()
+        self._misses = self._polls = 0
+        queue = queues[(reply[0] - 1) % len(queues)]
+        self._queue_cycle.rotate(queue)
+        if queue not in self._no_ack:
+            self.dlq_leases.received(tag)
+        else:
+            self.dlq_leases.drop(tag)
+        self.connection._deliver(Entry(reply[1], tag, queue), queue)  # noqa: SLF001
+        return True
+
+    def _fetched_nothing(self) -> None:
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            self.dlq_leases.drop(fetching[0])
+        self._in_poll = None
+
+    # -- waiting ------------------------------------------------------------------
+
+    def is_asleep(self) -> bool:
+        """True while nothing is fetched until something wakes the channel."""
+        return self._sleeping
+
+    def _fall_asleep(self) -> None:
+        """Wait for a message: arm, or poll if Redis forbids that."""
+        self._sleeping = True
+        if not self._ask():
+            polled = _FIRST_POLL_SECONDS * 1.5**self._polls
+            self._polls = min(self._polls + 1, 10)
+            self._call_in(min(polled, _LAST_POLL_SECONDS))
+
+    def _get_up(self) -> None:
+        self._sleeping = False
+        self._due = None
+        if self.active_queues and self.qos.can_consume():
+            self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
+
+    def _ask(self) -> bool:
+        """Arm, and ask if there is a message; False if that is not possible now."""
+        self._due = None
+        plan = next(iter(self._plans.values()), None)  # all have the same lists
+        if plan is None:
+            return False
+        try:
+            wake = self._awake()
+            if wake is None:
+                return False
+            wake.ask(plan.lists)
+        except (RedisError, OSError) as exc:
+            self._cannot_wake(exc)
+            return False
+        self._asked_at = self._looked_at = time.monotonic()
+        return True
+
+    def _awake(self) -> WakeConnection | None:
+        if self._wake is None:
+            if time.monotonic() < self._wake_after:
+                return None
+            wake = WakeConnection(self._make_wake)
+            self.connection.cycle.listen(self, wake, wake.open())
+            self._wake = wake
+        return self._wake
+
+    def _make_wake(self) -> Any:
+        settings = {"socket_timeout": _CONNECT_SECONDS, "socket_connect_timeout": _CONNECT_SECONDS}
+        mine = {k: v for k, v in self.pool.connection_kwargs.items() if v is not None}
+        return self.pool.connection_class(**{**settings, **mine, "protocol": 3})
+
+    def wake_read(self) -> None:
+        """Read what Redis said: a list was written, or the reply of how many there are."""
+        found = written = False
+        try:
+            assert self._wake is not None
+            for exist in self._wake.read():
+                if exist is None:
+                    written = True  # a reply that follows has seen it
+                else:
+                    self._asked_at, written, found = None, False, exist > 0
+        except (RedisError, OSError) as exc:
+            self._cannot_wake(exc)
+            self._get_up()
+            return
+        if not self._sleeping:
+            return
+        if found:
+            self._get_up()
+        elif written and self._asked_at is None and self._due is None:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Fetch at once; after others were faster, ask first, and a little later each time."""
+        self._misses += 1
+        if self._misses == 1:
+            self._get_up()
+            return
+        most = _MAX_JITTER_SECONDS
+        if self._misses > _MANY_MISSES:
+            most = _MAX_JITTER_AFTER_MANY_SECONDS
+        delay = random.random() * min(_JITTER_SECONDS * 2 ** min(self._misses, 10), most)  # noqa: S311
+        if delay < _JITTER_SECONDS:
+            self._ask()
+        else:
+            self._call_in(delay)
+
+    def _call_in(self, seconds: float) -> None:
+        self._due = time.monotonic() + seconds
+        loop = self.connection.cycle.loop
+        if loop is not None:
+            loop.call_later(seconds, self.tick)
+
+    def tick(self) -> float:
+        """Do what is due; return the seconds until the next call."""
+        now = time.monotonic()
+        if not self._sleeping or self.closed:
+            return LOOK_SECONDS
+        if self._due is not None:
+            if now < self._due:
+                return self._due - now
+            if self._wake is None or not self._ask():
+                self._get_up()
+        elif self._asked_at is not None:
+            if now - self._asked_at > _REPLY_SECONDS:
+                self._cannot_wake(TimeoutError("no reply"))
+                self._get_up()
+        elif now - self._looked_at >= LOOK_SECONDS * 0.9:
+            self._looks += 1
+            if self._looks % _LOOKS_PER_FETCH == 0 or not self._ask():
+                self._get_up()
+        return LOOK_SECONDS
+
+    def _cannot_wake(self, exc: Exception) -> None:
+        self._drop_wake()
+        self._wake_after = time.monotonic() + 10 * LOOK_SECONDS
+        logger.warning(
+            "Redis cannot wake this worker now (%s: %s): it looks for messages up to every %g s "
+            "while it is idle. CLIENT TRACKING must be allowed (in Redis 6.2 by "
+            "+client|tracking)",
+            type(exc).__name__,
+            exc,
+            _LAST_POLL_SECONDS,
+        )
+
+    def _drop_wake(self) -> None:
+        wake, self._wake = self._wake, None
+        self._asked_at = None
+        if wake is not None:
+            if self.connection is not None:
+                self.connection.cycle.forget(self, wake)
+            wake.close()
+
+    def close(self) -> None:
+        """Close; an entry whose reply is still on its way goes back to its list."""
+        if self._in_poll and self._fetching is not None:
+            tag = self._fetching[0]
+            try:
+                self._in_poll.read_response()
+                self.dlq_leases.restore(tag, first=True)
+            except Exception as exc:  # noqa: BLE001 - it returns when its lease ends
+                logger.debug("A fetch was interrupted: %r", exc)
+            self._fetched_nothing()
+        self._drop_wake()
+        super().close()
+
+    def dlq_still_holds(self, tag: object) -> bool:
+        """True if a message of this channel may start; see `Leases.still_holds`."""
+        return self.dlq_leases.still_holds(tag)
+
+
+class _Plan:
+    """The parts of a fetch's command for one order of the queues."""
+
+    def __init__(self, channel: Any, queues: tuple[str, ...]) -> None:
+        script = script_text("fetch", SCRIPTS)
+        steps = channel.priority_steps
+        self.lists: Sequence[str] = [
+            channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
+            for step in steps
+            for queue in queues
+        ]
+        keys = (len(self.lists) + 3, *broker_of(channel).keys, *self.lists)
+        self.by_digest = ("EVALSHA", script.digest, *keys)
+        self.by_text = ("EVAL", script.text, *keys)
+        names = ("" if name in channel._no_ack else record_end(name) for name in queues)  # noqa: SLF001
+        self.rest = (channel.dlq_leases.lease_seconds, *names)
+
+
+class ReliableTransport(_Transport):
+    """Mixed in front of kombu's Redis transports."""
+
+    dlq_leases: Leases
+    _dlq_timer: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cycle = ReliablePoller()
+
+    def establish_connection(self) -> Any:
+        """Connect; acknowledgements and leases use this broker from now on."""
+        connection = super().establish_connection()
+        self.dlq_leases.connected(broker_of(self._avail_channels[-1]))
+        return connection
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Let the worker's event loop look now and then."""
+        self.cycle.loop = loop
+        super().register_with_event_loop(connection, loop)
+        self._dlq_timer = loop.call_repeatedly(LOOK_SECONDS, self.cycle.tick)
+
+    def close_connection(self, connection: Any) -> None:
+        """Close, and stop looking."""
+        if self._dlq_timer is not None:
+            self._dlq_timer.cancel()
+        super().close_connection(connection)
+
+
+class _Connections:
+    """A channel's connections to Redis, with bounded waits.
+
+    Args:
+        pool: The channel's pool; knows where Redis is, with Sentinel too.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def make_connection(self) -> Any:
+        """A new connection; nothing is sent yet."""
+        connection = self._pool.make_connection()
+        connection.socket_timeout = connection.socket_timeout or _REPLY_SECONDS
+        connection.socket_connect_timeout = connection.socket_connect_timeout or _CONNECT_SECONDS
+        return connection
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    connection_pool: _Connections
+
+
+def broker_of(channel: Any) -> Broker:
+    """The Redis of a channel, as the worker's leases use it."""
+    prefix = channel.global_keyprefix
+    return Broker(
+        client=_Client(_Connections(channel.pool)),
+        url=url_without_secrets(str(channel.connection.client.as_uri())),
+        unacked=prefix + channel.unacked_key,
+        index=prefix + channel.unacked_index_key,
+        prefix=prefix,
+        sep=channel.sep,
+        steps=channel.priority_steps,
+        priority_of=partial(channel._get_message_priority, reverse=False),  # noqa: SLF001
+    )
+
+
+@cache
+def reliable(transport: type, leases: Leases) -> type:
+    """A transport class of kombu's Redis kind, with reliable fetch and leases."""
+    channel = type(
+        f"Reliable{transport.Channel.__name__}",  # type: ignore[attr-defined]
+        (ReliableChannel, transport.Channel),  # type: ignore[attr-defined]
+        {"dlq_leases": leases},
+    )
+    name = f"Reliable{transport.__name__}"
+    return type(name, (ReliableTransport, transport), {"Channel": channel, "dlq_leases": leases})

@@ -1,0 +1,94 @@
+"""What wakes an idle worker: Redis says when a list changes (client-side caching, RESP3).
+
+One connection for any number of lists. ``EXISTS`` arms it and looks in one step; after that, Redis
+sends one message when any of the lists is written. Nothing is popped, and the message means no
+more than "look".
+
+Source: https://redis.io/docs/latest/develop/reference/client-side-caching/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+try:
+    import hiredis
+except ImportError:  # optional, as for redis-py
+    hiredis = None  # type: ignore[assignment]
+
+_CHUNK = 65536
+
+
+class WakeConnection:
+    """A connection that only arms and listens.
+
+    redis-py connects and authenticates; its versions differ in how they read messages that are
+    no replies, so these are read here.
+
+    Args:
+        make: Returns a new connection of redis-py that speaks RESP3.
+
+    Attributes:
+        connection: The connection; ``None`` while closed.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.connection: Any = None
+        self._reader: Any = None
+
+    def open(self) -> Any:
+        """Connect and return the socket.
+
+        Raises:
+            RedisError: Redis refuses, or cannot be reached.
+        """
+        if hiredis is None:
+            raise RedisError("hiredis is not installed")
+        connection = self._make()
+        try:
+            connection.connect()
+            connection.send_command("CLIENT", "TRACKING", "ON")
+            connection.read_response()
+        except BaseException:
+            connection.disconnect()
+            raise
+        self._reader = hiredis.Reader(protocolError=RedisError, replyError=RedisError)
+        self.connection = connection
+        return connection._sock  # noqa: SLF001 - as kombu registers its own
+
+    def ask(self, lists: Sequence[str]) -> None:
+        """Send the question how many of the lists exist; the reply comes with `read`."""
+        self.connection.send_command("EXISTS", *lists)
+
+    def read(self) -> Iterator[int | None]:
+        """What has arrived: an ``int`` is the reply to `ask`, ``None`` means "look".
+
+        Raises:
+            RedisError: The connection is lost, or Redis refused.
+        """
+        sock = self.connection._sock  # noqa: SLF001
+        while True:
+            try:
+                data = sock.recv(_CHUNK)
+            except OSError as exc:
+                raise RedisConnectionError(str(exc)) from exc
+            if not data:
+                raise RedisConnectionError("closed by Redis")
+            self._reader.feed(data)
+            if not getattr(sock, "pending", int)():  # TLS: decrypted, but not read
+                break
+        while (reply := self._reader.gets()) is not False:
+            if isinstance(reply, Exception):
+                raise reply
+            yield reply if isinstance(reply, int) else None
+
+    def close(self) -> None:
+        """Disconnect."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.disconnect()

@@ -199,7 +199,7 @@ class Settings:
         "Unit: seconds or timedelta. Defaults to 2.",
     )
     reliable_fetch: bool = _setting(
-        True,
+        True,  # noqa: FBT003 - a default
         _flag,
         "Whether workers with a policy fetch from a Redis broker without a gap: a message is "
         "recorded as unacknowledged in the step that takes it, and belongs to its worker while "
@@ -397,9 +397,10 @@ class Settings:
                     f"broker_transport_options well above the delay, or shorten the delay"
                 )
 
-    def lease_for(self, visibility_timeout_seconds: float) -> float:
+    def lease_for(self, timeout_seconds: float | None) -> float:
         """The lease in seconds, with a broker's visibility timeout in seconds."""
-        return min(self.lease or _LEASE_SECONDS, visibility_timeout_seconds)
+        lease = self.lease or _LEASE_SECONDS
+        return lease if timeout_seconds is None else min(lease, timeout_seconds)
 
     def redis_url(self, broker_url: object) -> str:
         """The URL of the Redis that keeps counters and letters.

@@ -12,39 +12,27 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from queue import Empty
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery.worker import state
-from kombu.message import Message as BaseMessage
 from kombu.transport import redis as kombu_redis
-from kombu.transport import virtual
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.errors import StoreUnavailable
-from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
-from celery_dlq.transport.entries import Entry, record_end
-from celery_dlq.transport.leases import SCRIPTS, Broker, Leases
-from celery_dlq.transport.wake import WakeConnection
-
-if TYPE_CHECKING:
-    _Channel = _Transport = _Poller = _QoS = _Message = Any
-else:
-    _Channel = _Transport = object
-    _Poller = kombu_redis.MultiChannelPoller
-    _QoS = kombu_redis.QoS
-    _Message = virtual.Message
+from celery_dlq.transport.broker import SCRIPTS, Broker
+from celery_dlq.transport.entries import Entry, EntryMessage, record_end
+from celery_dlq.transport.leases import Leases
+from celery_dlq.transport.poller import ReliablePoller
+from celery_dlq.transport.qos import ReliableQoS
+from celery_dlq.transport.wake import LOOK_SECONDS, WakeConnection
 
 logger = get_logger("celery_dlq.transport")
 
-LOOK_SECONDS = 1.0
 _LOOKS_PER_FETCH = 10  # a fetch is refused where an EXISTS is not: by a replica
 _REPLY_SECONDS = 5.0
 _CONNECT_SECONDS = 5.0
@@ -55,151 +43,14 @@ _JITTER_SECONDS, _MAX_JITTER_SECONDS = 0.0005, 0.008
 _MANY_MISSES, _MAX_JITTER_AFTER_MANY_SECONDS = 50, 0.1
 
 
-class EntryMessage(_Message):
-    """A message of a list entry; an unreadable entry becomes a message that cannot be decoded."""
-
-    def __init__(self, payload: Any, channel: Any = None, **kwargs: Any) -> None:
-        if not isinstance(payload, Entry):
-            super().__init__(payload, channel=channel, **kwargs)
-            return
-        error = payload.error
-        if error is None:
-            try:
-                super().__init__(payload, channel=channel, **kwargs)
-            except MemoryError:
-                raise
-            except Exception as exc:
-                error = exc
-        if error is not None:
-            self._raw = payload
-            BaseMessage.__init__(
-                self,
-                body=payload.raw,
-                channel=channel,
-                content_type=CONTENT_TYPE_OF_ENTRY,
-                content_encoding="binary",
-                properties={"delivery_tag": payload.identity},
-                delivery_info={"exchange": "", "routing_key": payload.queue},
-                headers={},
-            )
-            self.errors.append((type(error), error, error.__traceback__))
-        self.delivery_tag = payload.tag
-
-
-class ReliableQoS(_QoS):
-    """Acknowledges and restores what this worker fetched by script; the rest as kombu does."""
-
-    @property
-    def _leases(self) -> Leases:
-        return self.channel.dlq_leases
-
-    def append(self, message: Any, delivery_tag: Any) -> None:
-        if self._leases.is_own(delivery_tag):  # the fetch has recorded it
-            virtual.QoS.append(self, message, delivery_tag)
-        else:
-            super().append(message, delivery_tag)
-
-    def ack(self, delivery_tag: Any) -> None:
-        if self._leases.is_own(delivery_tag):
-            self._leases.acknowledge(delivery_tag)
-            virtual.QoS.ack(self, delivery_tag)
-        else:
-            super().ack(delivery_tag)
-
-    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        if not self._leases.is_own(delivery_tag):
-            super().reject(delivery_tag, requeue=requeue)
-        elif requeue:
-            self._leases.restore(delivery_tag, first=False)
-            virtual.QoS.ack(self, delivery_tag)
-        else:
-            self.ack(delivery_tag)
-
-    def restore_unacked(self, client: Any = None) -> None:
-        """Restore what the channel delivered, but for tasks that run: they go on."""
-        own = [tag for tag in self._delivered if self._leases.is_own(tag)]
-        for tag in own:
-            del self._delivered[tag]
-        running = {
-            tag: request
-            for request in tuple(state.active_requests)
-            if (tag := request.message.delivery_tag) in own
-        }
-        self._leases.connection_closes(running)
-        for tag in reversed(own):  # so that the oldest is fetched first
-            if tag not in running and tag not in self._dirty:
-                try:
-                    self._leases.restore(tag, first=True)
-                except StoreUnavailable as exc:
-                    logger.warning("Messages return when their leases end: %s", exc)
-                    for left in own:
-                        if left not in running:
-                            self._leases.drop(left)
-                    break
-        super().restore_unacked(client)
-
-    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Restore what a dead worker fetched; a record that cannot be read ends no worker."""
-        try:
-            super().restore_by_tag(tag, client=client, leftmost=leftmost)
-        except ValueError:
-            self._leases.restore_of_another(tag)
-
-
-class ReliablePoller(_Poller):
-    """Fetches by script while there are messages, else waits to be woken.
-
-    Attributes:
-        loop: The worker's event loop; ``None`` without one, e.g. in gevent.
-    """
-
-    loop: Any = None
-
-    def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
-        if not channel.is_asleep():
-            super()._register_BRPOP(channel)
-
-    def on_readable(self, fileno: int) -> Any:
-        channel, kind = self._fd_to_chan.get(fileno, (None, None))
-        if kind == "WAKE":
-            return channel.wake_read()  # whether it may consume or not
-        return super().on_readable(fileno)
-
-    def get(self, callback: Any, timeout: float | None = None) -> Any:
-        """Wait for an event, without an event loop."""
-        due = min((channel.tick() for channel in tuple(self._channels)), default=LOOK_SECONDS)
-        return super().get(callback, timeout=due if timeout is None else min(due, timeout))
-
-    def tick(self) -> None:
-        """Let all channels do what is due; called by the event loop's timer."""
-        for channel in tuple(self._channels):
-            channel.tick()
-
-    def listen(self, channel: Any, wake: WakeConnection, sock: Any) -> None:
-        """Call the channel when its wake connection can be read."""
-        fileno = sock.fileno()
-        self._fd_to_chan[fileno] = (channel, "WAKE")
-        self._chan_to_sock[channel, wake, "WAKE"] = sock
-        self.poller.register(sock, self.eventflags)
-        if self.loop is not None:
-            self.loop.add_reader(fileno, self.on_readable, fileno)
-
-    def forget(self, channel: Any, wake: WakeConnection) -> None:
-        """Undo `listen`; the socket may be closed already."""
-        self._chan_to_sock.pop((channel, wake, "WAKE"), None)
-        for fileno, listener in list(self._fd_to_chan.items()):
-            if listener == (channel, "WAKE"):
-                del self._fd_to_chan[fileno]
-                with suppress(KeyError, ValueError, OSError):
-                    remove = self.poller.unregister if self.loop is None else self.loop.remove
-                    remove(fileno)
-
-
-class ReliableChannel(_Channel):
+class ReliableChannel(kombu_redis.Channel):
     """Mixed in front of kombu's Redis channels."""
 
     QoS = ReliableQoS
     Message = EntryMessage
+    dlq_leases: Leases
+    _in_poll: Any
+    _brpop_sent_at: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._no_ack: set[str] = set()
@@ -228,7 +79,7 @@ class ReliableChannel(_Channel):
         self._plans.clear()
         self._sleeping = False  # fetch, then arm with the queues of now
 
-    def _brpop_start(self, timeout: Any = None) -> None:
+    def _brpop_start(self, timeout: Any = None) -> None:  # noqa: ARG002 - kombu's signature
         queues = tuple(self._queue_cycle.consume(len(self.active_queues)))
         if not queues:
             return
@@ -348,8 +199,7 @@ class ReliableChannel(_Channel):
         """Read what Redis said: a list was written, or the reply of how many there are."""
         found = written = False
         try:
-            assert self._wake is not None
-            for exist in self._wake.read():
+            for exist in self._wake.read() if self._wake is not None else ():
                 if exist is None:
                     written = True  # a reply that follows has seen it
                 else:
@@ -462,10 +312,11 @@ class _Plan:
         self.rest = (channel.dlq_leases.lease_seconds, *names)
 
 
-class ReliableTransport(_Transport):
+class ReliableTransport(kombu_redis.Transport):
     """Mixed in front of kombu's Redis transports."""
 
-    dlq_leases: Leases
+    dlq_connected: Callable[[Broker], None]
+    cycle: Any
     _dlq_timer: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -475,7 +326,7 @@ class ReliableTransport(_Transport):
     def establish_connection(self) -> Any:
         """Connect; acknowledgements and leases use this broker from now on."""
         connection = super().establish_connection()
-        self.dlq_leases.connected(broker_of(self._avail_channels[-1]))
+        self.dlq_connected(broker_of(self._avail_channels[-1]))
         return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
@@ -530,12 +381,22 @@ def broker_of(channel: Any) -> Broker:
 
 
 @cache
-def reliable(transport: type, leases: Leases) -> type:
-    """A transport class of kombu's Redis kind, with reliable fetch and leases."""
+def reliable(transport: type, leases: Leases, connected: Callable[[Broker], None]) -> type:
+    """A transport class of kombu's Redis kind, with reliable fetch and leases.
+
+    Args:
+        transport: kombu's class.
+        leases: What the worker holds.
+        connected: Called with the broker of each new connection.
+    """
     channel = type(
         f"Reliable{transport.Channel.__name__}",  # type: ignore[attr-defined]
         (ReliableChannel, transport.Channel),  # type: ignore[attr-defined]
         {"dlq_leases": leases},
     )
     name = f"Reliable{transport.__name__}"
-    return type(name, (ReliableTransport, transport), {"Channel": channel, "dlq_leases": leases})
+    return type(
+        name,
+        (ReliableTransport, transport),
+        {"Channel": channel, "dlq_connected": staticmethod(connected)},
+    )

@@ -15,7 +15,11 @@ import json
 from hashlib import sha256
 from typing import Any
 
+from kombu.message import Message as BaseMessage
+from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
+
+from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 
 _BEFORE_QUEUE = b',"",'
 
@@ -51,6 +55,37 @@ class Entry(dict[str, Any]):
     def identity(self) -> str:
         """An id that stays the same when the entry is fetched again."""
         return f"entry-{sha256(self.raw).hexdigest()[:32]}"
+
+
+class EntryMessage(virtual.Message):
+    """A message of a list entry; an unreadable entry becomes a message that cannot be decoded."""
+
+    def __init__(self, payload: Any, channel: Any = None, **kwargs: Any) -> None:
+        if not isinstance(payload, Entry):
+            super().__init__(payload, channel=channel, **kwargs)
+            return
+        error = payload.error
+        if error is None:
+            try:
+                super().__init__(payload, channel=channel, **kwargs)
+            except MemoryError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - whatever a codec raises
+                error = exc
+        if error is not None:
+            self._raw = payload
+            BaseMessage.__init__(
+                self,
+                body=payload.raw,
+                channel=channel,
+                content_type=CONTENT_TYPE_OF_ENTRY,
+                content_encoding="binary",
+                properties={"delivery_tag": payload.identity},
+                delivery_info={"exchange": "", "routing_key": payload.queue},
+                headers={},
+            )
+            self.errors.append((type(error), error, error.__traceback__))  # type: ignore[arg-type]
+        self.delivery_tag = payload.tag
 
 
 def record_end(queue: str) -> str:

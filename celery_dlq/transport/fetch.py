@@ -20,8 +20,10 @@ from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
+from celery_dlq.transport.broker import SCRIPTS, Broker
 from celery_dlq.transport.channel import broker_of, reliable
-from celery_dlq.transport.leases import SCRIPTS, Leases
+from celery_dlq.transport.keeper import Keeper
+from celery_dlq.transport.leases import Leases
 
 logger = get_logger("celery_dlq.transport")
 
@@ -46,9 +48,8 @@ class ReliableFetch:
 
     def __init__(self, settings: Settings, options: Mapping[str, Any] | None) -> None:
         self._wanted = settings.reliable_fetch
-        timeout = visibility_timeout("redis", options)
-        assert timeout is not None
-        self.leases = Leases(settings.lease_for(timeout))
+        self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)))
+        self._keeper = Keeper(self.leases)
         self._emulates = bool((options or {}).get("ack_emulation", True))
 
     def watch(self, consumer: Any) -> None:
@@ -97,12 +98,17 @@ class ReliableFetch:
 
     def close(self) -> None:
         """Confirm acknowledgements and give back what is held."""
+        self._keeper.stop()
         self.leases.close()
+
+    def _connected(self, broker: Broker) -> None:
+        self.leases.connected(broker)
+        self._keeper.connected(broker)
 
     def _class_of(self, connection: Any) -> type:
         """The transport of the URL that the connection uses now; with failover it changes."""
         base = type(connection).get_transport_cls(connection)
-        return reliable(base, self.leases) if base in _TRANSPORTS else base
+        return reliable(base, self.leases, self._connected) if base in _TRANSPORTS else base
 
     def _unsupported(self, transport: type) -> str | None:
         if not self._wanted:

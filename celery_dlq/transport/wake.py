@@ -20,6 +20,9 @@ try:
 except ImportError:  # optional, as for redis-py
     hiredis = None  # type: ignore[assignment]
 
+LOOK_SECONDS = 1.0
+"""An idle worker looks this often even if nothing woke it."""
+
 _CHUNK = 65536
 
 

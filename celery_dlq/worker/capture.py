@@ -93,9 +93,8 @@ def message_id(message: Any, request: Mapping[str, Any]) -> str:
     """The task's id, else another id that stays the same when the message is redelivered."""
     properties = message.properties or {}
     known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
-    # On Redis the tag stays with the message; on AMQP it is a number per delivery.
-    tag = message.delivery_tag if isinstance(message.delivery_tag, str) else None
-    return str(known or tag or uuid4())
+    # In kombu's envelopes the tag stays with the message; AMQP has none there.
+    return str(known or properties.get("delivery_tag") or uuid4())
 
 
 def wire_body(body: Any, compression: str | None) -> bytes:

@@ -265,6 +265,8 @@ class DeadLetterRequest(_Base):
 
     def dlq_begin(self) -> bool:
         """Count the start; return True if it may happen."""
+        if not self._dlq_is_ours():
+            return False
         start: Run | PutOff | Refusal
         try:
             start = self.dlq_guard.begin(self)
@@ -279,6 +281,16 @@ class DeadLetterRequest(_Base):
             self.dlq_later(self)
         else:
             self._dlq_end_at_start(start)
+        return False
+
+    def _dlq_is_ours(self) -> bool:
+        """False if another worker owns the message: this one stood still for too long."""
+        still_holds = getattr(self.message.channel, "dlq_still_holds", None)
+        if still_holds is None or still_holds(self.message.delivery_tag):
+            return True
+        logger.warning("Task %s does not start here: another worker owns its message", self.id)
+        self.dlq_move(_S.DONE)
+        self._dlq_discard()  # frees its place in the prefetch window, and nothing else
         return False
 
     def _dlq_begin_here(self) -> None:

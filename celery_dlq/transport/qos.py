@@ -1,0 +1,82 @@
+"""Acknowledging and restoring what was fetched by script.
+
+Source: ``QoS`` in https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker import state
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.logs import get_logger
+from celery_dlq.transport.leases import Leases
+
+logger = get_logger("celery_dlq.transport")
+
+
+class ReliableQoS(kombu_redis.QoS):
+    """Acknowledges and restores what this worker fetched by script; the rest as kombu does."""
+
+    @property
+    def _leases(self) -> Leases:
+        leases: Leases = self.channel.dlq_leases
+        return leases
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        """Add a delivered message."""
+        if self._leases.is_own(delivery_tag):  # the fetch has recorded it
+            virtual.QoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)
+
+    def ack(self, delivery_tag: Any) -> None:
+        """Acknowledge a message."""
+        if self._leases.is_own(delivery_tag):
+            self._leases.acknowledge(delivery_tag)
+            virtual.QoS.ack(self, delivery_tag)
+        else:
+            super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Remove a message, or return it as the last of its queue."""
+        if not self._leases.is_own(delivery_tag):
+            super().reject(delivery_tag, requeue=requeue)
+        elif requeue:
+            self._leases.restore(delivery_tag, first=False)
+            virtual.QoS.ack(self, delivery_tag)
+        else:
+            self.ack(delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Restore what the channel delivered, but for tasks that run: they go on."""
+        own = [tag for tag in self._delivered if self._leases.is_own(tag)]
+        for tag in own:
+            del self._delivered[tag]
+        running = {
+            tag: request
+            for request in tuple(state.active_requests)
+            if (tag := request.message.delivery_tag) in own
+        }
+        self._leases.connection_closes(running)
+        for tag in reversed(own):  # so that the oldest is fetched first
+            if tag not in running and tag not in self._dirty:
+                try:
+                    self._leases.restore(tag, first=True)
+                except StoreUnavailable as exc:
+                    logger.warning("Messages return when their leases end: %s", exc)
+                    for left in own:
+                        if left not in running:
+                            self._leases.drop(left)
+                    break
+        super().restore_unacked(client)
+
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Restore what a dead worker fetched; a record that cannot be read ends no worker."""
+        try:
+            super().restore_by_tag(tag, client=client, leftmost=leftmost)
+        except ValueError:
+            self._leases.restore_of_another(tag)

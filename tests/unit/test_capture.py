@@ -223,20 +223,20 @@ def test_a_message_without_anything_is_captured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_id", "properties", "tag", "task_id"),
+    ("request_id", "properties", "task_id"),
     [
-        ("t-1", {"correlation_id": "c"}, "tag", "t-1"),
-        (None, {"correlation_id": "c", "message_id": "m"}, "tag", "c"),
-        ("", {"message_id": "m"}, "tag", "m"),
-        (None, {}, "tag", "tag"),
-        (17, {}, "tag", "17"),
+        ("t-1", {"correlation_id": "c"}, "t-1"),
+        (None, {"correlation_id": "c", "message_id": "m"}, "c"),
+        ("", {"message_id": "m", "delivery_tag": "tag"}, "m"),
+        (None, {"delivery_tag": "tag"}, "tag"),
+        (17, {}, "17"),
     ],
 )
 def test_a_message_without_a_task_id_has_what_else_tells_it_from_others(
-    request_id: object, properties: dict[str, str], tag: str, task_id: str
+    request_id: object, properties: dict[str, str], task_id: str
 ) -> None:
-    """When it is delivered again, its letter must be found again."""
-    message = a_message(properties=properties, delivery_tag=tag)
+    """When it is delivered again, under another tag, its letter must be found again."""
+    message = a_message(properties=properties, delivery_tag="of this delivery")
     assert captured(message, a_request(id=request_id)).task_id == task_id
 
 

@@ -63,6 +63,8 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_adopt={"orders.dead": "orders-DLQ", "other.dead": None},
         dlq_sample_successes=0.001,
         dlq_sentry="beside",
+        dlq_reliable_fetch=False,
+        dlq_lease=timedelta(minutes=2),
     ).conf
     settings = Settings.from_conf(conf)
     assert settings == Settings(
@@ -78,6 +80,8 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         release="1.2.3",
         adopt={"orders.dead": "orders-DLQ", "other.dead": None},
         sample_successes=0.001,
+        reliable_fetch=False,
+        lease=120.0,
         sentry="beside",
     )
     assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)

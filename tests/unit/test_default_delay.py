@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from math import ceil
 from typing import Any
 
 import pytest
@@ -77,11 +78,11 @@ def nothing(*_args: Any) -> None:
 
 
 def seconds_of(headers: dict[str, Any]) -> float | None:
-    """The delay of a message, from its headers, to the nearest second."""
+    """The delay of a message, from its headers, in whole seconds; less than one has passed."""
     if headers["eta"] is None:
         return None
     eta = datetime.fromisoformat(headers["eta"])
-    return round((eta - datetime.now(timezone.utc)).total_seconds())
+    return ceil((eta - datetime.now(timezone.utc)).total_seconds())
 
 
 Publish = Callable[[Celery], Any]

@@ -92,7 +92,7 @@ def restore(
 
 
 def renewal(broker: Broker, lease: float, tags: Iterable[str]) -> tuple[Any, ...]:
-    """The command that renews leases: it replies which were given away, and which are unknown."""
+    """The command that renews leases; it replies which were given to others, and which are unknown."""
     script = script_text("renew", SCRIPTS)
     return ("EVAL", script.text, 4, *broker.keys, broker.restored, lease, *tags)
 

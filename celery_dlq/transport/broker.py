@@ -44,11 +44,6 @@ class Broker:
         return f"{self.unacked}_leases"
 
     @property
-    def restored(self) -> str:
-        """ZSET: tag of a message whose lease ended to the time it was given to others; bounded."""
-        return f"{self.unacked}_restored"
-
-    @property
     def keys(self) -> tuple[str, str, str]:
         """The keys of unacknowledged messages, in the order of the scripts."""
         return (self.unacked, self.index, self.leases)
@@ -86,15 +81,15 @@ def restore(
         return False
     entry, envelope = redelivered(found[0])
     script = script_text("restore", SCRIPTS)
-    keys = (*broker.keys, broker.restored, broker.list_of(found[1], envelope))
+    keys = (*broker.keys, broker.list_of(found[1], envelope))
     args = (tag, entry, int(first), int(expired))
     return bool(call("EVAL", script.text, len(keys), *keys, *args))
 
 
 def renewal(broker: Broker, lease: float, tags: Iterable[str]) -> tuple[Any, ...]:
-    """The command that renews leases; it replies which were given to others, and which are unknown."""
+    """The command that renews leases; its reply has the tags that have none any more."""
     script = script_text("renew", SCRIPTS)
-    return ("EVAL", script.text, 4, *broker.keys, broker.restored, lease, *tags)
+    return ("EVAL", script.text, 2, broker.index, broker.leases, lease, *tags)
 
 
 def removals(broker: Broker, tags: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -289,6 +289,10 @@ class ReliableChannel(kombu_redis.Channel):
         self._drop_wake()
         super().close()
 
+    def dlq_still_holds(self, tag: object) -> bool:
+        """True if a message of this channel may start; see `Leases.still_holds`."""
+        return self.dlq_leases.still_holds(tag)
+
 
 class _Plan:
     """The parts of a fetch's command for one order of the queues."""

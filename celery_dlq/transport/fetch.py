@@ -136,15 +136,14 @@ def refusal(channel: Any) -> str | None:
         pass  # INFO may be forbidden
     broker = broker_of(channel)
     unacked, index, leases = (f"{key}_probe:{uuid4().hex}" for key in broker.keys)
-    keys = (unacked, index, leases, f"{unacked}:list", f"{unacked}:restored")
-    fetched, all_keys = keys[:4], (*keys[:3], keys[4], keys[3])
+    keys = (unacked, index, leases, f"{unacked}:list")
     run = client.execute_command
     try:
         run("LPUSH", keys[3], "{}")
-        run("EVAL", script_text("fetch", SCRIPTS).text, 4, *fetched, "probe", 60, '"probe"')
-        run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
+        run("EVAL", script_text("fetch", SCRIPTS).text, 4, *keys, "probe", 60, '"probe"')
+        run("EVAL", script_text("renew", SCRIPTS).text, 2, index, leases, 60, "probe")
         run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
-        run("EVAL", script_text("restore", SCRIPTS).text, 5, *all_keys, "probe", "{}", 1, 1)
+        run("EVAL", script_text("restore", SCRIPTS).text, 4, *keys, "probe", "{}", 1, 0)
         run("HDEL", unacked, "probe")
         run("ZREM", index, "probe")
         run("DEL", *keys)

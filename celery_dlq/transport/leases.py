@@ -38,7 +38,6 @@ class Leases:
         self._fetched = 0
         self._held: dict[str, float] = {}  # tag to the time of the fetch; 0: no reply yet
         self._running: dict[str, ReferenceType[Any]] = {}  # of lost connections
-        self._doubtful: set[str] = set()  # Redis has forgotten them
         self._renewed_at = 0.0
         self._acknowledged: deque[str] = deque()
         self._connection: PipelinedConnection | None = None
@@ -69,7 +68,6 @@ class Leases:
     def drop(self, tag: str) -> None:
         """Hold it no longer: nothing was fetched, or it returns when its lease ends."""
         self._held.pop(tag, None)
-        self._doubtful.discard(tag)
 
     def is_own(self, tag: object) -> bool:
         """True if this worker fetched the message."""
@@ -82,7 +80,6 @@ class Leases:
         """
         if self._held.pop(tag, None) is None:
             return
-        self._doubtful.discard(tag)
         self._running.pop(tag, None)
         self._acknowledged.append(tag)
         connection, broker = self._connection, self._broker
@@ -107,16 +104,14 @@ class Leases:
         if connection is None or broker is None:
             return False
         try:
-            given, unknown = connection.call(*renewal(broker, self.lease_seconds, [str(tag)]))
+            gone = connection.call(*renewal(broker, self.lease_seconds, [str(tag)]))
         except StoreUnavailable as exc:
             logger.warning("A message does not start, because its lease is unknown: %s", exc)
             return False
-        if unknown:
-            self._forgotten([str(tag)])
-        if given:
+        if gone:
             self.lost(1)
             self.drop(str(tag))
-        return not given
+        return not gone
 
     def restore(self, tag: str, *, first: bool) -> None:
         """Give a message back to its queue.
@@ -130,15 +125,12 @@ class Leases:
         """
         self._running.pop(tag, None)
         if self._held.pop(tag, None) is not None:
-            self._doubtful.discard(tag)
-            if self._connection is not None and self._broker is not None:
-                restore(self._connection.call, self._broker, tag, first=first)
+            self.restore_of_another(tag, first=first)
 
-    def restore_of_another(self, tag: str) -> bool | None:
-        """Give another worker's message back, if its lease has ended; see `broker.restore`."""
-        if self._connection is None or self._broker is None:
-            return False
-        return restore(self._connection.call, self._broker, tag, expired=True)
+    def restore_of_another(self, tag: str, *, first: bool = True) -> None:
+        """Give a message back to its queue, whoever fetched it by script; see `restore`."""
+        if self._connection is not None and self._broker is not None:
+            restore(self._connection.call, self._broker, tag, first=first)
 
     def connection_closes(self, running: Mapping[str, Any]) -> None:
         """Go on holding the messages of tasks that run while their connection is closed.
@@ -186,37 +178,18 @@ class Leases:
 
     def renew(self, call: Callable[..., Any], broker: Broker) -> None:
         """Renew all leases, and find out which messages others own now."""
-        now, held = seconds_since_boot(), dict(self._held)
-        tags = tuple(held)
-        given: list[str] = []
-        unknown: list[str] = []
+        now, tags = seconds_since_boot(), tuple(self._held)
+        gone: list[str] = []
         for start in range(0, len(tags), _TAGS_PER_CALL):
             some = tags[start : start + _TAGS_PER_CALL]
-            replies = call(*renewal(broker, self.lease_seconds, some))
-            given += [tag.decode() for tag in replies[0]]
-            unknown += [tag.decode() for tag in replies[1]]
+            gone += [tag.decode() for tag in call(*renewal(broker, self.lease_seconds, some))]
         self._renewed_at = now
-        lost = [tag for tag in given if self._held.pop(tag, None) is not None]
+        # A tag without a fetch time was sent, but Redis may not have executed the fetch.
+        lost = [tag for tag in gone if self._held.get(tag)]
+        for tag in lost:
+            self.drop(tag)
         if lost:
             self.lost(len(lost))
-        # One without a fetch time before was sent, but Redis had perhaps not executed the fetch.
-        self._forgotten([tag for tag in unknown if held[tag] and tag in self._held])
-
-    def _forgotten(self, tags: Sequence[str]) -> None:
-        """Messages of which Redis knows nothing: run them, as Celery does, but count carefully."""
-        new = [tag for tag in tags if tag not in self._doubtful]
-        if new:
-            self._doubtful.update(new)
-            logger.warning(
-                "Redis does not know %d messages that this worker holds: it was restarted without "
-                "persistence, flushed, or a worker without celery_dlq gave them to others. They "
-                "run here, unless another delivery of them is counted",
-                len(new),
-            )
-
-    def is_doubtful(self, tag: object) -> bool:
-        """True if Redis has forgotten a held message: it may be delivered elsewhere, too."""
-        return tag in self._doubtful
 
     def lost(self, messages: int) -> None:
         """Report messages that others own now."""
@@ -240,7 +213,6 @@ class Leases:
     def give_up(self, tag: str) -> bool:
         """Hold a message no longer; False if it was acknowledged in the meantime."""
         self._running.pop(tag, None)
-        self._doubtful.discard(tag)
         return self._held.pop(tag, None) is not None
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from celery.worker import state
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
-from kombu.utils.encoding import bytes_to_str
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
@@ -76,12 +75,8 @@ class ReliableQoS(kombu_redis.QoS):
         super().restore_unacked(client)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Restore a message whose visibility timeout is over; one fetched by script by its lease.
-
-        kombu compares clocks of two machines, and cannot restore an entry that is no JSON.
-        """
+        """Restore what a dead worker fetched; a record that cannot be read ends no worker."""
         try:
-            if self._leases.restore_of_another(bytes_to_str(tag)) is None:
-                super().restore_by_tag(tag, client=client, leftmost=leftmost)
-        except StoreUnavailable as exc:
-            logger.debug("A message is restored later: %s", exc)
+            super().restore_by_tag(tag, client=client, leftmost=leftmost)
+        except ValueError:
+            self._leases.restore_of_another(tag)

@@ -285,13 +285,8 @@ class DeadLetterRequest(_Base):
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""
-        leases = getattr(self.message.channel, "dlq_leases", None)
-        if leases is None:
-            return True
-        tag = self.message.delivery_tag
-        if leases.still_holds(tag):
-            if leases.is_doubtful(tag):
-                self.delivery_info["redelivered"] = True  # so that its count is awaited
+        still_holds = getattr(self.message.channel, "dlq_still_holds", None)
+        if still_holds is None or still_holds(self.message.delivery_tag):
             return True
         logger.warning("Task %s does not start here: another worker owns its message", self.id)
         self.dlq_move(_S.DONE)

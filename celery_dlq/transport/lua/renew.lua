@@ -1,20 +1,17 @@
 -- Purpose: renew the leases of messages that a live worker holds.
--- KEYS: 1 unacked (hash)  2 unacked_index (zset)  3 leases (zset)  4 restored (zset)
+-- KEYS: 1 unacked_index (zset)  2 leases (zset)
 -- ARGV: 1 lease (seconds)
 --       2... tags (at most 500)
--- Returns: two lists of tags: those that were given to others, and those that are acknowledged or
---          that Redis does not know, e.g. after a restart without persistence
+-- Returns: the tags that have no lease any more: acknowledged, or given to others
 -- Complexity: O(number of tags)
 local time = redis.call('TIME')
-local now, given, unknown = time[1] + time[2] / 1000000, {}, {}
+local now, gone = time[1] + time[2] / 1000000, {}
 for i = 2, #ARGV do
-  if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 1 then
-    redis.call('ZADD', KEYS[3], now + tonumber(ARGV[1]), ARGV[i])
-    redis.call('ZADD', KEYS[2], now, ARGV[i])
-  elseif redis.call('ZSCORE', KEYS[4], ARGV[i]) then
-    given[#given + 1] = ARGV[i]
+  if redis.call('ZSCORE', KEYS[2], ARGV[i]) then
+    redis.call('ZADD', KEYS[2], 'XX', now + tonumber(ARGV[1]), ARGV[i])
+    redis.call('ZADD', KEYS[1], 'XX', now, ARGV[i])
   else
-    unknown[#unknown + 1] = ARGV[i]
+    gone[#gone + 1] = ARGV[i]
   end
 end
-return {given, unknown}
+return gone

@@ -141,7 +141,7 @@ def refusal(channel: Any) -> str | None:
     try:
         run("LPUSH", keys[3], "{}")
         run("EVAL", script_text("fetch", SCRIPTS).text, 4, *keys, "probe", 60, '"probe"')
-        run("EVAL", script_text("renew", SCRIPTS).text, 2, index, leases, 60, "probe")
+        run("EVAL", script_text("renew", SCRIPTS).text, 3, *keys[:3], 60, "probe")
         run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
         run("EVAL", script_text("restore", SCRIPTS).text, 4, *keys, "probe", "{}", 1, 0)
         run("HDEL", unacked, "probe")

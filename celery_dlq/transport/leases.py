@@ -168,6 +168,16 @@ class Leases:
             return False
         return True
 
+    def has_lease(self, tag: str | bytes) -> bool:
+        """True if a message is held by lease, here or elsewhere, or if that is unknown."""
+        if self._connection is None or self._broker is None:
+            return True
+        try:
+            return self._connection.call("ZSCORE", self._broker.leases, tag) is not None
+        except StoreUnavailable as exc:
+            self._log("Messages of dead workers are not looked for: %s", exc)
+            return True
+
     def connection_closes(self, tags: Iterable[str], running: Mapping[str, Any]) -> None:
         """Go on holding the messages of tasks that run; let the thread give back the others.
 

@@ -60,7 +60,12 @@ class ReliableQoS(kombu_redis.QoS):
         super().restore_unacked(client)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Restore what a dead worker fetched; a record that cannot be read ends no worker."""
+        """Restore what a dead worker fetched without a lease; a bad record ends no worker.
+
+        After an outage, the index alone does not tell who is dead: leases are renewed then.
+        """
+        if self._leases.has_lease(tag):
+            return
         try:
             super().restore_by_tag(tag, client=client, leftmost=leftmost)
         except ValueError:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import celery
 import pytest
 import redis
 from servers import RedisServer
@@ -271,9 +272,106 @@ def test_live_workers_keep_their_messages_when_redis_was_away(
                 server.stop()
                 wait(3 * LEASE)
                 server.start()
-            poll(lambda: client.hlen("unacked") == 0 and not client.llen("orders"),
-                 timeout_seconds=60)
+            poll(
+                lambda: client.hlen("unacked") == 0 and not client.llen("orders"),
+                timeout_seconds=60,
+            )
 
             assert [traces.llen(f"ran:long {n}") for n in range(4)] == [1] * 4
             for worker in (one, two):
                 assert "back in their queues" not in worker.output
+
+
+SOFT = {"worker_soft_shutdown_timeout": 0.5}
+ENDS = {
+    "warm": (1, [signal.SIGTERM], {}),
+    "cold": (4, [signal.SIGQUIT], {}),
+    "interrupted twice": (60, [signal.SIGINT, signal.SIGINT], {}),
+    "soft": (4, [signal.SIGQUIT], SOFT),
+    "remote": (1, [], {}),
+}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_shutdown_leaves_nothing_behind(
+    poison: ModuleType,
+    start_worker: Start,
+    ran: Ran,
+    broker: redis.Redis,
+    end: str,
+    pool: str,
+) -> None:
+    """What did not run is in the queue, in order; what ran is acknowledged; nothing is held."""
+    seconds, signals, more = ENDS[end]
+    if end == "soft" and celery.VERSION < (5, 5):
+        pytest.skip("new in Celery 5.5")
+    green = pool == "gevent"
+    waiting = [] if green else ["waiting 0", "waiting 1", "waiting 2"]
+    conf = {"worker_prefetch_multiplier": 4, **more}
+    worker = start_worker(conf, pool=pool, arguments=("-c", "9" if green else "1"))
+    poison.healthy.apply_async(("eta",), countdown=60)
+    poll(lambda: broker.hlen("unacked") == 1)
+    poison.sleeps.delay("running", seconds)
+    poll(lambda: ran("running") == 1)
+    for name in waiting:
+        poison.healthy.delay(name)
+    poll(lambda: broker.hlen("unacked") == 2 + len(waiting))
+
+    for number in signals:
+        worker.process.send_signal(number)
+        wait(0.2)
+    if not signals:
+        poll(lambda: poison.app.control.ping(timeout=1))
+        poison.app.control.shutdown()
+    poll(lambda: worker.process.poll() is not None, timeout_seconds=25)
+
+    left = [name for name, _ in held_back(broker)]
+    finished = "running" not in left
+    assert left == ["eta", *([] if finished else ["running"]), *waiting]
+    assert finished or seconds > 1
+    assert [
+        broker.hlen("unacked"),
+        broker.zcard("unacked_index"),
+        broker.zcard("unacked_leases"),
+    ] == [0, 0, 0], worker.output
+    assert "celery_dlq/" not in worker.output  # in no traceback
+
+
+def test_replaced_pool_processes_neither_double_nor_lose_anything(
+    poison: ModuleType, start_worker: Start, ran: Ran, all_done: Callable[[], bool]
+) -> None:
+    """A process a task, and a pool that is restarted in between."""
+    conf = {
+        "worker_max_tasks_per_child": 1,
+        "worker_prefetch_multiplier": 4,
+        "worker_pool_restarts": True,
+    }
+    worker = start_worker(conf)
+    for number in range(12):
+        poison.healthy.delay(f"m{number}")
+    poll(lambda: ran("m5") == 1, timeout_seconds=30)
+    assert poison.app.control.pool_restart(reply=True, timeout=10)
+    for number in range(12, 16):
+        poison.healthy.delay(f"m{number}")
+    poll(all_done, timeout_seconds=30)
+
+    assert [ran(f"m{number}") for number in range(16)] == [1] * 16, worker.output
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ({"dlq_lease": 4}, "expected dlq_lease to be at least 5 seconds, got 4"),
+        ({**SHORT, "dlq_lease": 5}, "at most the broker's visibility timeout (2 s), got 5 s"),
+        ({"dlq_reliable_fetch": "no"}, "expected dlq_reliable_fetch to be True or False, got 'no'"),
+    ],
+)
+def test_a_worker_with_a_lease_that_cannot_work_does_not_start(
+    start_worker: Start, conf: dict[str, Any], said: str
+) -> None:
+    """One line says what is wrong."""
+    worker = start_worker(conf, wait=False)
+    assert worker.process.wait(60) == 1
+    assert said in worker.output
+    assert "Traceback" not in worker.output

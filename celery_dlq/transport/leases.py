@@ -35,12 +35,13 @@ class Leases:
         lease_seconds: How long a message stays with a worker that gives no sign of life.
 
     Attributes:
-        lost: Messages that others took and that this worker has found out about.
+        taken: Messages that others took, as far as this worker has found out.
     """
 
     def __init__(self, lease_seconds: float) -> None:
         self.lease_seconds = lease_seconds
-        self.lost = 0
+        self.taken = 0
+        self._found_gone = 0  # of them, not reported yet
         self._tags = f"{uuid4().hex}-"
         self._fetched = 0
         self._asked: dict[str, float] = {}  # tag to the time its fetch was sent
@@ -137,7 +138,7 @@ class Leases:
             self.drop(tag)
             return False
         if gone and self._held.pop(tag, None) is not None:
-            self.lost += 1
+            self._found_gone += 1
         return not gone
 
     def restore(self, tag: str, *, first: bool) -> None:
@@ -249,7 +250,8 @@ class Leases:
         self._renewed = now, frozenset(tags) - gone
         # A fetch that was only asked for may not have been executed.
         lost = sum(self._held.pop(tag, None) is not None for tag in gone.intersection(held))
-        lost, self.lost = lost + self.lost, 0
+        lost, self._found_gone = lost + self._found_gone, 0
+        self.taken += lost
         if lost and now - before > self.lease_seconds:
             logger.error(
                 "This worker stood still, or was cut off from Redis, for more than its lease of "

@@ -284,11 +284,11 @@ def test_live_workers_keep_their_messages_when_redis_was_away(
 
 SOFT = {"worker_soft_shutdown_timeout": 0.5}
 ENDS = {
-    "warm": (1, [signal.SIGTERM], {}),
+    "warm": (2, [signal.SIGTERM], {}),
     "cold": (4, [signal.SIGQUIT], {}),
     "interrupted twice": (60, [signal.SIGINT, signal.SIGINT], {}),
     "soft": (4, [signal.SIGQUIT], SOFT),
-    "remote": (1, [], {}),
+    "remote": (4, [], {}),
 }
 
 
@@ -329,7 +329,7 @@ def test_a_shutdown_leaves_nothing_behind(
     left = [name for name, _ in held_back(broker)]
     finished = "running" not in left
     assert left == ["eta", *([] if finished else ["running"]), *waiting]
-    assert finished or seconds > 1
+    assert finished or end not in ("warm", "remote")
     assert [
         broker.hlen("unacked"),
         broker.zcard("unacked_index"),

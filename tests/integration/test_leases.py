@@ -44,13 +44,27 @@ def broker_on(client: redis.Redis) -> Broker:
         prefix="",
         sep="|",
         steps=[0],
-        priority_of=lambda envelope: 0,
+        priority_of=lambda _: 0,
     )
 
 
+MADE: list[Leases] = []
+
+
+@pytest.fixture(autouse=True)
+def _disconnect() -> Iterator[None]:
+    yield
+    for leases in MADE:
+        if leases._connection is not None:
+            leases._connection.close()
+    MADE.clear()
+
+
 def leases_on(broker: Broker, lease: float = LEASE) -> Leases:
+    """What a worker holds; its process dies without a word."""
     leases = Leases(lease)
     leases.connected(broker)
+    MADE.append(leases)
     return leases
 
 
@@ -126,7 +140,7 @@ def test_a_fetch_that_was_only_asked_for_is_not_lost(client: redis.Redis, broker
     leases.renew(call_on(client), broker)
     leases.received(early)
     assert early in leases._held
-    assert leases.lost == 0
+    assert leases.taken == 0
 
 
 def test_a_message_whose_owner_is_unknown_neither_starts_nor_is_acknowledged(

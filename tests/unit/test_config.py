@@ -352,7 +352,7 @@ def test_a_lease_above_the_visibility_timeout_is_refused() -> None:
 
 @pytest.mark.parametrize("timeout", ["soon", 0, -1, True])
 def test_a_visibility_timeout_that_is_no_duration_is_refused(timeout: Any) -> None:
-    """kombu would give every message away, or fail at the first."""
+    """The transport would give every message away, or fail at the first."""
     said = visibility_refusal("redis", {"visibility_timeout": timeout})
     assert "visibility_timeout" in said
     assert repr(timeout) in said or f"got {timeout}" in said

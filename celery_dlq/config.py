@@ -385,6 +385,7 @@ class Settings:
                     f"broker_transport_options, or shorten the lease"
                 )
             return
+        lease = ", or set dlq_reliable_fetch to True" if transport in _LEASED else ""
         named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
         named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
         for place, policy in named.items():
@@ -394,7 +395,7 @@ class Settings:
                     f"expected {place}['default_delay'] to be shorter than the broker's "
                     f"visibility timeout ({timeout:g} s), got {delay:g} s: the message would be "
                     f"delivered again and again while it waits. Raise visibility_timeout in "
-                    f"broker_transport_options well above the delay, or shorten the delay"
+                    f"broker_transport_options well above the delay, or shorten the delay{lease}"
                 )
 
     def lease_for(self, timeout_seconds: float | None) -> float:
@@ -429,10 +430,15 @@ def visibility_timeout(transport: str, options: Mapping[str, Any] | None) -> flo
     Args:
         transport: Its name in kombu.
         options: ``broker_transport_options``.
+
+    Raises:
+        SettingsError: It is no number of seconds above 0.
     """
     default = _VISIBILITY_TIMEOUTS.get(transport)
     given = (options or {}).get("visibility_timeout", default)
-    return None if default is None or given is None else float(given)
+    if default is None or given is None:
+        return None
+    return positive_seconds("broker_transport_options['visibility_timeout']", given)
 
 
 def _refuse_unknown(conf: Any, known: Mapping[str, object]) -> None:

@@ -75,6 +75,12 @@ DIED_AGAIN = _counter(
     "died_again", "queue dead_letter_queue", "Letters of messages that were redriven before."
 )
 REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
+RESTORED = _counter(
+    "restored_messages", "", "Messages of workers that died, returned to their queues by a lease."
+)
+LOST_LEASES = _counter(
+    "lost_leases", "", "Messages that others took from a worker that stood still or was cut off."
+)
 STORE_ERRORS = _counter(
     "store_errors", "operation", "Times the store did not answer or refused to write."
 )
@@ -103,6 +109,8 @@ COUNTERS = (
     DEAD_LETTERS,
     DIED_AGAIN,
     REDRIVEN,
+    RESTORED,
+    LOST_LEASES,
     STORE_ERRORS,
     INTERNAL_ERRORS,
 )

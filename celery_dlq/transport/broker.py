@@ -78,6 +78,8 @@ def restore(
     record = call("HGET", broker.unacked, tag)
     found = recorded(record) if record is not None else None
     if found is None:
+        if record is not None:  # not ours: it returns by kombu's visibility timeout
+            call("ZREM", broker.leases, tag)
         return False
     entry, envelope = redelivered(found[0])
     script = script_text("restore", SCRIPTS)
@@ -87,9 +89,9 @@ def restore(
 
 
 def renewal(broker: Broker, lease: float, tags: Iterable[str]) -> tuple[Any, ...]:
-    """The command that renews leases; its reply has the tags that have none any more."""
+    """The command that renews leases; its reply has the tags of messages that are not held."""
     script = script_text("renew", SCRIPTS)
-    return ("EVAL", script.text, 2, broker.index, broker.leases, lease, *tags)
+    return ("EVAL", script.text, 3, *broker.keys, lease, *tags)
 
 
 def removals(broker: Broker, tags: Sequence[str]) -> list[tuple[Any, ...]]:

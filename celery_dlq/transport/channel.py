@@ -57,7 +57,7 @@ class ReliableChannel(kombu_redis.Channel):
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
-        self._sleeping = False
+        self._sleeping = self._consumed = False
         self._misses = self._polls = self._looks = 0
         self._asked_at: float | None = None
         self._looked_at = 0.0
@@ -72,6 +72,10 @@ class ReliableChannel(kombu_redis.Channel):
         """Consume; remember whether the consumer acknowledges."""
         no_ack = kwargs.get("no_ack", args[0] if args else False)
         (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
+        if queue not in self._fanout_queues and not self._consumed:
+            self._consumed = True
+            # Not when connecting: events go to another Redis if broker_write_url is one.
+            self.connection.dlq_connected(broker_of(self))
         return super().basic_consume(queue, *args, **kwargs)
 
     def _update_queue_cycle(self) -> None:
@@ -89,7 +93,7 @@ class ReliableChannel(kombu_redis.Channel):
                 self._plans.clear()
             plan = self._plans[queues] = _Plan(self, queues)
         if self._fetching is not None:  # its connection was lost before the reply
-            self.dlq_leases.drop(self._fetching[0])
+            self.dlq_leases.interrupted(self._fetching[0])
         tag = self.dlq_leases.new_tag()
         self._fetching = tag, queues
         connection = self._in_poll = self.client.connection
@@ -99,7 +103,7 @@ class ReliableChannel(kombu_redis.Channel):
         try:
             connection.send_command(*by, tag, *plan.rest)
         except BaseException:
-            self._fetched_nothing()
+            self._interrupted()
             raise
 
     def _brpop_read(self, **_: Any) -> bool:
@@ -115,6 +119,7 @@ class ReliableChannel(kombu_redis.Channel):
             except ResponseError:
                 raise
             except self.connection_errors:
+                self._interrupted()
                 connection.disconnect()
                 raise
             if reply is None:
@@ -142,6 +147,12 @@ class ReliableChannel(kombu_redis.Channel):
         fetching, self._fetching = self._fetching, None
         if fetching is not None:
             self.dlq_leases.drop(fetching[0])
+        self._in_poll = None
+
+    def _interrupted(self) -> None:
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            self.dlq_leases.interrupted(fetching[0])
         self._in_poll = None
 
     # -- waiting ------------------------------------------------------------------
@@ -281,11 +292,12 @@ class ReliableChannel(kombu_redis.Channel):
         if self._in_poll and self._fetching is not None:
             tag = self._fetching[0]
             try:
-                self._in_poll.read_response()
-                self.dlq_leases.restore(tag, first=True)
-            except Exception as exc:  # noqa: BLE001 - it returns when its lease ends
+                if self._in_poll.read_response() is not None:
+                    self.dlq_leases.restore_of_another(tag)
+                self._fetched_nothing()
+            except Exception as exc:  # noqa: BLE001 - whatever redis-py raises
                 logger.debug("A fetch was interrupted: %r", exc)
-            self._fetched_nothing()
+                self._interrupted()
         self._drop_wake()
         super().close()
 
@@ -322,12 +334,6 @@ class ReliableTransport(kombu_redis.Transport):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cycle = ReliablePoller()
-
-    def establish_connection(self) -> Any:
-        """Connect; acknowledgements and leases use this broker from now on."""
-        connection = super().establish_connection()
-        self.dlq_connected(broker_of(self._avail_channels[-1]))
-        return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the worker's event loop look now and then."""

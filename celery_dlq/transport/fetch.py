@@ -20,6 +20,7 @@ from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
+from celery_dlq.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Counts, Metric
 from celery_dlq.transport.broker import SCRIPTS, Broker
 from celery_dlq.transport.channel import broker_of, reliable
 from celery_dlq.transport.keeper import Keeper
@@ -50,6 +51,7 @@ class ReliableFetch:
         self._wanted = settings.reliable_fetch
         self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)))
         self._keeper = Keeper(self.leases)
+        self._counted: Mapping[Metric, int] = {}
         self._emulates = bool((options or {}).get("ack_emulation", True))
 
     def watch(self, consumer: Any) -> None:
@@ -96,6 +98,19 @@ class ReliableFetch:
 
         consumer.ensure_connected = ensure_reliable
 
+    def count(self, counts: Counts) -> None:
+        """Count what the thread did since the last call."""
+        totals = {
+            RESTORED: self._keeper.restored,
+            LOST_LEASES: self.leases.taken,
+            STORE_ERRORS: self._keeper.errors,
+        }
+        for metric, total in totals.items():
+            more = total - self._counted.get(metric, 0)
+            if more:
+                counts.count(metric, *("lease" for _ in metric.labels), by=more)
+        self._counted = totals
+
     def close(self) -> None:
         """Confirm acknowledgements and give back what is held."""
         self._keeper.stop()
@@ -141,7 +156,7 @@ def refusal(channel: Any) -> str | None:
     try:
         run("LPUSH", keys[3], "{}")
         run("EVAL", script_text("fetch", SCRIPTS).text, 4, *keys, "probe", 60, '"probe"')
-        run("EVAL", script_text("renew", SCRIPTS).text, 2, index, leases, 60, "probe")
+        run("EVAL", script_text("renew", SCRIPTS).text, 3, *keys[:3], 60, "probe")
         run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
         run("EVAL", script_text("restore", SCRIPTS).text, 4, *keys, "probe", "{}", 1, 0)
         run("HDEL", unacked, "probe")

@@ -8,7 +8,7 @@ restores what dead workers held, and confirms acknowledgements.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 from weakref import ReferenceType, ref
@@ -23,27 +23,38 @@ logger = get_logger("celery_dlq.transport")
 
 _TAGS_PER_CALL = 500
 _MAX_UNCONFIRMED = 4096
+_LOG_SECONDS = 10.0
 
 
 class Leases:
     """What one worker holds.
 
+    A tag is in exactly one of: asked (its fetch was sent), held, returning.
+
     Args:
         lease_seconds: How long a message stays with a worker that gives no sign of life.
+
+    Attributes:
+        taken: Messages that others took, as far as this worker has found out.
     """
 
     def __init__(self, lease_seconds: float) -> None:
         self.lease_seconds = lease_seconds
+        self.taken = 0
+        self._found_gone = 0  # of them, not reported yet
         self._tags = f"{uuid4().hex}-"
         self._fetched = 0
-        self._held: dict[str, float] = {}  # tag to the time of the fetch; 0: no reply yet
+        self._asked: dict[str, float] = {}  # tag to the time its fetch was sent
+        self._held: dict[str, float] = {}  # the same; the lease began at that time or later
+        self._renewed: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._running: dict[str, ReferenceType[Any]] = {}  # of lost connections
-        self._renewed_at = 0.0
+        self._returning: deque[str] = deque()
         self._acknowledged: deque[str] = deque()
         self._connection: PipelinedConnection | None = None
         self._broker: Broker | None = None
+        self._logged_at = -_LOG_SECONDS
 
-    # -- the event loop -----------------------------------------------------------
+    # -- the event loop, and the threads of a pool ----------------------------------
 
     def connected(self, broker: Broker) -> None:
         """Use the broker of a new connection."""
@@ -57,17 +68,29 @@ class Leases:
     def new_tag(self) -> str:
         """A tag for the next fetch, which may hold a message from now on."""
         self._fetched += 1
-        tag = f"{self._tags}{self._fetched}"
-        self._held[tag] = 0.0
+        tag = f"{self._tags}{self._fetched:012x}"  # sorts by time, for those who restore
+        self._asked[tag] = seconds_since_boot()
         return tag
 
     def received(self, tag: str) -> None:
-        """Hold the message that was fetched."""
-        self._held[tag] = seconds_since_boot()
+        """Hold the message that was fetched.
+
+        Its lease counts from the request: the reply may have lain in the socket for long.
+        """
+        asked = self._asked.get(tag)
+        if asked is not None:
+            self._held[tag] = asked  # first, so that a renewal sees it in one of the two
+            del self._asked[tag]
 
     def drop(self, tag: str) -> None:
         """Hold it no longer: nothing was fetched, or it returns when its lease ends."""
+        self._asked.pop(tag, None)
         self._held.pop(tag, None)
+
+    def interrupted(self, tag: str) -> None:
+        """Give back what a fetch may have taken: its connection was lost before the reply."""
+        if self._asked.pop(tag, None) is not None:
+            self._returning.append(tag)
 
     def is_own(self, tag: object) -> bool:
         """True if this worker fetched the message."""
@@ -92,63 +115,94 @@ class Leases:
         """True if a message may start: no other worker owns it.
 
         Asks Redis if the lease may have run out: this process, or the machine, stood still.
+        If Redis does not answer, the message is given up; it returns when its lease ends.
         """
-        if not self.is_own(tag):
+        if not isinstance(tag, str) or not self.is_own(tag):
             return True
-        fetched = self._held.get(str(tag))
-        if fetched is None:
+        asked = self._held.get(tag)
+        if asked is None:
             return False
-        if seconds_since_boot() < max(fetched, self._renewed_at) + self.lease_seconds:
+        now = seconds_since_boot()
+        if now < asked + self.lease_seconds:
+            return True
+        renewed_at, renewed = self._renewed
+        if now < renewed_at + self.lease_seconds and tag in renewed:
             return True
         connection, broker = self._connection, self._broker
         if connection is None or broker is None:
             return False
         try:
-            gone = connection.call(*renewal(broker, self.lease_seconds, [str(tag)]))
+            gone = connection.call(*renewal(broker, self.lease_seconds, [tag]))
         except StoreUnavailable as exc:
-            logger.warning("A message does not start, because its lease is unknown: %s", exc)
+            self._log("It is unknown who owns a message, so it does not start: %s", exc)
+            self.drop(tag)
             return False
-        if gone:
-            self.lost(1)
-            self.drop(str(tag))
+        if gone and self._held.pop(tag, None) is not None:
+            self._found_gone += 1
         return not gone
 
     def restore(self, tag: str, *, first: bool) -> None:
-        """Give a message back to its queue.
+        """Give a message back to its queue; if Redis does not answer, the thread does it later.
 
         Args:
             tag: The message's.
             first: True to make it the next that is fetched.
-
-        Raises:
-            StoreUnavailable: Redis does not answer; the message returns when its lease ends.
         """
         self._running.pop(tag, None)
-        if self._held.pop(tag, None) is not None:
-            self.restore_of_another(tag, first=first)
+        if self._held.pop(tag, None) is None:
+            return
+        if not self.restore_of_another(tag, first=first):
+            self._returning.append(tag)
 
-    def restore_of_another(self, tag: str, *, first: bool = True) -> None:
-        """Give a message back to its queue, whoever fetched it by script; see `restore`."""
-        if self._connection is not None and self._broker is not None:
+    def restore_of_another(self, tag: str, *, first: bool = True) -> bool:
+        """Give a message back to its queue, whoever fetched it by script.
+
+        Returns:
+            False if Redis did not answer.
+        """
+        if self._connection is None or self._broker is None:
+            return False
+        try:
             restore(self._connection.call, self._broker, tag, first=first)
+        except StoreUnavailable as exc:
+            self._log("A message is not back in its queue yet: %s", exc)
+            return False
+        return True
 
-    def connection_closes(self, running: Mapping[str, Any]) -> None:
-        """Go on holding the messages of tasks that run while their connection is closed.
+    def has_lease(self, tag: str | bytes) -> bool:
+        """True if a message is held by lease, here or elsewhere, or if that is unknown."""
+        if self._connection is None or self._broker is None:
+            return True
+        try:
+            return self._connection.call("ZSCORE", self._broker.leases, tag) is not None
+        except StoreUnavailable as exc:
+            self._log("Messages of dead workers are not looked for: %s", exc)
+            return True
+
+    def connection_closes(self, tags: Iterable[str], running: Mapping[str, Any]) -> None:
+        """Go on holding the messages of tasks that run; let the thread give back the others.
 
         Args:
-            running: Celery's requests, by tag.
+            tags: The messages that the connection delivered, the oldest first.
+            running: Celery's requests that go on, by tag.
         """
-        self._running |= {tag: ref(request) for tag, request in running.items()}
+        for tag in tags:
+            if tag in running:
+                self._running[tag] = ref(running[tag])
+            elif self._held.pop(tag, None) is not None:
+                self._returning.append(tag)
 
     def close(self) -> None:
         """Confirm all acknowledgements, give back what is still held, and disconnect."""
         while self._acknowledged and self._confirm_here():
             pass
-        try:
-            for tag in reversed(tuple(self._held)):  # so that the oldest is fetched first
-                self.restore(tag, first=True)
-        except StoreUnavailable as exc:
-            logger.warning("Messages return when their leases end: %s", exc)
+        left = [*self.to_return(), *self._held]
+        self._held.clear()
+        self._running.clear()
+        while left and self.restore_of_another(left[-1]):  # so that the oldest is fetched first
+            left.pop()
+        if left:
+            logger.warning("%d messages return when their leases end", len(left))
         if self._connection is not None:
             self._connection.close()
 
@@ -161,64 +215,79 @@ class Leases:
                 self._connection.call(*command)
         except StoreUnavailable as exc:
             self._acknowledged.extend(tags)
-            logger.warning("%d acknowledgements are not confirmed: %s", len(tags), exc)
+            self._log("%d acknowledgements are not confirmed: %s", len(self._acknowledged), exc)
             return False
         return True
 
-    # -- the thread ---------------------------------------------------------------
+    def _log(self, text: str, *args: Any) -> None:
+        """Log a failure, at most every ten seconds."""
+        now = seconds_since_boot()
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            logger.warning(text, *args)
+
+    # -- the thread -----------------------------------------------------------------
 
     def confirm(self, call_all: Callable[[Sequence[Any]], Sequence[Any]], broker: Broker) -> None:
         """Repeat acknowledgements and wait for the replies."""
         while tags := _taken(self._acknowledged):
             try:
                 call_all(removals(broker, tags))
-            except Exception:
+            except BaseException:
                 self._acknowledged.extend(tags)
                 raise
 
     def renew(self, call: Callable[..., Any], broker: Broker) -> None:
         """Renew all leases, and find out which messages others own now."""
-        now, tags = seconds_since_boot(), tuple(self._held)
-        gone: list[str] = []
+        now = seconds_since_boot()
+        asked = list(self._asked)  # first: from there they go to those that are held
+        held = list(self._held)
+        tags, gone = [*asked, *held], set()
         for start in range(0, len(tags), _TAGS_PER_CALL):
             some = tags[start : start + _TAGS_PER_CALL]
-            gone += [tag.decode() for tag in call(*renewal(broker, self.lease_seconds, some))]
-        self._renewed_at = now
-        # A tag without a fetch time was sent, but Redis may not have executed the fetch.
-        lost = [tag for tag in gone if self._held.get(tag)]
-        for tag in lost:
-            self.drop(tag)
-        if lost:
-            self.lost(len(lost))
+            gone |= {tag.decode() for tag in call(*renewal(broker, self.lease_seconds, some))}
+        before, _ = self._renewed
+        self._renewed = now, frozenset(tags) - gone
+        # A fetch that was only asked for may not have been executed.
+        lost = sum(self._held.pop(tag, None) is not None for tag in gone.intersection(held))
+        lost, self._found_gone = lost + self._found_gone, 0
+        self.taken += lost
+        if lost and now - before > self.lease_seconds:
+            logger.error(
+                "This worker stood still, or was cut off from Redis, for more than its lease of "
+                "%g s: others took %d of its messages. It does not acknowledge them, and does "
+                "not start those that have not started",
+                self.lease_seconds,
+                lost,
+            )
+        elif lost:
+            logger.error(
+                "%d messages of this worker are gone from Redis, although it renewed their "
+                "leases: Redis lost data, or somebody removed them",
+                lost,
+            )
 
-    def lost(self, messages: int) -> None:
-        """Report messages that others own now."""
-        logger.error(
-            "%d messages of this worker were given to others, because it did not renew their "
-            "leases for more than %g s: it, or its connection, stood still. It will not "
-            "acknowledge them, and those that have not started will not start here",
-            messages,
-            self.lease_seconds,
-        )
+    def to_return(self) -> list[str]:
+        """Take the messages that go back to their queues, the oldest first.
 
-    def restore_ended(self, is_running: Callable[[Any], bool]) -> list[str]:
-        """The messages of lost connections whose tasks ended without an acknowledgement."""
-        ended = []
+        Those of lost connections whose tasks ended without an acknowledgement are among them:
+        nobody refers to Celery's request any more.
+        """
         for tag, request in list(self._running.items()):
-            alive = request()
-            if alive is None or not is_running(alive):
-                ended.append(tag)
-        return ended
+            if request() is None:
+                self._running.pop(tag, None)
+                if self._held.pop(tag, None) is not None:
+                    self._returning.append(tag)
+        return _taken(self._returning, len(self._returning))
 
-    def give_up(self, tag: str) -> bool:
-        """Hold a message no longer; False if it was acknowledged in the meantime."""
-        self._running.pop(tag, None)
-        return self._held.pop(tag, None) is not None
+    def return_later(self, tags: Iterable[str]) -> None:
+        """Keep messages that could not be given back now."""
+        self._returning.extend(tags)
 
 
-def _taken(tags: deque[str]) -> list[str]:
+def _taken(tags: deque[str], most: int = _TAGS_PER_CALL) -> list[str]:
     taken: list[str] = []
-    while len(taken) < _TAGS_PER_CALL:
+    while len(taken) < most:
         try:
             taken.append(tags.popleft())
         except IndexError:

@@ -5,17 +5,14 @@ Source: ``QoS`` in https://github.com/celery/kombu/blob/main/kombu/transport/red
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from celery.worker import state
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
-from celery_dlq.errors import StoreUnavailable
-from celery_dlq.logs import get_logger
 from celery_dlq.transport.leases import Leases
-
-logger = get_logger("celery_dlq.transport")
 
 
 class ReliableQoS(kombu_redis.QoS):
@@ -53,30 +50,43 @@ class ReliableQoS(kombu_redis.QoS):
 
     def restore_unacked(self, client: Any = None) -> None:
         """Restore what the channel delivered, but for tasks that run: they go on."""
-        own = [tag for tag in self._delivered if self._leases.is_own(tag)]
+        own = {tag: None for tag in self._delivered if self._leases.is_own(tag)}
         for tag in own:
             del self._delivered[tag]
         running = {
-            tag: request
-            for request in tuple(state.active_requests)
-            if (tag := request.message.delivery_tag) in own
+            tag: request for request in _at_work() if (tag := request.message.delivery_tag) in own
         }
-        self._leases.connection_closes(running)
-        for tag in reversed(own):  # so that the oldest is fetched first
-            if tag not in running and tag not in self._dirty:
-                try:
-                    self._leases.restore(tag, first=True)
-                except StoreUnavailable as exc:
-                    logger.warning("Messages return when their leases end: %s", exc)
-                    for left in own:
-                        if left not in running:
-                            self._leases.drop(left)
-                    break
+        self._leases.connection_closes(own, running)
         super().restore_unacked(client)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Restore what a dead worker fetched; a record that cannot be read ends no worker."""
+        """Restore what a dead worker fetched without a lease; a bad record ends no worker.
+
+        After an outage, the index alone does not tell who is dead: leases are renewed then.
+        """
+        if self._leases.has_lease(tag):
+            return
         try:
             super().restore_by_tag(tag, client=client, leftmost=leftmost)
         except ValueError:
             self._leases.restore_of_another(tag)
+
+
+def _at_work() -> Iterator[Any]:
+    """Celery's requests that run, or that were written to a pool's process and so will run.
+
+    See `celery_dlq.worker.dispatched`.
+    """
+    yield from _listed(state.active_requests)
+    for request in _listed(state.reserved_requests):
+        job = request._apply_result and request._apply_result()  # noqa: SLF001 - as Celery does
+        if getattr(job, "_write_to", None) is not None:
+            yield request
+
+
+def _listed(requests: Any) -> list[Any]:
+    while True:
+        try:
+            return list(requests)
+        except RuntimeError:  # a thread of the pool changed it
+            continue

@@ -92,6 +92,8 @@ class TickStep(bootsteps.StartStopStep):
 
         def tick() -> None:
             _quietly(guard.look_for_lost, consumer.pool)
+            if self._fetch is not None:
+                _quietly(self._fetch.count, guard.counts)
             _quietly(guard.tick)
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)

@@ -107,7 +107,7 @@ class Guard:
         self._pid = pid
         self._flags_redelivery = flags_redelivery
         self._release = release
-        self._counts = Counts() if counts is None else counts
+        self.counts = self._counts = Counts() if counts is None else counts
         self._sampler = sampler
         self._dispatched = Dispatched()
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over

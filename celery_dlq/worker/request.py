@@ -116,12 +116,11 @@ class DeadLetterRequest(_Base):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not cls.dlq_counted:
-            return
         own = cls.__dict__
         if "execute_using_pool" in own:
-            cls.execute_using_pool = _counted(own["execute_using_pool"])
-        if "on_success" in own:
+            wrap = _counted if cls.dlq_counted else _if_ours
+            cls.execute_using_pool = wrap(own["execute_using_pool"])
+        if cls.dlq_counted and "on_success" in own:
             cls.on_success = _forgetting(own["on_success"])
 
     def dlq_move(self, state: DeliveryState) -> None:
@@ -146,7 +145,7 @@ class DeadLetterRequest(_Base):
 
     def on_accepted(self, pid: Any, time_accepted: Any) -> Any:
         """A pool process starts the task; in a pool inside this process, the task runs next."""
-        if self.dlq_starts_here and self.dlq_counted and self.dlq_state is _S.NEW:
+        if self.dlq_starts_here and self.dlq_state is _S.NEW:
             self._dlq_begin_here()
         elif self.dlq_state is not _S.RUNNING:
             self.dlq_move(_S.RUNNING)
@@ -249,6 +248,15 @@ class DeadLetterRequest(_Base):
             self.dlq_guard.dispatched(self, job, dropped=job is None and is_closed(pool))
         return job
 
+    def dlq_execute_if_ours(self, execute: Callable[[], Any]) -> Any:
+        """Hand a task that is not counted to the pool, unless another worker owns its message."""
+        if not self.dlq_starts_here and not self._dlq_is_ours():
+            raise TaskRevokedError(self.id)
+        try:
+            return execute()
+        except NotStartedError as exc:
+            raise TaskRevokedError(self.id) from exc
+
     def _dlq_is_revoked(self) -> bool:
         """Check for revocation, as Celery will again; dead-letter unreadable headers."""
         try:
@@ -288,15 +296,18 @@ class DeadLetterRequest(_Base):
         still_holds = getattr(self.message.channel, "dlq_still_holds", None)
         if still_holds is None or still_holds(self.message.delivery_tag):
             return True
-        logger.warning("Task %s does not start here: another worker owns its message", self.id)
+        logger.info("Task %s does not start here: its message went back to its queue", self.id)
         self.dlq_move(_S.DONE)
         self._dlq_discard()  # frees its place in the prefetch window, and nothing else
         return False
 
     def _dlq_begin_here(self) -> None:
         """Count the start; if it may not happen, leave the pool's thread by an exception."""
-        if not self.dlq_begin():
+        begins = self.dlq_begin if self.dlq_counted else self._dlq_is_ours
+        if not begins():
             raise _silent_exit()(self.id)
+        if not self.dlq_counted:
+            self.dlq_move(_S.RUNNING)
 
     def _dlq_end_at_start(self, refusal: Refusal) -> None:
         settle = partial(self.dlq_settle_copy, refusal.dead_letter_queue)
@@ -558,6 +569,16 @@ def _counted(execute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(execute)
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
         return self.dlq_execute(partial(execute, self, pool, **kwargs), pool)
+
+    return execute_using_pool
+
+
+def _if_ours(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``execute_using_pool`` of a task that is not counted."""
+
+    @wraps(execute)
+    def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
+        return self.dlq_execute_if_ours(partial(execute, self, pool, **kwargs))
 
     return execute_using_pool
 

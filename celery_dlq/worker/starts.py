@@ -187,8 +187,9 @@ class Starts:
         if status is CountStatus.RUNNING:
             logger.warning(
                 "Task %s is delivered again while delivery %d of it still runs on another worker. "
-                "It is not charged. With the Redis broker, set visibility_timeout above your "
-                "longest task and delay",
+                "It is not charged. On Redis, a live worker keeps its messages if "
+                "dlq_reliable_fetch is on; else visibility_timeout must be above your longest "
+                "task and delay",
                 in_flight.key.task_id,
                 count.number,
             )

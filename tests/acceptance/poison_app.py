@@ -316,6 +316,23 @@ def sleeps(key: str, seconds: float) -> str:
     return key
 
 
+@app.task
+def blocks(key: str, seconds: float) -> str:
+    """Keep the thread busy, without a word to gevent."""
+    trace("ran", key)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return key
+
+
+@app.task(acks_late=False)
+def sleeps_early(key: str, seconds: float) -> str:
+    trace("ran", key)
+    time.sleep(seconds)
+    return key
+
+
 def die_after_storing() -> None:
     """Make the worker SIGKILL itself between storing a letter and acknowledging the message."""
     from celery_dlq.backends.redis.letters import RedisStore

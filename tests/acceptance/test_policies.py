@@ -172,9 +172,10 @@ def test_bad_input_changes_nothing(
 
 
 def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(start_worker: Start) -> None:
-    """At the start of a worker, with the reason and the way out."""
+    """At the start of a worker, with the reason and the way out. Not with leases."""
     conf = {
         "dlq_queues": {"orders": {"default_delay": 30}},
+        "dlq_reliable_fetch": False,
         "broker_transport_options": {"visibility_timeout": 20},
     }
     worker = start_worker(conf, wait=False)
@@ -182,3 +183,4 @@ def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(start_worker: S
     assert "visibility timeout (20 s), got 30 s" in worker.output
     assert "Raise visibility_timeout in broker_transport_options" in worker.output
     assert "Traceback" not in worker.output
+    start_worker({**conf, "dlq_reliable_fetch": True})

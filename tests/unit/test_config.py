@@ -44,6 +44,8 @@ def test_an_app_without_settings_has_the_documented_defaults() -> None:
         store_timeout=2.0,
         spool_dir=None,
         release=None,
+        reliable_fetch=True,
+        lease=None,
     )
 
 
@@ -64,7 +66,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_sample_successes=0.001,
         dlq_sentry="beside",
         dlq_reliable_fetch=False,
-        dlq_lease=timedelta(minutes=2),
+        dlq_lease=timedelta(seconds=30),
     ).conf
     settings = Settings.from_conf(conf)
     assert settings == Settings(
@@ -80,9 +82,9 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         release="1.2.3",
         adopt={"orders.dead": "orders-DLQ", "other.dead": None},
         sample_successes=0.001,
-        reliable_fetch=False,
-        lease=120.0,
         sentry="beside",
+        reliable_fetch=False,
+        lease=30.0,
     )
     assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)
 
@@ -184,6 +186,13 @@ def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None
         ("dlq_store_timeout", 0.0, "a duration of more than 0 seconds"),
         ("dlq_store_timeout", timedelta(0), "a duration of more than 0 seconds"),
         ("dlq_spool_dir", 7, "a name (text that is not empty)"),
+        ("dlq_reliable_fetch", "yes", "True or False"),
+        ("dlq_reliable_fetch", 1, "True or False"),
+        ("dlq_lease", 4.9, "at least 5 seconds"),
+        ("dlq_lease", timedelta(seconds=1), "at least 5 seconds"),
+        ("dlq_lease", "60", "a number of seconds or a timedelta"),
+        ("dlq_lease", True, "a number of seconds or a timedelta"),
+        ("dlq_lease", 0, "a duration of more than 0 seconds"),
         ("dlq_release", "", "a name (text that is not empty)"),
         ("dlq_release", 7, "a name (text that is not empty)"),
     ],
@@ -314,3 +323,49 @@ def test_a_refused_broker_does_not_show_its_password(broker: object) -> None:
     with pytest.raises(SettingsError) as raised:
         Settings().redis_url(broker)
     assert SECRET not in str(raised.value)
+
+
+def visibility_refusal(transport: str, options: dict[str, Any], **conf: Any) -> str:
+    """The one-line text with which settings are refused that do not fit a broker."""
+    settings = Settings.from_conf(conf)
+    with pytest.raises(SettingsError) as raised:
+        settings.check_visibility(settings.policies, transport, options)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_lease_is_a_minute_or_the_shorter_visibility_timeout() -> None:
+    """Workers without leases must not take from live ones."""
+    assert Settings.from_conf({}).lease_for(3600.0) == 60.0
+    assert Settings.from_conf({}).lease_for(20.0) == 20.0
+    assert Settings.from_conf({"dlq_lease": 5}).lease_for(20.0) == 5.0
+
+
+def test_a_lease_above_the_visibility_timeout_is_refused() -> None:
+    """The text has both, and the ways out."""
+    said = visibility_refusal("redis", {"visibility_timeout": 20}, dlq_lease=30)
+    assert "expected dlq_lease to be at most the broker's visibility timeout (20 s), got 30" in said
+    assert "Raise visibility_timeout" in said
+    assert "shorten the lease" in said
+
+
+@pytest.mark.parametrize("timeout", ["soon", 0, -1, True])
+def test_a_visibility_timeout_that_is_no_duration_is_refused(timeout: Any) -> None:
+    """The transport would give every message away, or fail at the first."""
+    said = visibility_refusal("redis", {"visibility_timeout": timeout})
+    assert "visibility_timeout" in said
+    assert repr(timeout) in said or f"got {timeout}" in said
+
+
+def test_a_long_delay_is_refused_only_without_leases() -> None:
+    """With them, a message that waits for its time is renewed."""
+    delays: dict[str, Any] = {"dlq_queues": {"orders": {"default_delay": 30}}}
+    options = {"visibility_timeout": 20}
+    with_leases = Settings.from_conf(delays)
+    with_leases.check_visibility(with_leases.policies, "redis", options)
+    with_leases.check_visibility(with_leases.policies, "rediss", options)
+
+    said = visibility_refusal("redis", options, dlq_reliable_fetch=False, **delays)
+    assert "set dlq_reliable_fetch to True" in said
+    assert "dlq_reliable_fetch" not in visibility_refusal("sqs", options, **delays)

@@ -1,11 +1,12 @@
 -- Purpose: find messages whose worker did not renew their lease.
 -- KEYS: 1 unacked (hash)  2 unacked_index (zset)  3 leases (zset)
 -- ARGV: 1 most (tags to look at)
--- Returns: the tags of such messages, the oldest lease first
+-- Returns: the tags of such messages, the newest first: so the oldest is restored last, and is
+--       the next that is fetched
 -- Complexity: O(most)
 local time = redis.call('TIME')
 local now, held = time[1] + time[2] / 1000000, {}
-for _, tag in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, ARGV[1])) do
+for _, tag in ipairs(redis.call('ZREVRANGEBYSCORE', KEYS[3], now, '-inf', 'LIMIT', 0, ARGV[1])) do
   if redis.call('HEXISTS', KEYS[1], tag) == 1 then
     held[#held + 1] = tag
   else  -- acknowledged; its worker died before it could remove this

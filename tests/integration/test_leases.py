@@ -1,0 +1,304 @@
+"""What a worker holds, and what the thread does about it, against a real Redis."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+from servers import RedisServer
+from waiting import poll
+
+from celery_dlq.backends.redis.scripts import script_text
+from celery_dlq.transport.broker import SCRIPTS, Broker
+from celery_dlq.transport.keeper import Keeper
+from celery_dlq.transport.leases import Leases
+
+LEASE = 0.3
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of an empty Redis."""
+    with redis.Redis.from_url(redis_url) as one:
+        yield one
+
+
+@pytest.fixture
+def broker(client: redis.Redis) -> Broker:
+    """It, as kombu's channel uses it."""
+    return broker_on(client)
+
+
+def broker_on(client: redis.Redis) -> Broker:
+    return Broker(
+        client=client,
+        url="redis://",
+        unacked="unacked",
+        index="unacked_index",
+        prefix="",
+        sep="|",
+        steps=[0],
+        priority_of=lambda _: 0,
+    )
+
+
+MADE: list[Leases] = []
+
+
+@pytest.fixture(autouse=True)
+def _disconnect() -> Iterator[None]:
+    yield
+    for leases in MADE:
+        if leases._connection is not None:
+            leases._connection.close()
+    MADE.clear()
+
+
+def leases_on(broker: Broker, lease: float = LEASE) -> Leases:
+    """What a worker holds; its process dies without a word."""
+    leases = Leases(lease)
+    leases.connected(broker)
+    MADE.append(leases)
+    return leases
+
+
+def fetch(leases: Leases, broker: Broker, *, reply: bool = True) -> str:
+    """Do what the channel does; without a reply, it is still in the socket."""
+    tag = leases.new_tag()
+    script = script_text("fetch", SCRIPTS)
+    keys = (*broker.keys, "orders")
+    args = (tag, leases.lease_seconds, '"orders"')
+    found = broker.client.execute_command("EVAL", script.text, len(keys), *keys, *args)
+    assert found is not None
+    if reply:
+        leases.received(tag)
+    return tag
+
+
+def publish(client: redis.Redis, *names: str) -> None:
+    for name in names:
+        envelope = {"body": name, "headers": {}, "properties": {"delivery_info": {}}}
+        client.lpush("orders", json.dumps(envelope))
+
+
+def bodies(client: redis.Redis) -> list[str]:
+    """The messages in the queue, the next one first."""
+    return [json.loads(entry)["body"] for entry in reversed(client.lrange("orders", 0, -1))]
+
+
+def call_on(client: redis.Redis) -> Any:
+    return client.execute_command
+
+
+def restore_expired(broker: Broker) -> Keeper:
+    """Let a fresh worker look for dead ones, once."""
+    keeper = Keeper(leases_on(broker, 60))
+    keeper._connected_to = broker
+    keeper._replied_at = float("inf")  # it does not hold off
+    keeper._restore_expired(broker)
+    keeper._disconnect()
+    return keeper
+
+
+def lease_ends(client: redis.Redis) -> None:
+    def ended() -> bool:
+        seconds, micros = client.time()
+        return client.zcount("unacked_leases", seconds + micros / 1e6, "+inf") == 0
+
+    poll(ended)
+
+
+def test_a_reply_that_lay_in_the_socket_for_too_long_does_not_start(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """The lease counts from the request: another worker has the message by now."""
+    leases = leases_on(broker)
+    publish(client, "one")
+    tag = fetch(leases, broker, reply=False)
+    lease_ends(client)
+    assert restore_expired(broker).restored == 1
+
+    leases.renew(call_on(client), broker)
+    leases.received(tag)
+
+    assert not leases.still_holds(tag)
+    leases.acknowledge(tag)
+    assert bodies(client) == ["one"]
+
+
+def test_a_fetch_that_was_only_asked_for_is_not_lost(client: redis.Redis, broker: Broker) -> None:
+    """A renewal may overtake it."""
+    leases = leases_on(broker)
+    publish(client, "one")
+    early = leases.new_tag()
+    leases.renew(call_on(client), broker)
+    leases.received(early)
+    assert early in leases._held
+    assert leases.taken == 0
+
+
+def test_a_message_whose_owner_is_unknown_neither_starts_nor_is_acknowledged(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """Redis does not answer after a standstill; the message returns when its lease ends."""
+    leases = leases_on(broker)
+    publish(client, "one")
+    tag = fetch(leases, broker)
+    lease_ends(client)
+    nowhere = redis.Redis(port=1)
+    leases.connected(replace(broker, client=nowhere))
+
+    assert not leases.still_holds(tag)
+    leases.connected(broker)
+    leases.acknowledge(tag)
+    leases.close()
+
+    assert client.hlen("unacked") == 1
+    assert restore_expired(broker).restored == 1
+    assert bodies(client) == ["one"]
+
+
+def test_a_message_that_kombu_gave_to_others_is_not_renewed(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """A worker without leases knows the hash and the index only."""
+    leases = leases_on(broker)
+    publish(client, "one")
+    tag = fetch(leases, broker)
+    client.hdel("unacked", tag)
+    client.zrem("unacked_index", tag)
+
+    leases.renew(call_on(client), broker)
+
+    assert not leases.still_holds(tag)
+    assert restore_expired(broker).restored == 0
+
+
+def test_leases_are_renewed_on_a_full_redis() -> None:
+    """Else its live workers would lose their messages to each other."""
+    with RedisServer() as server:
+        client = server.client()
+        broker = broker_on(client)
+        leases = leases_on(broker)
+        publish(client, "one")
+        tag = fetch(leases, broker)
+        client.config_set("maxmemory", 1)
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            client.set("x", "y")
+        before = client.zscore("unacked_leases", tag)
+
+        leases.renew(call_on(client), broker)
+
+        assert client.zscore("unacked_leases", tag) > before
+
+
+def test_many_messages_of_a_dead_worker_come_back_in_order(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """More than one call's; a record that nobody can read keeps none of them back."""
+    leases = leases_on(broker)
+    names = [f"m{number}" for number in range(250)]
+    publish(client, *names)
+    tags = [fetch(leases, broker) for _ in names]
+    client.hset("unacked", tags[200], "no record")
+    leases.renew(call_on(client), broker)
+    lease_ends(client)
+
+    keeper = restore_expired(broker)
+
+    assert keeper.restored == 249
+    assert bodies(client) == [name for name in names if name != "m200"]
+    assert client.zcard("unacked_leases") == 0
+
+
+class Request:
+    """Celery's, as far as a weak reference goes."""
+
+
+def test_what_runs_without_its_connection_is_held_until_it_ends(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """What waits goes back in order; so does what ends without an acknowledgement."""
+    leases = leases_on(broker)
+    publish(client, "acknowledged", "cancelled", "waiting 1", "waiting 2")
+    tags = [fetch(leases, broker) for _ in range(4)]
+    acknowledged, cancelled = Request(), Request()
+
+    leases.connection_closes(tags, {tags[0]: acknowledged, tags[1]: cancelled})
+    assert not leases.still_holds(tags[2])
+    assert leases.to_return() == tags[2:]
+    leases.acknowledge(tags[0])
+    assert leases.to_return() == []
+    del acknowledged, cancelled
+    gc.collect()
+
+    assert leases.to_return() == [tags[1]]
+    assert leases.to_return() == []
+    leases.return_later(tags[1:])
+    leases.close()
+    assert bodies(client) == ["cancelled", "waiting 1", "waiting 2"]
+    assert client.hlen("unacked") == client.zcard("unacked_leases") == 0
+
+
+def test_an_interrupted_fetch_goes_back_at_once(client: redis.Redis, broker: Broker) -> None:
+    """Whether Redis executed it is unknown."""
+    leases = leases_on(broker, 60)
+    publish(client, "one")
+    tag = fetch(leases, broker, reply=False)
+    leases.interrupted(tag)
+    leases.interrupted(leases.new_tag())
+    keeper = Keeper(leases)
+    keeper._connected_to = broker
+
+    keeper._return(broker)
+
+    keeper._disconnect()
+    assert bodies(client) == ["one"]
+
+
+def test_threads_acknowledge_beside_the_thread_that_confirms(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """None is forgotten, whoever comes first."""
+    leases = leases_on(broker, 60)
+    publish(client, *(f"m{number}" for number in range(400)))
+    tags = [fetch(leases, broker) for _ in range(400)]
+    keeper = Keeper(leases)
+    keeper.connected(broker)
+    threads = [
+        threading.Thread(target=lambda mine: [*map(leases.acknowledge, mine)], args=(tags[n::4],))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    keeper.stop()
+    leases.close()
+
+    assert [client.hlen("unacked"), *map(client.zcard, broker.keys[1:])] == [0, 0, 0]
+    assert client.llen("orders") == 0
+
+
+def test_after_a_silence_of_redis_nobody_is_taken_for_dead_at_once(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """Live workers renew within seconds; then it is known who is dead."""
+    publish(client, "one")
+    fetch(leases_on(broker, 1), broker)
+    lease_ends(client)
+    keeper = Keeper(leases_on(broker, 1))
+    keeper._connected_to = broker
+
+    keeper._restore_expired(broker)
+    assert bodies(client) == []
+
+    poll(lambda: keeper._restore_expired(broker) or bodies(client) == ["one"], timeout_seconds=5)
+    keeper._disconnect()

@@ -13,18 +13,18 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache
 from queue import Empty
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
-from celery_dlq.transport.broker import SCRIPTS, Broker
+from celery_dlq.transport.broker import CONNECT_SECONDS, REPLY_SECONDS, SCRIPTS, broker_of
 from celery_dlq.transport.entries import Entry, EntryMessage, record_end
 from celery_dlq.transport.leases import Leases
 from celery_dlq.transport.poller import ReliablePoller
@@ -34,8 +34,8 @@ from celery_dlq.transport.wake import LOOK_SECONDS, WakeConnection
 logger = get_logger("celery_dlq.transport")
 
 _LOOKS_PER_FETCH = 10  # a fetch is refused where an EXISTS is not: by a replica
-_REPLY_SECONDS = 5.0
-_CONNECT_SECONDS = 5.0
+_OVERDUE_SECONDS = 30.0  # as long as kombu 5.7 waits for the reply to BRPOP
+_AGAIN_SECONDS = 10.0
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
 _MAX_PLANS = 64  # orders of the queues, each with its keys
 # Every idle worker wakes for every message, so those that come too late wait longer next time.
@@ -51,6 +51,7 @@ class ReliableChannel(kombu_redis.Channel):
     dlq_leases: Leases
     _in_poll: Any
     _brpop_sent_at: Any
+    _told_of_polling = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._no_ack: set[str] = set()
@@ -104,6 +105,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _brpop_read(self, **_: Any) -> bool:
         if self._fetching is None:
+            self._look_at_idle_connection()
             raise Empty
         (tag, queues), connection = self._fetching, self.client.connection
         try:
@@ -137,6 +139,31 @@ class ReliableChannel(kombu_redis.Channel):
             self.dlq_leases.drop(tag)
         self.connection._deliver(Entry(reply[1], tag, queue), queue)  # noqa: SLF001
         return True
+
+    def _look_at_idle_connection(self) -> None:
+        """Nothing was asked, so what can be read is the end; kombu, too, starts over then."""
+        connection = self.client.connection
+        if connection._sock is None or connection.can_read(timeout=0):  # noqa: SLF001
+            connection.disconnect()
+            raise RedisConnectionError("Redis closed the connection")
+
+    def _look_at_overdue_fetch(self) -> None:
+        """Give up a connection that is dead at the other end only."""
+        if self._fetching is None or not self.qos.can_consume():
+            return
+        if time.monotonic() - self._brpop_sent_at < _OVERDUE_SECONDS:
+            return
+        if not self.client.connection.can_read(timeout=0):
+            self.client.connection.disconnect()
+            raise RedisConnectionError(f"no reply to a fetch in {_OVERDUE_SECONDS:g} s")
+        with suppress(Empty):  # this process was busy
+            self._brpop_read()
+
+    def _poll_error(self, type: str, **options: Any) -> Any:  # noqa: A002 - kombu's name
+        """Read, without an event loop, what ``poll`` calls an error: the end of a connection."""
+        if type == "WAKE":
+            return self.wake_read()
+        return self._brpop_read() if type == "BRPOP" else super()._poll_error(type, **options)
 
     def _fetched_nothing(self) -> None:
         fetching, self._fetching = self._fetching, None
@@ -188,10 +215,13 @@ class ReliableChannel(kombu_redis.Channel):
             wake = WakeConnection(self._make_wake)
             self.connection.cycle.listen(self, wake, wake.open())
             self._wake = wake
+            if self._told_of_polling:
+                type(self)._told_of_polling = False  # noqa: SLF001
+                logger.info("Redis wakes this worker again")
         return self._wake
 
     def _make_wake(self) -> Any:
-        settings = {"socket_timeout": _CONNECT_SECONDS, "socket_connect_timeout": _CONNECT_SECONDS}
+        settings = {"socket_timeout": CONNECT_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
         mine = {k: v for k, v in self.pool.connection_kwargs.items() if v is not None}
         return self.pool.connection_class(**{**settings, **mine, "protocol": 3})
 
@@ -239,7 +269,10 @@ class ReliableChannel(kombu_redis.Channel):
     def tick(self) -> float:
         """Do what is due; return the seconds until the next call."""
         now = time.monotonic()
-        if not self._sleeping or self.closed:
+        if self.closed:
+            return LOOK_SECONDS
+        if not self._sleeping:
+            self._look_at_overdue_fetch()
             return LOOK_SECONDS
         if self._due is not None:
             if now < self._due:
@@ -247,7 +280,7 @@ class ReliableChannel(kombu_redis.Channel):
             if self._wake is None or not self._ask():
                 self._get_up()
         elif self._asked_at is not None:
-            if now - self._asked_at > _REPLY_SECONDS:
+            if now - self._asked_at > REPLY_SECONDS:
                 self._cannot_wake(TimeoutError("no reply"))
                 self._get_up()
         elif now - self._looked_at >= LOOK_SECONDS * 0.9:
@@ -257,8 +290,16 @@ class ReliableChannel(kombu_redis.Channel):
         return LOOK_SECONDS
 
     def _cannot_wake(self, exc: Exception) -> None:
+        worked_since = self._wake.opened_at if self._wake is not None else None
         self._drop_wake()
-        self._wake_after = time.monotonic() + 10 * LOOK_SECONDS
+        now = time.monotonic()
+        if worked_since is not None and now - worked_since > _AGAIN_SECONDS:
+            logger.debug("The connection that wakes this worker is lost: %s", exc)
+            return  # the next look opens another
+        self._wake_after = now + _AGAIN_SECONDS
+        if self._told_of_polling:
+            return
+        type(self)._told_of_polling = True  # noqa: SLF001 - later channels know it, too
         logger.warning(
             "Redis cannot wake this worker now (%s: %s): it looks for messages up to every %g s "
             "while it is idle. CLIENT TRACKING must be allowed (in Redis 6.2 by "
@@ -281,6 +322,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self._in_poll and self._fetching is not None:
             tag = self._fetching[0]
             try:
+                self._in_poll._sock.settimeout(REPLY_SECONDS)  # noqa: SLF001
                 self._in_poll.read_response()
                 self.dlq_leases.restore(tag, first=True)
             except Exception as exc:  # noqa: BLE001 - it returns when its lease ends
@@ -315,7 +357,7 @@ class _Plan:
 class ReliableTransport(kombu_redis.Transport):
     """Mixed in front of kombu's Redis transports."""
 
-    dlq_connected: Callable[[Broker], None]
+    dlq_connected: Callable[[Any], None]
     cycle: Any
     _dlq_timer: Any = None
 
@@ -326,7 +368,7 @@ class ReliableTransport(kombu_redis.Transport):
     def establish_connection(self) -> Any:
         """Connect; acknowledgements and leases use this broker from now on."""
         connection = super().establish_connection()
-        self.dlq_connected(broker_of(self._avail_channels[-1]))
+        self.dlq_connected(self._avail_channels[-1])
         return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
@@ -342,52 +384,14 @@ class ReliableTransport(kombu_redis.Transport):
         super().close_connection(connection)
 
 
-class _Connections:
-    """A channel's connections to Redis, with bounded waits.
-
-    Args:
-        pool: The channel's pool; knows where Redis is, with Sentinel too.
-    """
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-
-    def make_connection(self) -> Any:
-        """A new connection; nothing is sent yet."""
-        connection = self._pool.make_connection()
-        connection.socket_timeout = connection.socket_timeout or _REPLY_SECONDS
-        connection.socket_connect_timeout = connection.socket_connect_timeout or _CONNECT_SECONDS
-        return connection
-
-
-@dataclass(frozen=True, slots=True)
-class _Client:
-    connection_pool: _Connections
-
-
-def broker_of(channel: Any) -> Broker:
-    """The Redis of a channel, as the worker's leases use it."""
-    prefix = channel.global_keyprefix
-    return Broker(
-        client=_Client(_Connections(channel.pool)),
-        url=url_without_secrets(str(channel.connection.client.as_uri())),
-        unacked=prefix + channel.unacked_key,
-        index=prefix + channel.unacked_index_key,
-        prefix=prefix,
-        sep=channel.sep,
-        steps=channel.priority_steps,
-        priority_of=partial(channel._get_message_priority, reverse=False),  # noqa: SLF001
-    )
-
-
 @cache
-def reliable(transport: type, leases: Leases, connected: Callable[[Broker], None]) -> type:
+def reliable(transport: type, leases: Leases, connected: Callable[[Any], None]) -> type:
     """A transport class of kombu's Redis kind, with reliable fetch and leases.
 
     Args:
         transport: kombu's class.
         leases: What the worker holds.
-        connected: Called with the broker of each new connection.
+        connected: Called with the first channel of each new connection.
     """
     channel = type(
         f"Reliable{transport.Channel.__name__}",  # type: ignore[attr-defined]

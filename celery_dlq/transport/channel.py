@@ -64,7 +64,7 @@ class ReliableChannel(kombu_redis.Channel):
         self._looked_at = 0.0
         self._due: float | None = None  # to ask or to fetch, after a jitter or between two polls
         self._wake: WakeConnection | None = None
-        self._wake_after = 0.0
+        self._wake_after = self._wake_lost_at = 0.0
         super().__init__(*args, **kwargs)
 
     # -- fetching -----------------------------------------------------------------
@@ -290,10 +290,11 @@ class ReliableChannel(kombu_redis.Channel):
         return LOOK_SECONDS
 
     def _cannot_wake(self, exc: Exception) -> None:
-        worked_since = self._wake.opened_at if self._wake is not None else None
+        worked, now = self._wake is not None, time.monotonic()
         self._drop_wake()
-        now = time.monotonic()
-        if worked_since is not None and now - worked_since > _AGAIN_SECONDS:
+        seldom = now - self._wake_lost_at > _AGAIN_SECONDS
+        self._wake_lost_at = now
+        if worked and seldom:
             logger.debug("The connection that wakes this worker is lost: %s", exc)
             return  # the next look opens another
         self._wake_after = now + _AGAIN_SECONDS

@@ -9,7 +9,6 @@ Source: https://redis.io/docs/latest/develop/reference/client-side-caching/
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from ssl import SSLWantReadError
 from typing import Any
@@ -39,13 +38,11 @@ class WakeConnection:
 
     Attributes:
         connection: The connection; ``None`` while closed.
-        opened_at: When it was opened, in monotonic seconds.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self.connection: Any = None
-        self.opened_at = 0.0
         self._reader: Any = None
 
     def open(self) -> Any:
@@ -65,7 +62,7 @@ class WakeConnection:
             connection.disconnect()
             raise
         self._reader = hiredis.Reader(protocolError=RedisError, replyError=RedisError)
-        self.connection, self.opened_at = connection, time.monotonic()
+        self.connection = connection
         return connection._sock  # noqa: SLF001 - as kombu registers its own
 
     def ask(self, lists: Sequence[str]) -> None:

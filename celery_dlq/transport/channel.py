@@ -33,7 +33,8 @@ from celery_dlq.transport.wake import LOOK_SECONDS, WakeConnection
 
 logger = get_logger("celery_dlq.transport")
 
-_LOOKS_PER_FETCH = 10  # a fetch is refused where an EXISTS is not: by a replica
+_LOOKS_PER_WRITE = 10
+_LOOKS_PER_FETCH = 60  # so that nobody between here and Redis takes its connection for idle
 _OVERDUE_SECONDS = 30.0  # as long as kombu 5.7 waits for the reply to BRPOP
 _AGAIN_SECONDS = 10.0
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
@@ -191,7 +192,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self.active_queues and self.qos.can_consume():
             self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
 
-    def _ask(self) -> bool:
+    def _ask(self, *, write: bool = False) -> bool:
         """Arm, and ask if there is a message; False if that is not possible now."""
         self._due = None
         plan = next(iter(self._plans.values()), None)  # all have the same lists
@@ -201,6 +202,8 @@ class ReliableChannel(kombu_redis.Channel):
             wake = self._awake()
             if wake is None:
                 return False
+            if write:
+                wake.write_nothing(self.global_keyprefix + self.unacked_key)
             wake.ask(plan.lists)
         except (RedisError, OSError) as exc:
             self._cannot_wake(exc)
@@ -285,7 +288,8 @@ class ReliableChannel(kombu_redis.Channel):
                 self._get_up()
         elif now - self._looked_at >= LOOK_SECONDS * 0.9:
             self._looks += 1
-            if self._looks % _LOOKS_PER_FETCH == 0 or not self._ask():
+            write = self._looks % _LOOKS_PER_WRITE == 0
+            if self._looks % _LOOKS_PER_FETCH == 0 or not self._ask(write=write):
                 self._get_up()
         return LOOK_SECONDS
 

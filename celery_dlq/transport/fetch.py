@@ -186,6 +186,7 @@ def _may_skip_replies(channel: Any) -> bool:
     """True if ``CLIENT REPLY SKIP`` is allowed; in Redis 6.2 it is not to users without @admin."""
     connection = broker_of(channel).client.connection_pool.make_connection()
     try:
+        connection.connect()
         commands = [("CLIENT", "REPLY", "SKIP"), ("PING",), ("ECHO", "probe")]
         connection.send_packed_command(connection.pack_commands(commands))
         return bool(connection.read_response() == b"probe")

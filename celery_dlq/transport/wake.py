@@ -70,6 +70,13 @@ class WakeConnection:
         # Not redis-py's health check: it would read what is read here, and connect again unseen.
         self.connection.send_command("EXISTS", *lists, check_health=False)
 
+    def write_nothing(self, unacked: str) -> None:
+        """Send a write that changes nothing: a master that became a replica refuses it.
+
+        To ``EXISTS``, a replica replies that there is nothing. The reply here reads the same.
+        """
+        self.connection.send_command("HDEL", unacked, "", check_health=False)
+
     def read(self) -> Iterator[int | None]:
         """What has arrived: an ``int`` is the reply to `ask`, ``None`` means "look".
 

@@ -74,11 +74,12 @@ class _Connections:
         self._pool = pool
 
     def make_connection(self) -> Any:
-        """A new connection; nothing is sent yet."""
+        """A new connection, connected: redis-py 8 asks Sentinel in ``connect`` only."""
         # Not the pool's method: it counts each towards `max_connections`, for ever.
         connection = self._pool.connection_class(**self._pool.connection_kwargs)
         connection.socket_timeout = connection.socket_timeout or REPLY_SECONDS
         connection.socket_connect_timeout = connection.socket_connect_timeout or CONNECT_SECONDS
+        connection.connect()
         return connection
 
 

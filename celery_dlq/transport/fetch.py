@@ -184,13 +184,14 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
 
 def _may_skip_replies(channel: Any) -> bool:
     """True if ``CLIENT REPLY SKIP`` is allowed; in Redis 6.2 it is not to users without @admin."""
-    connection = broker_of(channel).client.connection_pool.make_connection()
+    commands = [("CLIENT", "REPLY", "SKIP"), ("PING",), ("ECHO", "probe")]
+    connection = None
     try:
-        connection.connect()
-        commands = [("CLIENT", "REPLY", "SKIP"), ("PING",), ("ECHO", "probe")]
+        connection = broker_of(channel).client.connection_pool.make_connection()
         connection.send_packed_command(connection.pack_commands(commands))
         return bool(connection.read_response() == b"probe")
     except (RedisError, OSError):
         return False
     finally:
-        connection.disconnect()
+        if connection is not None:
+            connection.disconnect()

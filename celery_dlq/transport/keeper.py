@@ -127,7 +127,6 @@ class Keeper:
     def _call_all(self, commands: Sequence[Any]) -> list[Any]:
         if self._connection is None and self._connected_to is not None:
             self._connection = self._connected_to.client.connection_pool.make_connection()
-            self._connection.connect()  # redis-py 8 asks Sentinel only here, not when it sends
         connection = self._connection
         connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         replies, error = [], None

@@ -329,7 +329,9 @@ def test_waits_for_acknowledgements_are_bounded(
 ) -> None:
     """By the user's timeouts, or by ours where there are none."""
     made = broker_of(channel_of(redis_url)).client.connection_pool.make_connection()
+    made.disconnect()
     assert (made.socket_timeout, made.socket_connect_timeout) == (5.0, 5.0)
     channel = channel_of(redis_url, socket_timeout=2.0, socket_connect_timeout=1.0)
     made = broker_of(channel).client.connection_pool.make_connection()
+    made.disconnect()
     assert (made.socket_timeout, made.socket_connect_timeout) == (2.0, 1.0)

@@ -5,13 +5,19 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery_dlq.backends.redis.scripts import script_text
+from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.transport.entries import recorded, redelivered
 
 SCRIPTS = "celery_dlq.transport"
 """The package whose Lua scripts these are."""
+
+CONNECT_SECONDS = 5.0
+REPLY_SECONDS = 5.0
+"""Maximum waits where the user has set none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,7 @@ class Broker:
         sep: Separates a queue's name from its priority.
         steps: The priorities that have a list.
         priority_of: Returns the priority of an envelope.
+        no_reply: True if commands may be sent to which Redis does not reply.
     """
 
     client: Any
@@ -37,6 +44,7 @@ class Broker:
     sep: str
     steps: Sequence[int]
     priority_of: Callable[[Any], int]
+    no_reply: bool = True
 
     @property
     def leases(self) -> str:
@@ -53,6 +61,47 @@ class Broker:
         priority = 0 if envelope is None else self.priority_of(envelope)
         step = self.steps[bisect(self.steps, priority) - 1]
         return f"{self.prefix}{queue}{self.sep}{step}" if step else f"{self.prefix}{queue}"
+
+
+class _Connections:
+    """A channel's connections to Redis, with bounded waits.
+
+    Args:
+        pool: The channel's pool; knows where Redis is, with Sentinel too.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def make_connection(self) -> Any:
+        """A new connection, connected: redis-py 8 asks Sentinel in ``connect`` only."""
+        # Not the pool's method: it counts each towards `max_connections`, for ever.
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection.socket_timeout = connection.socket_timeout or REPLY_SECONDS
+        connection.socket_connect_timeout = connection.socket_connect_timeout or CONNECT_SECONDS
+        connection.connect()
+        return connection
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    connection_pool: _Connections
+
+
+def broker_of(channel: Any, *, no_reply: bool = True) -> Broker:
+    """The Redis of a channel, as the worker's leases use it; see `Broker`."""
+    prefix = channel.global_keyprefix
+    return Broker(
+        client=_Client(_Connections(channel.pool)),
+        url=url_without_secrets(str(channel.connection.client.as_uri())),
+        unacked=prefix + channel.unacked_key,
+        index=prefix + channel.unacked_index_key,
+        prefix=prefix,
+        sep=channel.sep,
+        steps=channel.priority_steps,
+        no_reply=no_reply,
+        priority_of=partial(channel._get_message_priority, reverse=False),  # noqa: SLF001
+    )
 
 
 def restore(

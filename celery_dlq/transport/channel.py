@@ -13,18 +13,18 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache
 from queue import Empty
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
-from celery_dlq.transport.broker import SCRIPTS, Broker
+from celery_dlq.transport.broker import CONNECT_SECONDS, REPLY_SECONDS, SCRIPTS, broker_of
 from celery_dlq.transport.entries import Entry, EntryMessage, record_end
 from celery_dlq.transport.leases import Leases
 from celery_dlq.transport.poller import ReliablePoller
@@ -33,9 +33,10 @@ from celery_dlq.transport.wake import LOOK_SECONDS, WakeConnection
 
 logger = get_logger("celery_dlq.transport")
 
-_LOOKS_PER_FETCH = 10  # a fetch is refused where an EXISTS is not: by a replica
-_REPLY_SECONDS = 5.0
-_CONNECT_SECONDS = 5.0
+_LOOKS_PER_WRITE = 10
+_LOOKS_PER_FETCH = 60  # so that nobody between here and Redis takes its connection for idle
+_OVERDUE_SECONDS = 30.0  # as long as kombu 5.7 waits for the reply to BRPOP
+_AGAIN_SECONDS = 10.0
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
 _MAX_PLANS = 64  # orders of the queues, each with its keys
 # Every idle worker wakes for every message, so those that come too late wait longer next time.
@@ -51,19 +52,20 @@ class ReliableChannel(kombu_redis.Channel):
     dlq_leases: Leases
     _in_poll: Any
     _brpop_sent_at: Any
+    _told_of_polling = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._no_ack: set[str] = set()
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
-        self._sleeping = self._consumed = False
+        self._sleeping = False
         self._misses = self._polls = self._looks = 0
         self._asked_at: float | None = None
         self._looked_at = 0.0
         self._due: float | None = None  # to ask or to fetch, after a jitter or between two polls
         self._wake: WakeConnection | None = None
-        self._wake_after = 0.0
+        self._wake_after = self._wake_lost_at = 0.0
         super().__init__(*args, **kwargs)
 
     # -- fetching -----------------------------------------------------------------
@@ -72,10 +74,6 @@ class ReliableChannel(kombu_redis.Channel):
         """Consume; remember whether the consumer acknowledges."""
         no_ack = kwargs.get("no_ack", args[0] if args else False)
         (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
-        if queue not in self._fanout_queues and not self._consumed:
-            self._consumed = True
-            # Not when connecting: events go to another Redis if broker_write_url is one.
-            self.connection.dlq_connected(broker_of(self))
         return super().basic_consume(queue, *args, **kwargs)
 
     def _update_queue_cycle(self) -> None:
@@ -108,6 +106,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _brpop_read(self, **_: Any) -> bool:
         if self._fetching is None:
+            self._look_at_idle_connection()
             raise Empty
         (tag, queues), connection = self._fetching, self.client.connection
         try:
@@ -143,6 +142,31 @@ class ReliableChannel(kombu_redis.Channel):
         self.connection._deliver(Entry(reply[1], tag, queue), queue)  # noqa: SLF001
         return True
 
+    def _look_at_idle_connection(self) -> None:
+        """Nothing was asked, so what can be read is the end; kombu, too, starts over then."""
+        connection = self.client.connection
+        if connection._sock is None or connection.can_read(timeout=0):  # noqa: SLF001
+            connection.disconnect()
+            raise RedisConnectionError("Redis closed the connection")
+
+    def _look_at_overdue_fetch(self) -> None:
+        """Give up a connection that is dead at the other end only."""
+        if self._fetching is None or not self.qos.can_consume():
+            return
+        if time.monotonic() - self._brpop_sent_at < _OVERDUE_SECONDS:
+            return
+        if not self.client.connection.can_read(timeout=0):
+            self.client.connection.disconnect()
+            raise RedisConnectionError(f"no reply to a fetch in {_OVERDUE_SECONDS:g} s")
+        with suppress(Empty):  # this process was busy
+            self._brpop_read()
+
+    def _poll_error(self, type: str, **options: Any) -> Any:  # noqa: A002 - kombu's name
+        """Read, without an event loop, what ``poll`` calls an error: the end of a connection."""
+        if type == "WAKE":
+            return self.wake_read()
+        return self._brpop_read() if type == "BRPOP" else super()._poll_error(type, **options)
+
     def _fetched_nothing(self) -> None:
         fetching, self._fetching = self._fetching, None
         if fetching is not None:
@@ -175,7 +199,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self.active_queues and self.qos.can_consume():
             self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
 
-    def _ask(self) -> bool:
+    def _ask(self, *, write: bool = False) -> bool:
         """Arm, and ask if there is a message; False if that is not possible now."""
         self._due = None
         plan = next(iter(self._plans.values()), None)  # all have the same lists
@@ -185,6 +209,8 @@ class ReliableChannel(kombu_redis.Channel):
             wake = self._awake()
             if wake is None:
                 return False
+            if write:
+                wake.write_nothing(self.global_keyprefix + self.unacked_key)
             wake.ask(plan.lists)
         except (RedisError, OSError) as exc:
             self._cannot_wake(exc)
@@ -199,10 +225,13 @@ class ReliableChannel(kombu_redis.Channel):
             wake = WakeConnection(self._make_wake)
             self.connection.cycle.listen(self, wake, wake.open())
             self._wake = wake
+            if self._told_of_polling:
+                type(self)._told_of_polling = False  # noqa: SLF001
+                logger.info("Redis wakes this worker again")
         return self._wake
 
     def _make_wake(self) -> Any:
-        settings = {"socket_timeout": _CONNECT_SECONDS, "socket_connect_timeout": _CONNECT_SECONDS}
+        settings = {"socket_timeout": CONNECT_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
         mine = {k: v for k, v in self.pool.connection_kwargs.items() if v is not None}
         return self.pool.connection_class(**{**settings, **mine, "protocol": 3})
 
@@ -250,7 +279,10 @@ class ReliableChannel(kombu_redis.Channel):
     def tick(self) -> float:
         """Do what is due; return the seconds until the next call."""
         now = time.monotonic()
-        if not self._sleeping or self.closed:
+        if self.closed:
+            return LOOK_SECONDS
+        if not self._sleeping:
+            self._look_at_overdue_fetch()
             return LOOK_SECONDS
         if self._due is not None:
             if now < self._due:
@@ -258,18 +290,28 @@ class ReliableChannel(kombu_redis.Channel):
             if self._wake is None or not self._ask():
                 self._get_up()
         elif self._asked_at is not None:
-            if now - self._asked_at > _REPLY_SECONDS:
+            if now - self._asked_at > REPLY_SECONDS:
                 self._cannot_wake(TimeoutError("no reply"))
                 self._get_up()
         elif now - self._looked_at >= LOOK_SECONDS * 0.9:
             self._looks += 1
-            if self._looks % _LOOKS_PER_FETCH == 0 or not self._ask():
+            write = self._looks % _LOOKS_PER_WRITE == 0
+            if self._looks % _LOOKS_PER_FETCH == 0 or not self._ask(write=write):
                 self._get_up()
         return LOOK_SECONDS
 
     def _cannot_wake(self, exc: Exception) -> None:
+        worked, now = self._wake is not None, time.monotonic()
         self._drop_wake()
-        self._wake_after = time.monotonic() + 10 * LOOK_SECONDS
+        seldom = now - self._wake_lost_at > _AGAIN_SECONDS
+        self._wake_lost_at = now
+        if worked and seldom:
+            logger.debug("The connection that wakes this worker is lost: %s", exc)
+            return  # the next look opens another
+        self._wake_after = now + _AGAIN_SECONDS
+        if self._told_of_polling:
+            return
+        type(self)._told_of_polling = True  # noqa: SLF001 - later channels know it, too
         logger.warning(
             "Redis cannot wake this worker now (%s: %s): it looks for messages up to every %g s "
             "while it is idle. CLIENT TRACKING must be allowed (in Redis 6.2 by "
@@ -292,6 +334,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self._in_poll and self._fetching is not None:
             tag = self._fetching[0]
             try:
+                self._in_poll._sock.settimeout(REPLY_SECONDS)  # noqa: SLF001
                 if self._in_poll.read_response() is not None:
                     self.dlq_leases.restore_of_another(tag)
                 self._fetched_nothing()
@@ -327,13 +370,19 @@ class _Plan:
 class ReliableTransport(kombu_redis.Transport):
     """Mixed in front of kombu's Redis transports."""
 
-    dlq_connected: Callable[[Broker], None]
+    dlq_connected: Callable[[Any], None]
     cycle: Any
     _dlq_timer: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cycle = ReliablePoller()
+
+    def establish_connection(self) -> Any:
+        """Connect; acknowledgements and leases use this broker from now on."""
+        connection = super().establish_connection()
+        self.dlq_connected(self._avail_channels[-1])
+        return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the worker's event loop look now and then."""
@@ -348,52 +397,14 @@ class ReliableTransport(kombu_redis.Transport):
         super().close_connection(connection)
 
 
-class _Connections:
-    """A channel's connections to Redis, with bounded waits.
-
-    Args:
-        pool: The channel's pool; knows where Redis is, with Sentinel too.
-    """
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-
-    def make_connection(self) -> Any:
-        """A new connection; nothing is sent yet."""
-        connection = self._pool.make_connection()
-        connection.socket_timeout = connection.socket_timeout or _REPLY_SECONDS
-        connection.socket_connect_timeout = connection.socket_connect_timeout or _CONNECT_SECONDS
-        return connection
-
-
-@dataclass(frozen=True, slots=True)
-class _Client:
-    connection_pool: _Connections
-
-
-def broker_of(channel: Any) -> Broker:
-    """The Redis of a channel, as the worker's leases use it."""
-    prefix = channel.global_keyprefix
-    return Broker(
-        client=_Client(_Connections(channel.pool)),
-        url=url_without_secrets(str(channel.connection.client.as_uri())),
-        unacked=prefix + channel.unacked_key,
-        index=prefix + channel.unacked_index_key,
-        prefix=prefix,
-        sep=channel.sep,
-        steps=channel.priority_steps,
-        priority_of=partial(channel._get_message_priority, reverse=False),  # noqa: SLF001
-    )
-
-
 @cache
-def reliable(transport: type, leases: Leases, connected: Callable[[Broker], None]) -> type:
+def reliable(transport: type, leases: Leases, connected: Callable[[Any], None]) -> type:
     """A transport class of kombu's Redis kind, with reliable fetch and leases.
 
     Args:
         transport: kombu's class.
         leases: What the worker holds.
-        connected: Called with the broker of each new connection.
+        connected: Called with the first channel of each new connection.
     """
     channel = type(
         f"Reliable{transport.Channel.__name__}",  # type: ignore[attr-defined]

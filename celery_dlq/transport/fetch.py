@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -21,13 +23,17 @@ from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Counts, Metric
-from celery_dlq.transport.broker import SCRIPTS, Broker
-from celery_dlq.transport.channel import broker_of, reliable
+from celery_dlq.transport.broker import SCRIPTS, broker_of
+from celery_dlq.transport.channel import reliable
 from celery_dlq.transport.keeper import Keeper
 from celery_dlq.transport.leases import Leases
 
 logger = get_logger("celery_dlq.transport")
 
+_OFF = (
+    "Reliable fetch is off: %s. Messages are fetched as kombu does: a worker that dies may take "
+    "one along"
+)
 _OLDEST_REDIS = (6, 2)
 _TRANSPORTS = tuple(
     getattr(kombu_redis, name)
@@ -53,50 +59,58 @@ class ReliableFetch:
         self._keeper = Keeper(self.leases)
         self._counted: Mapping[Metric, int] = {}
         self._emulates = bool((options or {}).get("ack_emulation", True))
+        self._refusal: str | None = None
+        self._told: set[tuple[Any, ...]] = set()
 
     def watch(self, consumer: Any) -> None:
         """Wrap what connects the consumer; a second call changes nothing.
 
-        Source: ``Consumer.ensure_connected`` in
+        Its other connections (events, remote control, gossip) stay kombu's: they are made by
+        the same method, but not while the consumer connects.
+
+        Source: ``Consumer.connect`` and ``Consumer.ensure_connected`` in
         https://github.com/celery/celery/blob/main/celery/worker/consumer/consumer.py
         """
         if getattr(consumer, "dlq_fetches", None) is not None:
             return
         consumer.dlq_fetches = self
-        ensure_connected = consumer.ensure_connected
-        told: list[str] = []
+        connect, ensure_connected = consumer.connect, consumer.ensure_connected
 
-        def tell(level: str, text: str, *args: Any) -> None:
-            if text not in told:  # once, not at every reconnection
-                told.append(text)
-                getattr(logger, level)(text, *args)
+        def connect_reliably() -> Any:
+            consumer.ensure_connected = lambda conn: self._connect(conn, ensure_connected)
+            try:
+                return connect()
+            finally:
+                consumer.ensure_connected = ensure_connected
 
-        def ensure_reliable(connection: Any) -> Any:
-            base = connection.get_transport_cls()
-            reason = self._unsupported(base)
-            if reason is not None:
-                if base.driver_type == "redis":
-                    tell("warning", "Reliable fetch is off: %s", reason)
-                return ensure_connected(connection)
-            connection.get_transport_cls = lambda: self._class_of(connection)
-            connected = ensure_connected(connection)
-            reason = refusal(connected.default_channel)
-            if reason is None:
-                text = "Reliable fetch is on for %s: leases of %g s"
-                url = url_without_secrets(str(connection.as_uri()))
-                tell("info", text, url, self.leases.lease_seconds)
-                return connected
-            tell(
-                "warning",
-                "Reliable fetch is off, %s. Messages are fetched as kombu does: a worker that "
-                "dies may take one along",
-                reason,
-            )
-            del connection.get_transport_cls
-            connection.close()
+        consumer.connect = connect_reliably
+
+    def _connect(self, connection: Any, ensure_connected: Callable[[Any], Any]) -> Any:
+        base = connection.get_transport_cls()
+        reason = self._unsupported(base)
+        if reason is not None:
+            if base.driver_type == "redis":
+                self._tell(_OFF, reason, level=logging.WARNING if self._wanted else logging.INFO)
             return ensure_connected(connection)
+        self._refusal = None
+        connection.get_transport_cls = lambda: self._class_of(connection)
+        connected = ensure_connected(connection)
+        if self._refusal is None:
+            url = url_without_secrets(str(connection.as_uri()))
+            self._tell(
+                "Reliable fetch is on for %s: leases of %g s", url, self.leases.lease_seconds
+            )
+            return connected
+        self._tell(_OFF, self._refusal, level=logging.WARNING)
+        del connection.get_transport_cls
+        connection.close()
+        return ensure_connected(connection)
 
-        consumer.ensure_connected = ensure_reliable
+    def _tell(self, text: str, *args: Any, level: int = logging.INFO) -> None:
+        """Log once, not at every reconnection."""
+        if (text, args) not in self._told:
+            self._told.add((text, args))
+            logger.log(level, text, *args)
 
     def count(self, counts: Counts) -> None:
         """Count what the thread did since the last call."""
@@ -116,9 +130,13 @@ class ReliableFetch:
         self._keeper.stop()
         self.leases.close()
 
-    def _connected(self, broker: Broker) -> None:
-        self.leases.connected(broker)
-        self._keeper.connected(broker)
+    def _connected(self, channel: Any) -> None:
+        """Use the broker of a new connection, unless it refuses."""
+        self._refusal = refusal(channel)
+        if self._refusal is None:
+            broker = broker_of(channel, no_reply=_may_skip_replies(channel))
+            self.leases.connected(broker)
+            self._keeper.connected(broker)
 
     def _class_of(self, connection: Any) -> type:
         """The transport of the URL that the connection uses now; with failover it changes."""
@@ -129,55 +147,66 @@ class ReliableFetch:
         if not self._wanted:
             return "dlq_reliable_fetch is False"
         if transport not in _TRANSPORTS:
-            return f"the transport is {transport.__module__}.{transport.__qualname__}, not kombu's"
+            name = f"{transport.__module__}.{transport.__qualname__}"
+            return f"expected a Redis transport of kombu, got {name}"
         if not self._emulates:
-            return "broker_transport_options['ack_emulation'] is False"
+            return "expected broker_transport_options['ack_emulation'] to be True, got False"
         return None
 
 
 def refusal(channel: Any) -> str | None:
-    """The reason why a Redis cannot be used; ``None`` if it can.
+    """The reason why a Redis cannot be used; ``None`` if it can, or cannot be asked now.
 
     Runs every command of the transport once, on keys of its own, which begin like those of the
     unacknowledged messages.
     """
     client = Redis(connection_pool=channel.pool)
-    try:
-        version = str(client.info("server").get("redis_version", ""))
-        numbers = tuple(int(part) for part in version.split(".")[:2])
-        if numbers < _OLDEST_REDIS:
+    server: dict[str, Any] = {}
+    with suppress(RedisError):  # INFO may be forbidden
+        server = client.info("server")
+    version = str(server.get("redis_version", ""))
+    with suppress(ValueError):
+        if version and tuple(map(int, version.split(".")[:2])) < _OLDEST_REDIS:
             return f"expected Redis 6.2 or later, got {version}"
-    except (RedisError, ValueError):
-        pass  # INFO may be forbidden
-    broker = broker_of(channel)
-    unacked, index, leases = (f"{key}_probe:{uuid4().hex}" for key in broker.keys)
-    keys = (unacked, index, leases, f"{unacked}:list")
-    run = client.execute_command
     try:
-        run("LPUSH", keys[3], "{}")
-        run("EVAL", script_text("fetch", SCRIPTS).text, 4, *keys, "probe", 60, '"probe"')
-        run("EVAL", script_text("renew", SCRIPTS).text, 3, *keys[:3], 60, "probe")
-        run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
-        run("EVAL", script_text("restore", SCRIPTS).text, 4, *keys, "probe", "{}", 1, 0)
-        run("HDEL", unacked, "probe")
-        run("ZREM", index, "probe")
-        run("DEL", *keys)
-        _probe_no_reply(client)
+        _probe(client.execute_command, broker_of(channel).keys)
     except ResponseError as exc:
         if isinstance(exc, _FOR_NOW) or str(exc).startswith(_FOR_NOW_TEXTS):
             return None
-        return f"because Redis refused a command that it needs: {exc}"
+        if server.get("redis_mode") == "cluster":
+            return f"expected a broker that is no Redis Cluster, or all its keys in one slot: {exc}"
+        return f"expected Redis to allow what it needs, got {exc}"
     except (RedisError, OSError) as exc:
         logger.debug("Reliable fetch could not be tried: %r", exc)
     return None
 
 
-def _probe_no_reply(client: Redis) -> None:
-    """Check that ``CLIENT REPLY SKIP`` is allowed; raises its error."""
-    connection = client.connection_pool.make_connection()
+def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
+    unacked, index, leases = (f"{name}_probe:{uuid4().hex}" for name in names)
+    keys = (unacked, index, leases, f"{unacked}:list")
+    fetch = script_text("fetch", SCRIPTS)
+    run("LPUSH", keys[3], "{}")
+    run("EVAL", fetch.text, 4, *keys, "probe", 60, '"probe"')
+    run("EVALSHA", fetch.digest, 4, *keys, "probe", 60, '"probe"')
+    run("EVAL", script_text("renew", SCRIPTS).text, 3, *keys[:3], 60, "probe")
+    run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
+    run("HGET", unacked, "probe")
+    run("EVAL", script_text("restore", SCRIPTS).text, 4, *keys, "probe", "{}", 1, 0)
+    run("HDEL", unacked, "probe")
+    run("ZREM", index, "probe")
+    run("DEL", *keys)
+
+
+def _may_skip_replies(channel: Any) -> bool:
+    """True if ``CLIENT REPLY SKIP`` is allowed; in Redis 6.2 it is not to users without @admin."""
+    commands = [("CLIENT", "REPLY", "SKIP"), ("PING",), ("ECHO", "probe")]
+    connection = None
     try:
-        commands = [("CLIENT", "REPLY", "SKIP"), ("PING",), ("ECHO", "probe")]
+        connection = broker_of(channel).client.connection_pool.make_connection()
         connection.send_packed_command(connection.pack_commands(commands))
-        connection.read_response()
+        return bool(connection.read_response() == b"probe")
+    except (RedisError, OSError):
+        return False
     finally:
-        connection.disconnect()
+        if connection is not None:
+            connection.disconnect()

@@ -30,8 +30,13 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
     def on_readable(self, fileno: int) -> Any:
         """Call the channel whose socket can be read."""
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
+        if channel is None:  # kombu before 5.7 raises KeyError
+            return None
         if kind == "WAKE":
             return channel.wake_read()  # whether it may consume or not
+        if kind == "BRPOP" and not hasattr(self, "_paused_brpop"):
+            # kombu before 5.7 leaves it unread while the channel may not consume, and spins.
+            return channel.handlers[kind]()
         return super().on_readable(fileno)
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:

@@ -10,6 +10,7 @@ Source: https://redis.io/docs/latest/develop/reference/client-side-caching/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from ssl import SSLWantReadError
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -66,7 +67,15 @@ class WakeConnection:
 
     def ask(self, lists: Sequence[str]) -> None:
         """Send the question how many of the lists exist; the reply comes with `read`."""
-        self.connection.send_command("EXISTS", *lists)
+        # Not redis-py's health check: it would read what is read here, and connect again unseen.
+        self.connection.send_command("EXISTS", *lists, check_health=False)
+
+    def write_nothing(self, unacked: str) -> None:
+        """Send a write that changes nothing: a master that became a replica refuses it.
+
+        To ``EXISTS``, a replica replies that there is nothing. The reply here reads the same.
+        """
+        self.connection.send_command("HDEL", unacked, "", check_health=False)
 
     def read(self) -> Iterator[int | None]:
         """What has arrived: an ``int`` is the reply to `ask`, ``None`` means "look".
@@ -75,16 +84,20 @@ class WakeConnection:
             RedisError: The connection is lost, or Redis refused.
         """
         sock = self.connection._sock  # noqa: SLF001
-        while True:
-            try:
+        timeout = sock.gettimeout()
+        try:
+            sock.settimeout(0)  # TLS may have something to read that is nothing for us
+            while True:
                 data = sock.recv(_CHUNK)
-            except OSError as exc:
-                raise RedisConnectionError(str(exc)) from exc
-            if not data:
-                raise RedisConnectionError("closed by Redis")
-            self._reader.feed(data)
-            if not getattr(sock, "pending", int)():  # TLS: decrypted, but not read
-                break
+                if not data:
+                    raise RedisConnectionError("closed by Redis")
+                self._reader.feed(data)
+        except (BlockingIOError, SSLWantReadError):
+            pass
+        except OSError as exc:
+            raise RedisConnectionError(str(exc)) from exc
+        finally:
+            sock.settimeout(timeout)
         while (reply := self._reader.gets()) is not False:
             if isinstance(reply, Exception):
                 raise reply

@@ -21,7 +21,13 @@ from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
+from kombu import Connection
+from kombu.asynchronous import Hub
 from kombu.message import Message
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from kombu.utils.scheduling import round_robin_cycle
+from redis.connection import Connection as RedisConnection
 
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
 
@@ -218,3 +224,153 @@ def test_a_request_has_room_for_the_state_of_its_delivery() -> None:
 def test_the_consumer_hands_a_request_to_its_pool_by_this_name() -> None:
     """So does what was put off."""
     assert "on_task_request" in inspect.getsource(Consumer.__init__)
+
+
+# -- celery_dlq.transport: kombu's Redis transport ------------------------------------
+
+POLLER = kombu_redis.MultiChannelPoller
+CHANNEL = kombu_redis.Channel
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "expected"),
+    [
+        (CHANNEL, "_brpop_start", ["self", "timeout"]),
+        (CHANNEL, "_brpop_read", ["self", "options"]),
+        (CHANNEL, "_poll_error", ["self", "type", "options"]),
+        (CHANNEL, "_q_for_pri", ["self", "queue", "pri"]),
+        (CHANNEL, "_get_message_priority", ["self", "message", "reverse"]),
+        (CHANNEL, "_update_queue_cycle", ["self"]),
+        (CHANNEL, "close", ["self"]),
+        (virtual.Channel, "basic_consume", None),
+        (kombu_redis.QoS, "append", ["self", "message", "delivery_tag"]),
+        (kombu_redis.QoS, "ack", ["self", "delivery_tag"]),
+        (kombu_redis.QoS, "reject", ["self", "delivery_tag", "requeue"]),
+        (kombu_redis.QoS, "restore_unacked", ["self", "client"]),
+        (kombu_redis.QoS, "restore_by_tag", ["self", "tag", "client", "leftmost"]),
+        (virtual.QoS, "append", ["self", "message", "delivery_tag"]),
+        (virtual.QoS, "ack", ["self", "delivery_tag"]),
+        (virtual.QoS, "can_consume", ["self"]),
+        (POLLER, "_register_BRPOP", ["self", "channel"]),
+        (POLLER, "on_readable", ["self", "fileno"]),
+        (POLLER, "get", ["self", "callback", "timeout"]),
+        (kombu_redis.Transport, "register_with_event_loop", ["self", "connection", "loop"]),
+        (kombu_redis.Transport, "establish_connection", ["self"]),
+        (kombu_redis.Transport, "close_connection", ["self", "connection"]),
+        (virtual.Transport, "_deliver", ["self", "message", "queue"]),
+        (virtual.Message, "__init__", ["self", "payload", "channel", "kwargs"]),
+        (round_robin_cycle, "consume", ["self", "n"]),
+        (round_robin_cycle, "rotate", ["self", "last_used"]),
+        (Consumer, "connect", ["self"]),
+        (Consumer, "ensure_connected", ["self", "conn"]),
+        (Connection, "get_transport_cls", ["self"]),
+    ],
+)
+def test_kombus_redis_transport_has_what_the_transport_overrides_and_calls(
+    owner: type, method: str, expected: list[str] | None
+) -> None:
+    """An override of a method that is gone, or is called differently, would do nothing."""
+    found = parameters(getattr(owner, method))
+    if expected is None:  # its `no_ack` may be given by position
+        assert found[:3] == ["self", "queue", "no_ack"]
+    else:
+        assert found == expected
+
+
+def test_the_poller_waits_for_sockets_as_the_wake_connection_registers_its_own() -> None:
+    """`ReliablePoller` adds a third kind to ``BRPOP`` and ``LISTEN``, in the same two maps."""
+    register = inspect.getsource(POLLER._register)
+    assert "self._fd_to_chan[sock.fileno()] = (channel, type)" in register
+    assert "self._chan_to_sock[(channel, client, type)] = sock" in register
+    assert "self.poller.register(sock, self.eventflags)" in register
+    poller = POLLER()
+    assert (poller._channels, poller._fd_to_chan, poller._chan_to_sock) == (set(), {}, {})
+    loop = inspect.getsource(kombu_redis.Transport.register_with_event_loop)
+    assert "cycle.on_poll_init(loop.poller)" in loop
+    assert "for fd in cycle.fds" in loop
+    assert "self.cycle.on_readable(fileno)" in inspect.getsource(kombu_redis.Transport.on_readable)
+    for name in ("add_reader", "remove", "call_later", "call_repeatedly"):
+        assert callable(getattr(Hub, name))
+    if hasattr(poller, "_paused_brpop"):  # kombu 5.7: a connection, not a channel, is asked for
+        assert "client.connection is connection" in loop
+
+
+def test_a_fetch_is_sent_where_brpop_is() -> None:
+    """Who sends, when, on which connection; ``_in_poll`` says that a reply is awaited."""
+    register = inspect.getsource(POLLER._register_BRPOP)
+    assert "channel._in_poll = False" in register
+    assert "if not channel._in_poll:" in register
+    assert "channel._brpop_start()" in register
+    assert "channel.qos.can_consume()" in inspect.getsource(POLLER.on_poll_start)
+    start, read = (inspect.getsource(getattr(CHANNEL, f"_brpop_{n}")) for n in ("start", "read"))
+    assert "self._in_poll = self.client.connection" in start
+    assert "self._queue_cycle.consume(len(self.active_queues))" in start
+    assert "for pri in self.priority_steps\n                for queue in queues" in start
+    assert "self.client.connection.send_command" in start
+    assert "self._in_poll = None" in read
+    assert "self._queue_cycle.rotate(dest)" in read
+    assert "self.connection._deliver(loads(bytes_to_str(item)), dest)" in read
+    assert "self.handlers = {'BRPOP': self._brpop_read" in inspect.getsource(CHANNEL.__init__)
+    assert "chan.handlers[type]()" in inspect.getsource(POLLER.on_readable)
+    if hasattr(POLLER, "maybe_check_brpop_health"):
+        assert "_brpop_sent_at" in inspect.getsource(POLLER.maybe_check_brpop_health)
+
+
+def test_a_message_of_a_cancelled_queue_goes_back_by_its_own_tag() -> None:
+    """`EntryMessage` gives it the tag of the fetch, so what is rejected is what was recorded."""
+    source = inspect.getsource(virtual.Transport._deliver)
+    assert "self._reject_inbound_message(message)" in source
+    source = inspect.getsource(virtual.Transport._reject_inbound_message)
+    assert "channel.Message(raw_message, channel=channel)" in source
+    assert "channel.basic_reject(message.delivery_tag, requeue=True)" in source
+
+
+def test_kombu_reads_our_records_of_unacknowledged_messages() -> None:
+    """An array of envelope, exchange and routing key; the exchange "" means the queue itself."""
+    append = inspect.getsource(kombu_redis.QoS.append)
+    assert "dumps([message._raw, EX, RK])" in append
+    assert "pipe.zadd(self.unacked_index_key" in append
+    restore = inspect.getsource(kombu_redis.QoS.restore_by_tag)
+    assert "M, EX, RK = loads(bytes_to_str(p))" in restore
+    assert "self.channel._do_restore_message(M, EX, RK, pipe, leftmost)" in restore
+    source = inspect.getsource(CHANNEL._do_restore_message)
+    assert "payload['headers']['redelivered'] = True" in source
+    assert "payload['properties']['delivery_info']['redelivered'] = True" in source
+    assert "for queue in self._lookup(exchange, routing_key)" in source
+    assert "if not exchange:  # anon exchange" in inspect.getsource(virtual.Channel._lookup)
+
+
+def test_a_channel_has_the_names_that_its_keys_are_made_of() -> None:
+    """`broker_of` reads them: the lists, the hash and the index must be kombu's own."""
+    assert (CHANNEL.unacked_key, CHANNEL.unacked_index_key) == ("unacked", "unacked_index")
+    assert (CHANNEL.sep, CHANNEL.global_keyprefix) == ("\x06\x16", "")
+    assert CHANNEL.priority_steps == [0, 3, 6, 9]
+    assert CHANNEL.QoS is kombu_redis.QoS
+    assert CHANNEL.Message is virtual.Message
+    assert isinstance(CHANNEL.pool, property)
+    assert "self.QoS = virtual.QoS" in inspect.getsource(CHANNEL.__init__)  # no ack_emulation
+
+
+def test_a_connection_makes_its_transport_of_the_class_that_it_is_told() -> None:
+    """``get_transport_cls`` is replaced on the consumer's connection, for failover too."""
+    assert "self.get_transport_cls()(client=self)" in inspect.getsource(Connection.create_transport)
+    assert "self.ensure_connected(" in inspect.getsource(Consumer.connection_for_read)
+    assert "self.connection_for_read(" in inspect.getsource(Consumer.connect)
+    made = Connection("redis://")
+    assert made.get_transport_cls() is kombu_redis.Transport
+    source = inspect.getsource(virtual.Transport.establish_connection)
+    assert "self._avail_channels.append(self.create_channel(self))" in source
+
+
+def test_redis_pys_connections_are_made_and_read_as_we_do_it() -> None:
+    """The wake connection reads its socket itself; the pool's ``make_connection`` counts."""
+    connection = RedisConnection(health_check_interval=25)
+    assert connection._sock is None
+    assert "check_health=kwargs.get" in inspect.getsource(RedisConnection.send_command)
+    for name in ("connect", "can_read", "read_response", "pack_commands", "disconnect"):
+        assert callable(getattr(connection, name))
+    from redis import ConnectionPool
+
+    pool = ConnectionPool(max_connections=1)
+    assert pool.connection_class is RedisConnection
+    assert isinstance(pool.connection_class(**pool.connection_kwargs), RedisConnection)

@@ -7,15 +7,30 @@ from importlib.resources import files
 
 import pytest
 
+from celery_dlq.backends.redis import scripts
 from celery_dlq.backends.redis.counter import SCRIPTS
-from celery_dlq.backends.redis.scripts import MOST_IDS, REPLIES, Scripts, source
+from celery_dlq.backends.redis.scripts import MOST_IDS, REPLIES, Scripts
+from celery_dlq.transport.broker import SCRIPTS as TRANSPORT
 
-NAMES = sorted(
-    path.name.removesuffix(".lua")
-    for path in files("celery_dlq.backends.redis").joinpath("lua").iterdir()
-    if path.name.endswith(".lua")
-)
+
+def names_in(package: str) -> list[str]:
+    """The names of a package's scripts."""
+    return sorted(
+        path.name.removesuffix(".lua")
+        for path in files(package).joinpath("lua").iterdir()
+        if path.name.endswith(".lua")
+    )
+
+
+STORE = "celery_dlq.backends.redis"
+NAMES = [f"{package}:{name}" for package in (STORE, TRANSPORT) for name in names_in(package)]
 MOST_LINES = 60
+
+
+def source(name: str) -> str:
+    """The text of a script, given as ``package:name``."""
+    package, _, script = name.partition(":")
+    return scripts.source(script, package)
 
 
 def header(name: str) -> dict[str, str]:
@@ -46,9 +61,21 @@ def numbers(text: str) -> set[int]:
 
 def test_python_registers_exactly_the_scripts_of_the_package() -> None:
     """No script is forgotten, none is missing: the client has them, or the counter's connection."""
-    sent_by_name = [name for name in NAMES if name in SCRIPTS]
-    assert sorted({*Scripts.__slots__, *sent_by_name}) == NAMES
+    names = names_in(STORE)
+    sent_by_name = [name for name in names if name in SCRIPTS]
+    assert sorted({*Scripts.__slots__, *sent_by_name}) == names
     assert len(sent_by_name) == len(SCRIPTS)
+
+
+def test_the_transport_sends_exactly_the_scripts_of_its_package() -> None:
+    """It gets them by name, with the name of its package."""
+    modules = [path for path in files(TRANSPORT).iterdir() if path.name.endswith(".py")]
+    sent = {
+        name
+        for path in modules
+        for name in re.findall(r'script_text\("(\w+)", SCRIPTS\)', path.read_text("utf-8"))
+    }
+    assert sorted(sent) == names_in(TRANSPORT)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +95,9 @@ def test_a_script_says_what_it_does_takes_and_returns(name: str) -> None:
 def test_the_keys_of_a_script_are_documented(name: str) -> None:
     """Each ``KEYS[n]`` is used, and is in the header with the type of its value."""
     used = {int(n) for n in re.findall(r"KEYS\[(\d+)\]", body(name))}
-    documented = re.findall(r"(\d+) \w+ \((hash|stream|set|zset|string)\)", header(name)["KEYS"])
+    documented = re.findall(
+        r"(\d+) \w+ \((hash|stream|set|zset|string|list)\)", header(name)["KEYS"]
+    )
     assert used == {int(n) for n, _type in documented}
     assert used == set(range(1, len(used) + 1))
 
@@ -84,7 +113,9 @@ def test_the_arguments_of_a_script_are_documented(name: str) -> None:
 def test_replies_are_the_same_in_lua_and_in_python(name: str) -> None:
     """Every constant of a header is in Python's enumeration, and the other way round."""
     in_lua = {word: int(n) for n, word in re.findall(r"(\d+) = ([A-Z_]+)", header(name)["Returns"])}
-    in_python = {reply.name: reply.value for reply in REPLIES.get(name, ())}
+    in_python = {
+        reply.name: reply.value for reply in REPLIES.get(name.removeprefix(f"{STORE}:"), ())
+    }
     assert in_lua == in_python
 
 

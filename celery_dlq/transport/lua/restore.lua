@@ -1,10 +1,10 @@
 -- Purpose: return an unacknowledged message to its list.
--- KEYS: 1 unacked (hash)  2 unacked_index (zset)  3 leases (zset)  4 list
+-- KEYS: 1 unacked (hash)  2 unacked_index (zset)  3 leases (zset)  4 queue (list)
 -- ARGV: 1 tag (of the delivery)
 --       2 entry
 --       3 first (1: the next that is fetched; 0: the last)
 --       4 expired (1: only if its lease has ended)
--- Returns: 1 = RESTORED, 0 = GONE (acknowledged, restored by another, or its lease was renewed)
+-- Returns: 1, or 0 if it was acknowledged, restored by another, or its lease was renewed
 -- Complexity: O(log of the number of unacknowledged messages)
 if ARGV[4] == '1' then
   local ends, time = redis.call('ZSCORE', KEYS[3], ARGV[1]), redis.call('TIME')

@@ -1,0 +1,337 @@
+"""The transport's parts: entries, the connection that wakes, and whether a Redis can be used."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from kombu import Connection
+from kombu.transport.redis import Channel
+from kombu.utils.json import dumps
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from servers import RedisServer
+
+from celery_dlq.transport.broker import broker_of
+from celery_dlq.transport.entries import Entry, EntryMessage, record_end, recorded, redelivered
+from celery_dlq.transport.fetch import _may_skip_replies, refusal
+from celery_dlq.transport.wake import WakeConnection
+
+ENVELOPE: dict[str, Any] = {
+    "body": "W10=",
+    "content-type": "application/json",
+    "content-encoding": "utf-8",
+    "headers": {},
+    "properties": {
+        "delivery_tag": "of-the-publisher",
+        "delivery_info": {"exchange": "", "routing_key": "orders"},
+        "body_encoding": "base64",
+        "priority": 0,
+    },
+}
+
+
+def message_of(raw: bytes) -> EntryMessage:
+    return EntryMessage(Entry(raw, "tag-1", "orders"), channel=_Channel())
+
+
+class _Channel:
+    def decode_body(self, body: str, encoding: str | None = None) -> Any:
+        import base64
+
+        return base64.b64decode(body) if encoding else body
+
+
+def test_a_message_has_the_tag_of_its_fetch() -> None:
+    """Two copies of one message have the publisher's tag in common, and nothing else."""
+    message = message_of(dumps(ENVELOPE).encode())
+    assert message.delivery_tag == "tag-1"
+    assert message.errors == []
+    assert message.delivery_info["routing_key"] == "orders"
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"no json", b"\xff\xfe", b"[]", b"7", b"{}", b'{"properties": 1}', b"[" * 10_000]
+)
+def test_an_entry_that_is_no_envelope_is_a_message_that_cannot_be_decoded(raw: bytes) -> None:
+    """It keeps its bytes, its queue and the tag by which it is acknowledged."""
+    message = message_of(raw)
+    assert message.delivery_tag == "tag-1"
+    assert message.body == raw
+    assert message.errors
+    assert message.delivery_info == {"exchange": "", "routing_key": "orders"}
+
+
+def test_an_entry_is_known_again_when_it_is_fetched_again() -> None:
+    """Its bytes are its identity."""
+    assert Entry(b"x", "1", "q").identity == Entry(b"x", "2", "q").identity
+    assert Entry(b"x", "1", "q").identity != Entry(b"y", "1", "q").identity
+
+
+@pytest.mark.parametrize("queue", ["orders", 'a "quoted" one', 'ünï,"",', "back\\slash"])
+@pytest.mark.parametrize("entry", [dumps(ENVELOPE).encode(), b"no json", b'["",",",""]', b""])
+def test_a_record_gives_back_its_entry_and_its_queue(entry: bytes, queue: str) -> None:
+    """Whatever they contain; it is put together in Lua by the same concatenation."""
+    record = b"[" + entry + b',"",' + record_end(queue).encode() + b"]"
+    assert recorded(record) == (entry, queue)
+
+
+def test_a_record_of_kombu_is_not_taken_for_ours() -> None:
+    """Kombu writes a blank behind each comma, and restores its own."""
+    assert recorded(dumps([ENVELOPE, "", "orders"]).encode()) is None
+
+
+def test_a_restored_entry_says_so_as_kombu_writes_it() -> None:
+    """Both marks where they can be; an entry that is no envelope stays as it is."""
+    entry, envelope = redelivered(dumps(ENVELOPE).encode())
+    assert json.loads(entry) == envelope
+    assert envelope["headers"]["redelivered"] is True
+    assert envelope["properties"]["delivery_info"]["redelivered"] is True
+    assert redelivered(b"no json") == (b"no json", None)
+    assert redelivered(b"[]") == (b"[]", None)
+
+
+class _Made:
+    """A connection as redis-py makes it, on one end of a pair of sockets."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.sent: list[tuple[Any, ...]] = []
+        self.closed = False
+
+    def connect(self) -> None:
+        """It is."""
+
+    def send_command(self, *args: Any, check_health: bool = True) -> None:
+        self.sent.append((*args, check_health))
+
+    def read_response(self) -> bytes:
+        return b"OK"
+
+    def disconnect(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def wake() -> Iterator[tuple[WakeConnection, socket.socket, _Made]]:
+    """Give an open wake connection, the socket of its Redis, and what redis-py made."""
+    ours, redis = socket.socketpair()
+    ours.settimeout(5.0)
+    made = _Made(ours)
+    connection = WakeConnection(lambda: made)
+    assert connection.open() is ours
+    yield connection, redis, made
+    ours.close()
+    redis.close()
+
+
+WRITTEN = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$6\r\norders\r\n"
+FLUSHED = b">2\r\n$10\r\ninvalidate\r\n_\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b":3\r\n", [3]),
+        (WRITTEN, [None]),
+        (FLUSHED, [None]),
+        (WRITTEN + b":0\r\n" + WRITTEN, [None, 0, None]),
+        (b"", []),
+        (b":1", []),
+    ],
+)
+def test_what_redis_says_is_a_reply_or_the_word_to_look(
+    wake: tuple[WakeConnection, socket.socket, _Made], sent: bytes, expected: Sequence[int | None]
+) -> None:
+    """In the order in which it came; a flush of everything names no key; nothing blocks."""
+    connection, redis, made = wake
+    redis.sendall(sent)
+    assert list(connection.read()) == expected
+    assert made._sock.gettimeout() == 5.0
+
+
+def test_a_reply_may_come_in_two_parts(
+    wake: tuple[WakeConnection, socket.socket, _Made],
+) -> None:
+    """The event loop calls again when there is more."""
+    connection, redis, _ = wake
+    redis.sendall(b":1")
+    assert list(connection.read()) == []
+    redis.sendall(b"2\r\n")
+    assert list(connection.read()) == [12]
+
+
+def test_it_asks_without_the_health_check_of_redis_py(
+    wake: tuple[WakeConnection, socket.socket, _Made],
+) -> None:
+    """That check would read the replies, and connect anew on a socket that nobody watches."""
+    connection, _, made = wake
+    connection.ask(["a", "b"])
+    assert made.sent[-1] == ("EXISTS", "a", "b", False)
+
+
+@pytest.mark.parametrize("sent", [None, b"-NOPERM no\r\n", b"what?\r\n"])
+def test_a_lost_or_refused_wake_connection_is_an_error(
+    wake: tuple[WakeConnection, socket.socket, _Made], sent: bytes | None
+) -> None:
+    """The channel then polls; no other exception may leave the event loop's callback."""
+    connection, redis, _ = wake
+    if sent is None:
+        redis.close()
+    else:
+        redis.sendall(sent)
+    with pytest.raises(RedisError):
+        list(connection.read())
+
+
+def test_a_refused_tracking_closes_the_connection() -> None:
+    """`open` raises, and leaves no socket behind."""
+    ours, redis = socket.socketpair()
+    made = _Made(ours)
+
+    def refused() -> bytes:
+        raise RedisConnectionError("no")
+
+    made.read_response = refused  # type: ignore[method-assign]
+    connection = WakeConnection(lambda: made)
+    with pytest.raises(RedisError):
+        connection.open()
+    assert made.closed
+    assert connection.connection is None
+    redis.close()
+    ours.close()
+
+
+@pytest.fixture
+def channel_of() -> Iterator[Callable[..., Channel]]:
+    """Give a function that opens a channel to a URL."""
+    opened: list[Connection] = []
+
+    def open_channel(url: str, **options: Any) -> Channel:
+        opened.append(Connection(url, transport_options=options))
+        return opened[-1].default_channel
+
+    yield open_channel
+    for connection in opened:
+        connection.release()
+
+
+def user(server: RedisServer, *rules: str) -> str:
+    """The URL of a user with these rules."""
+    server.client().execute_command("ACL", "SETUSER", "worker", "reset", "on", ">pw", *rules)
+    return server.url.replace("redis://", "redis://worker:pw@")
+
+
+def test_a_redis_that_allows_everything_is_used(
+    redis_url: str, redis_server: RedisServer, channel_of: Callable[..., Channel]
+) -> None:
+    """The probe leaves nothing behind."""
+    channel = channel_of(redis_url, global_keyprefix="shop:")
+    assert refusal(channel) is None
+    assert _may_skip_replies(channel)
+    assert redis_server.client().keys() == []
+
+
+@pytest.mark.parametrize("command", ["eval", "evalsha", "zadd", "hget", "rpush", "zrangebyscore"])
+def test_a_redis_that_forbids_a_command_is_not_used(
+    redis_url: str,
+    redis_server: RedisServer,
+    channel_of: Callable[..., Channel],
+    command: str,
+) -> None:
+    """Every command of the transport is tried, those inside the scripts, too."""
+    del redis_url
+    said = refusal(channel_of(user(redis_server, "~*", "&*", "+@all", f"-{command}")))
+    assert said is not None
+    assert said.startswith("expected Redis to allow what it needs, got ")
+
+
+def test_keys_that_begin_with_unacked_are_enough(
+    redis_url: str, redis_server: RedisServer, channel_of: Callable[..., Channel]
+) -> None:
+    """Beside those of kombu: ``unacked*``, ``_kombu*`` and the queues."""
+    del redis_url
+    assert refusal(channel_of(user(redis_server, "~unacked*", "&*", "+@all"))) is None
+    assert refusal(channel_of(user(redis_server, "~orders*", "&*", "+@all"))) is not None
+
+
+def test_a_user_who_may_not_switch_replies_off_acknowledges_with_replies(
+    redis_url: str, redis_server: RedisServer, channel_of: Callable[..., Channel]
+) -> None:
+    """That is no reason to fetch as kombu does."""
+    del redis_url
+    channel = channel_of(user(redis_server, "~*", "&*", "+@all", "-client|reply"))
+    assert refusal(channel) is None
+    assert not _may_skip_replies(channel)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("6.0.16", "expected Redis 6.2 or later, got 6.0.16"),
+        ("5.0", "expected Redis 6.2 or later, got 5.0"),
+        ("6.2.0", None),
+        ("7.2.4", None),
+        ("unstable", None),
+    ],
+)
+def test_a_redis_that_is_too_old_is_not_used(
+    redis_url: str,
+    channel_of: Callable[..., Channel],
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    expected: str | None,
+) -> None:
+    """By what its INFO says; what cannot be read as a version is tried."""
+    monkeypatch.setattr(
+        "celery_dlq.transport.fetch.Redis.info", lambda *_: {"redis_version": version}
+    )
+    assert refusal(channel_of(redis_url)) == expected
+
+
+def test_a_full_or_read_only_redis_is_no_reason_to_fall_back(
+    channel_of: Callable[..., Channel],
+) -> None:
+    """It works again later, and a worker asks only when it connects."""
+    with RedisServer("--maxmemory", "1", "--maxmemory-policy", "noeviction") as server:
+        assert refusal(channel_of(server.url)) is None
+    with RedisServer() as server:
+        channel = channel_of(server.url)
+        server.client().replicaof("127.0.0.1", 1)
+        assert refusal(channel) is None
+
+
+def test_a_node_of_a_cluster_is_named_as_one(channel_of: Callable[..., Channel]) -> None:
+    """Its keys lie in different slots."""
+    with RedisServer("--cluster-enabled", "yes") as server:
+        said = refusal(channel_of(server.url))
+    assert said is not None
+    assert said.startswith("expected a broker that is no Redis Cluster")
+
+
+def test_connections_for_acknowledgements_do_not_use_the_pool_up(
+    redis_url: str, channel_of: Callable[..., Channel]
+) -> None:
+    """redis-py counts each that a pool makes towards ``max_connections``, closed ones too."""
+    broker = broker_of(channel_of(redis_url, max_connections=2))
+    for _ in range(5):
+        connection = broker.client.connection_pool.make_connection()
+        connection.send_command("PING")
+        assert connection.read_response() == b"PONG"
+        connection.disconnect()
+
+
+def test_waits_for_acknowledgements_are_bounded(
+    redis_url: str, channel_of: Callable[..., Channel]
+) -> None:
+    """By the user's timeouts, or by ours where there are none."""
+    made = broker_of(channel_of(redis_url)).client.connection_pool.make_connection()
+    made.disconnect()
+    assert (made.socket_timeout, made.socket_connect_timeout) == (5.0, 5.0)
+    channel = channel_of(redis_url, socket_timeout=2.0, socket_connect_timeout=1.0)
+    made = broker_of(channel).client.connection_pool.make_connection()
+    made.disconnect()
+    assert (made.socket_timeout, made.socket_connect_timeout) == (2.0, 1.0)

@@ -27,6 +27,7 @@ class Broker:
         sep: Separates a queue's name from its priority.
         steps: The priorities that have a list.
         priority_of: Returns the priority of an envelope.
+        decode_body: Decodes the body of an envelope, given its encoding.
     """
 
     client: Any
@@ -37,6 +38,7 @@ class Broker:
     sep: str
     steps: Sequence[int]
     priority_of: Callable[[Any], int]
+    decode_body: Callable[..., Any]
 
     @property
     def leases(self) -> str:
@@ -50,7 +52,10 @@ class Broker:
 
     def list_of(self, queue: str, envelope: Any) -> str:
         """The list to which a message belongs; ``envelope`` is ``None`` if it is unreadable."""
-        priority = 0 if envelope is None else self.priority_of(envelope)
+        try:
+            priority = 0 if envelope is None else self.priority_of(envelope)
+        except OverflowError:  # Infinity
+            priority = 0
         step = self.steps[bisect(self.steps, priority) - 1]
         return f"{self.prefix}{queue}{self.sep}{step}" if step else f"{self.prefix}{queue}"
 
@@ -62,7 +67,7 @@ def restore(
     *,
     first: bool = True,
     expired: bool = False,
-) -> bool:
+) -> bool | None:
     """Return one message to its queue, marked as redelivered.
 
     Args:
@@ -73,13 +78,14 @@ def restore(
         expired: True to leave it if its lease was renewed.
 
     Returns:
-        True if it was there.
+        True if it was restored, False if its lease was renewed or others were faster, ``None``
+        if no worker fetched it by script.
     """
     record = call("HGET", broker.unacked, tag)
     found = recorded(record) if record is not None else None
     if found is None:
-        return False
-    entry, envelope = redelivered(found[0])
+        return None
+    entry, envelope = redelivered(found[0], broker.decode_body)
     script = script_text("restore", SCRIPTS)
     keys = (*broker.keys, broker.list_of(found[1], envelope))
     args = (tag, entry, int(first), int(expired))

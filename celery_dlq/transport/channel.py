@@ -144,6 +144,12 @@ class ReliableChannel(kombu_redis.Channel):
             self.dlq_leases.drop(fetching[0])
         self._in_poll = None
 
+    def _do_restore_message(self, payload: Any, *args: Any, **kwargs: Any) -> Any:
+        # Of a plain worker. kombu loses a message whose headers are null.
+        if isinstance(payload, dict) and not payload.get("headers"):
+            payload = {**payload, "headers": {}}
+        return super()._do_restore_message(payload, *args, **kwargs)
+
     # -- waiting ------------------------------------------------------------------
 
     def is_asleep(self) -> bool:
@@ -377,6 +383,7 @@ def broker_of(channel: Any) -> Broker:
         sep=channel.sep,
         steps=channel.priority_steps,
         priority_of=partial(channel._get_message_priority, reverse=False),  # noqa: SLF001
+        decode_body=channel.decode_body,
     )
 
 

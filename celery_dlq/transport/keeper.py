@@ -104,7 +104,9 @@ class Keeper:
             tags = self._call(
                 "EVAL", script.text, len(broker.keys), *broker.keys, _RESTORED_PER_CALL
             )
-            done = sum(restore(self._call, broker, tag.decode(), expired=True) for tag in tags)
+            done = sum(
+                bool(restore(self._call, broker, tag.decode(), expired=True)) for tag in tags
+            )
             if done:
                 logger.warning(
                     "%d messages are back in their queues: their worker gave no sign of life "

@@ -124,13 +124,19 @@ class Leases:
             StoreUnavailable: Redis does not answer; the message returns when its lease ends.
         """
         self._running.pop(tag, None)
-        if self._held.pop(tag, None) is not None:
-            self.restore_of_another(tag, first=first)
-
-    def restore_of_another(self, tag: str, *, first: bool = True) -> None:
-        """Give a message back to its queue, whoever fetched it by script; see `restore`."""
-        if self._connection is not None and self._broker is not None:
+        held = self._held.pop(tag, None) is not None
+        if held and self._connection is not None and self._broker is not None:
             restore(self._connection.call, self._broker, tag, first=first)
+
+    def restore_of_another(self, tag: str) -> bool:
+        """Give a message back to its queue if its lease has ended; see `restore`.
+
+        Returns:
+            True if a worker fetched it by script, whether its lease has ended or not.
+        """
+        if self._connection is None or self._broker is None:
+            return False
+        return restore(self._connection.call, self._broker, tag, expired=True) is not None
 
     def connection_closes(self, running: Mapping[str, Any]) -> None:
         """Go on holding the messages of tasks that run while their connection is closed.

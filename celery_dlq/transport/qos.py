@@ -10,6 +10,8 @@ from typing import Any
 from celery.worker import state
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
@@ -77,6 +79,9 @@ class ReliableQoS(kombu_redis.QoS):
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
         """Restore what a dead worker fetched; a record that cannot be read ends no worker."""
         try:
-            super().restore_by_tag(tag, client=client, leftmost=leftmost)
-        except ValueError:
-            self._leases.restore_of_another(tag)
+            if not self._leases.restore_of_another(bytes_to_str(tag)):
+                super().restore_by_tag(tag, client=client, leftmost=leftmost)
+        except StoreUnavailable as exc:
+            raise RedisConnectionError(str(exc)) from exc
+        except (ValueError, TypeError, RecursionError) as exc:
+            logger.error("Message %r cannot be restored: its record is unreadable: %r", tag, exc)  # noqa: TRY400

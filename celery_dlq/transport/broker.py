@@ -33,6 +33,7 @@ class Broker:
         sep: Separates a queue's name from its priority.
         steps: The priorities that have a list.
         priority_of: Returns the priority of an envelope.
+        decode_body: Decodes the body of an envelope, given its encoding.
         no_reply: True if commands may be sent to which Redis does not reply.
     """
 
@@ -44,6 +45,7 @@ class Broker:
     sep: str
     steps: Sequence[int]
     priority_of: Callable[[Any], int]
+    decode_body: Callable[..., Any]
     no_reply: bool = True
 
     @property
@@ -58,7 +60,10 @@ class Broker:
 
     def list_of(self, queue: str, envelope: Any) -> str:
         """The list to which a message belongs; ``envelope`` is ``None`` if it is unreadable."""
-        priority = 0 if envelope is None else self.priority_of(envelope)
+        try:
+            priority = 0 if envelope is None else self.priority_of(envelope)
+        except OverflowError:  # Infinity
+            priority = 0
         step = self.steps[bisect(self.steps, priority) - 1]
         return f"{self.prefix}{queue}{self.sep}{step}" if step else f"{self.prefix}{queue}"
 
@@ -101,6 +106,7 @@ def broker_of(channel: Any, *, no_reply: bool = True) -> Broker:
         steps=channel.priority_steps,
         no_reply=no_reply,
         priority_of=partial(channel._get_message_priority, reverse=False),  # noqa: SLF001
+        decode_body=channel.decode_body,
     )
 
 
@@ -111,7 +117,7 @@ def restore(
     *,
     first: bool = True,
     expired: bool = False,
-) -> bool:
+) -> bool | None:
     """Return one message to its queue, marked as redelivered.
 
     Args:
@@ -122,15 +128,16 @@ def restore(
         expired: True to leave it if its lease was renewed.
 
     Returns:
-        True if it was there.
+        True if it was restored, False if its lease was renewed or others were faster, ``None``
+        if no worker fetched it by script.
     """
     record = call("HGET", broker.unacked, tag)
     found = recorded(record) if record is not None else None
     if found is None:
         if record is not None:  # not ours: it returns by kombu's visibility timeout
             call("ZREM", broker.leases, tag)
-        return False
-    entry, envelope = redelivered(found[0])
+        return None
+    entry, envelope = redelivered(found[0], broker.decode_body)
     script = script_text("restore", SCRIPTS)
     keys = (*broker.keys, broker.list_of(found[1], envelope))
     args = (tag, entry, int(first), int(expired))

@@ -179,6 +179,12 @@ class ReliableChannel(kombu_redis.Channel):
             self.dlq_leases.interrupted(fetching[0])
         self._in_poll = None
 
+    def _do_restore_message(self, payload: Any, *args: Any, **kwargs: Any) -> Any:
+        # Of a plain worker. kombu loses a message whose headers are null.
+        if isinstance(payload, dict) and not payload.get("headers"):
+            payload = {**payload, "headers": {}}
+        return super()._do_restore_message(payload, *args, **kwargs)
+
     # -- waiting ------------------------------------------------------------------
 
     def is_asleep(self) -> bool:

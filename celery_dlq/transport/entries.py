@@ -12,8 +12,9 @@ https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from kombu.message import Message as BaseMessage
 from kombu.transport import virtual
@@ -40,21 +41,11 @@ class Entry(dict[str, Any]):
         self.queue = queue
         self.error: Exception | None = None
         try:
-            envelope = loads(raw.decode())
-            if not isinstance(envelope, dict) or not isinstance(envelope.get("properties"), dict):
-                raise TypeError("expected the JSON envelope of a kombu message")  # noqa: TRY301
+            super().__init__(_envelope(raw))
         except MemoryError:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever decoders raise
             self.error = exc
-        else:
-            super().__init__(envelope)
-            self["properties"].setdefault("delivery_tag", self.identity)
-
-    @property
-    def identity(self) -> str:
-        """An id that stays the same when the entry is fetched again."""
-        return f"entry-{sha256(self.raw).hexdigest()[:32]}"
 
 
 class EntryMessage(virtual.Message):
@@ -67,25 +58,52 @@ class EntryMessage(virtual.Message):
         error = payload.error
         if error is None:
             try:
+                if not isinstance(payload.get("body") or "", str):
+                    raise TypeError("expected a body that is a text")  # noqa: TRY301
                 super().__init__(payload, channel=channel, **kwargs)
             except MemoryError:
                 raise
             except Exception as exc:  # noqa: BLE001 - whatever a codec raises
                 error = exc
         if error is not None:
-            self._raw = payload
-            BaseMessage.__init__(
-                self,
-                body=payload.raw,
-                channel=channel,
-                content_type=CONTENT_TYPE_OF_ENTRY,
-                content_encoding="binary",
-                properties={"delivery_tag": payload.identity},
-                delivery_info={"exchange": "", "routing_key": payload.queue},
-                headers={},
-            )
+            self._be_the_entry(payload, channel)
             self.errors.append((type(error), error, error.__traceback__))  # type: ignore[arg-type]
         self.delivery_tag = payload.tag
+
+    def dlq_keep_bytes(self) -> bool:
+        """Become the whole entry if its body is more than what was decoded of it.
+
+        kombu ignores characters that are no base64.
+
+        Returns:
+            True if it did.
+        """
+        entry: Any = self._raw
+        if not isinstance(entry, Entry) or self.body is entry.raw:
+            return False
+        body, encoding = entry.get("body") or "", entry["properties"].get("body_encoding")
+        again = body
+        if body:
+            again, _ = self.channel.encode_body(self.channel.decode_body(body, encoding), encoding)
+        if again == body and self.content_type != CONTENT_TYPE_OF_ENTRY:
+            return False
+        tag = self.delivery_tag
+        self._be_the_entry(entry, self.channel)
+        self.delivery_tag = tag
+        return True
+
+    def _be_the_entry(self, entry: Entry, channel: Any) -> None:
+        self._raw = entry
+        BaseMessage.__init__(
+            self,
+            body=entry.raw,
+            channel=channel,
+            content_type=CONTENT_TYPE_OF_ENTRY,
+            content_encoding="binary",
+            properties={"delivery_tag": _identity(entry.raw)},
+            delivery_info={"exchange": "", "routing_key": entry.queue},
+            headers={},
+        )
 
 
 def record_end(queue: str) -> str:
@@ -105,17 +123,48 @@ def recorded(record: bytes) -> tuple[bytes, str] | None:
     return (record[1:cut], queue) if isinstance(queue, str) else None
 
 
-def redelivered(entry: bytes) -> tuple[bytes, Any]:
+def redelivered(entry: bytes, decode_body: Callable[..., Any]) -> tuple[bytes, Any]:
     """Mark an entry as redelivered, as kombu does; return it with its envelope.
 
-    An entry that is no envelope stays as it is; its envelope is then ``None``.
+    An entry that is no message stays as it is, so that it is the same letter after each delivery;
+    its envelope is then ``None``.
+
+    Args:
+        entry: The entry.
+        decode_body: The channel's.
     """
     try:
-        envelope = loads(entry.decode())
-        envelope["headers"]["redelivered"] = True
-        envelope["properties"]["delivery_info"]["redelivered"] = True
-    except (KeyError, TypeError):
-        pass  # kombu, too, marks what is there
-    except (ValueError, RecursionError):
+        envelope = _envelope(entry)
+        properties, headers = envelope["properties"], envelope.get("headers")
+        if envelope.get("body"):
+            decode_body(envelope["body"], properties.get("body_encoding"))
+        if headers:
+            headers["redelivered"] = True
+        properties["delivery_info"]["redelivered"] = True
+        return dumps(envelope).encode(), envelope
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever decoders raise
         return entry, None
-    return (dumps(envelope).encode(), envelope) if isinstance(envelope, dict) else (entry, None)
+
+
+def _envelope(entry: bytes) -> dict[str, Any]:
+    """The envelope of an entry, with an id; raises if kombu cannot make a message of it."""
+    envelope = loads(entry.decode())
+    try:
+        properties = envelope["properties"]
+        for name in ("exchange", "routing_key"):
+            properties["delivery_info"][name]
+    except (LookupError, TypeError) as exc:
+        raise TypeError(
+            "expected a kombu message: a JSON object with properties.delivery_info.routing_key "
+            "and exchange"
+        ) from exc
+    if "delivery_tag" not in properties:
+        properties["delivery_tag"] = _identity(entry)
+    return cast("dict[str, Any]", envelope)
+
+
+def _identity(entry: bytes) -> str:
+    """An id that stays the same when the entry is fetched again."""
+    return f"entry-{sha256(entry).hexdigest()[:32]}"

@@ -153,7 +153,7 @@ class Keeper:
 
     def _restored(self, broker: Broker, tag: str) -> bool:
         try:
-            return restore(self._call, broker, tag, expired=True)
+            return bool(restore(self._call, broker, tag, expired=True))
         except (RedisError, OSError):
             raise
         except Exception:

@@ -154,23 +154,23 @@ class Leases:
         self._running.pop(tag, None)
         if self._held.pop(tag, None) is None:
             return
-        if not self.restore_of_another(tag, first=first):
+        if self.restore_of_another(tag, first=first) is False:
             self._returning.append(tag)
 
-    def restore_of_another(self, tag: str, *, first: bool = True) -> bool:
+    def restore_of_another(self, tag: str, *, first: bool = True) -> bool | None:
         """Give a message back to its queue, whoever fetched it by script.
 
         Returns:
-            False if Redis did not answer.
+            False if Redis did not answer, ``None`` if it has no record of a fetch by script.
         """
         if self._connection is None or self._broker is None:
             return False
         try:
-            restore(self._connection.call, self._broker, tag, first=first)
+            found = restore(self._connection.call, self._broker, tag, first=first)
         except StoreUnavailable as exc:
             self._log("A message is not back in its queue yet: %s", exc)
             return False
-        return True
+        return None if found is None else True
 
     def has_lease(self, tag: str | bytes) -> bool:
         """True if a message is held by lease, here or elsewhere, or if that is unknown."""
@@ -202,7 +202,9 @@ class Leases:
         left = [*self.to_return(), *self._held]
         self._held.clear()
         self._running.clear()
-        while left and self.restore_of_another(left[-1]):  # so that the oldest is fetched first
+        while (
+            left and self.restore_of_another(left[-1]) is not False
+        ):  # so that the oldest is fetched first
             left.pop()
         if left:
             logger.warning("%d messages return when their leases end", len(left))

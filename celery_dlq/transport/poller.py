@@ -39,6 +39,11 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
             return channel.handlers[kind]()
         return super().on_readable(fileno)
 
+    def handle_event(self, fileno: int, event: int) -> Any:
+        """Call the channel; after waking nothing was received yet, so `get` goes on."""
+        channel, kind = self._fd_to_chan.get(fileno, (None, None))
+        return channel.wake_read() if kind == "WAKE" else super().handle_event(fileno, event)
+
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """Wait for an event, without an event loop."""
         due = min((channel.tick() for channel in tuple(self._channels)), default=LOOK_SECONDS)

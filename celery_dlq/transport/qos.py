@@ -11,8 +11,12 @@ from typing import Any
 from celery.worker import state
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
 
+from celery_dlq.logs import get_logger
 from celery_dlq.transport.leases import Leases
+
+logger = get_logger("celery_dlq.transport")
 
 
 class ReliableQoS(kombu_redis.QoS):
@@ -66,10 +70,12 @@ class ReliableQoS(kombu_redis.QoS):
         """
         if self._leases.has_lease(tag):
             return
+        if self._leases.restore_of_another(bytes_to_str(tag)) is not None:
+            return
         try:
             super().restore_by_tag(tag, client=client, leftmost=leftmost)
-        except ValueError:
-            self._leases.restore_of_another(tag)
+        except (ValueError, TypeError, RecursionError) as exc:
+            logger.error("Message %r cannot be restored: its record is unreadable: %r", tag, exc)  # noqa: TRY400
 
 
 def _at_work() -> Iterator[Any]:

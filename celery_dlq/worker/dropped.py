@@ -163,6 +163,10 @@ class _Drop:
     ) -> DeliveryState:
         """Store the letter; after an internal error, leave the message to Celery."""
         try:
+            keep_bytes = getattr(message, "dlq_keep_bytes", None)  # of reliable fetch
+            known = reason is not Reason.UNKNOWN_TASK
+            if keep_bytes is not None and known and keep_bytes():
+                reason = Reason.UNDECODABLE_MESSAGE
             headers, failure = (
                 _headers(message, body),
                 dropped_failure(exc, "not a Celery task message"),

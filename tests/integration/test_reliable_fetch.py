@@ -1,0 +1,337 @@
+"""Channels with reliable fetch, beside kombu's own: what comes, from where, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import kombu
+import pytest
+import redis
+from kombu import Exchange, Queue
+from kombu.transport import redis as kombu_redis
+from waiting import poll
+
+from celery_dlq.transport.channel import reliable
+from celery_dlq.transport.leases import Leases
+
+Connect = Callable[..., kombu.Connection]
+Got = list[tuple[str, str]]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "sorted": {"queue_order_strategy": "sorted"},
+    "priority": {"queue_order_strategy": "priority"},
+    "ten-steps": {"priority_steps": list(range(10))},
+    "steps-from-three": {"priority_steps": [3, 6], "sep": ":"},
+    "prefix": {"global_keyprefix": "shop:{a}:", "sep": ":"},
+    "one-step": {"priority_steps": [0]},
+}
+QUEUES = ("c", "a", "b.6", "b")
+
+
+@pytest.fixture
+def connect(redis_url: str) -> Iterator[Connect]:
+    """Open connections with kombu's fetch or with ours; all are closed after the test."""
+    opened: list[tuple[kombu.Connection, Leases]] = []
+
+    def connect(
+        fetch: str, options: dict[str, Any] | None = None, *, database: int = 0
+    ) -> kombu.Connection:
+        url = f"{redis_url.rpartition('/')[0]}/{database}"
+        connection = kombu.Connection(url, transport_options=options or {})
+        leases = Leases(60)
+        if fetch == "reliable":
+            transport = reliable(kombu_redis.Transport, leases, leases.connected)
+            connection.get_transport_cls = lambda: transport  # type: ignore[method-assign]
+        opened.append((connection, leases))
+        return connection
+
+    yield connect
+    for connection, leases in opened:
+        connection.close()
+        leases.close()
+
+
+@pytest.fixture
+def broker(redis_url: str) -> Iterator[redis.Redis]:
+    """The broker's database."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def both(connect: Connect, run: Callable[[kombu.Connection], Any], **options: Any) -> Any:
+    """Do something with kombu's fetch and with ours; it must be the same."""
+    theirs = run(connect("kombu", options, database=1))
+    ours = run(connect("reliable", options, database=0))
+    assert ours == theirs
+    return ours
+
+
+def queue(name: str, **more: Any) -> Queue:
+    return Queue(name, Exchange(""), routing_key=name, **more)
+
+
+def publish(connection: kombu.Connection, name: str, body: str, **more: Any) -> None:
+    connection.Producer().publish(body, exchange="", routing_key=name, **more)
+
+
+def drain(
+    connection: kombu.Connection,
+    *,
+    until: Callable[[], bool] = lambda: False,
+    quiet_seconds: float = 0.3,
+) -> None:
+    """Receive until nothing comes any more."""
+    while not until():
+        try:
+            connection.drain_events(timeout=quiet_seconds)
+        except TimeoutError:
+            return
+
+
+class Receiver:
+    """A consumer that keeps what it got.
+
+    Args:
+        connection: Where it consumes.
+        names: Of the queues.
+        prefetch: The prefetch count.
+        hold: Number of messages that it keeps before it acknowledges the oldest.
+    """
+
+    def __init__(
+        self,
+        connection: kombu.Connection,
+        names: Sequence[str],
+        *,
+        prefetch: int = 0,
+        hold: int = 0,
+        **more: Any,
+    ) -> None:
+        self.got: Got = []
+        self.messages: list[Any] = []
+        self._hold = hold
+        self.consumer = connection.Consumer(
+            [queue(name) for name in names], callbacks=[self._receive], auto_declare=False, **more
+        )
+        self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+
+    def _receive(self, body: str, message: Any) -> None:
+        self.got.append((message.delivery_info["routing_key"], body))
+        self.messages.append(message)
+        if len(self.messages) > self._hold and not self.consumer.no_ack:
+            self.messages.pop(0).ack()
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("prefetch", "hold"), [(0, 0), (4, 2)])
+def test_order_fairness_and_priorities_are_kombus(
+    connect: Connect, options: dict[str, Any], prefetch: int, hold: int
+) -> None:
+    """Several queues, several priorities, messages that arrive in between."""
+
+    def run(connection: kombu.Connection) -> Got:
+        for n in range(4):
+            for name in QUEUES:
+                for priority in (0, 9, 4, 3):
+                    publish(connection, name, f"{name} {priority} {n}", priority=priority)
+        receiver = Receiver(connection, QUEUES, prefetch=prefetch, hold=hold)
+        drain(connection, until=lambda: len(receiver.got) >= 40)
+        for n in range(4):
+            publish(connection, "a", f"later {n}", priority=9)
+        drain(connection)
+        return receiver.got
+
+    assert len(both(connect, run, **options)) == 4 * 4 * 4 + 4
+
+
+def test_nothing_comes_beyond_the_prefetch_count(connect: Connect, broker: redis.Redis) -> None:
+    """Also when it grows and shrinks while messages are held."""
+
+    def run(connection: kombu.Connection) -> list[int]:
+        for n in range(12):
+            publish(connection, "a", str(n))
+        seen = []
+        receiver = Receiver(connection, ["a"], prefetch=1, hold=99)
+        for count in (1, 3, 5, 2, 6):
+            receiver.consumer.qos(prefetch_count=count)
+            drain(connection)
+            seen.append(len(receiver.got))
+        for message in receiver.messages[:4]:
+            message.ack()
+        drain(connection)
+        return [*seen, len(receiver.got), connection.default_channel._size("a")]
+
+    assert both(connect, run) == [1, 3, 5, 5, 6, 10, 2]
+
+
+def test_queues_that_are_added_and_cancelled_while_idle(connect: Connect) -> None:
+    """An idle channel fetches from the queues of now; kombu after its `BRPOP` of a second."""
+    quiet = partial(drain, quiet_seconds=1.3)
+
+    def run(connection: kombu.Connection) -> Got:
+        receiver = Receiver(connection, ["a"])
+        quiet(connection)
+        publish(connection, "b", "before")
+        receiver.consumer.add_queue(queue("b"))
+        receiver.consumer.consume()
+        quiet(connection)
+        publish(connection, "b", "after")
+        quiet(connection)
+        receiver.consumer.cancel_by_queue("b")
+        quiet(connection)
+        publish(connection, "b", "cancelled")
+        publish(connection, "a", "still")
+        quiet(connection)
+        receiver.consumer.cancel_by_queue("a")
+        quiet(connection)
+        publish(connection, "a", "left")
+        quiet(connection)
+        receiver.consumer.add_queue(queue("a"))
+        receiver.consumer.consume()
+        quiet(connection)
+        return receiver.got
+
+    assert [body for _, body in both(connect, run)] == ["before", "after", "still", "left"]
+
+
+def test_requeued_messages_are_the_last_of_their_queue(connect: Connect) -> None:
+    """With their priority, and marked as redelivered; rejected ones are gone."""
+
+    def run(connection: kombu.Connection) -> list[tuple[str, Any]]:
+        for n in range(6):
+            publish(connection, "a", str(n), priority=9 if n == 3 else 0)
+        receiver = Receiver(connection, ["a"], hold=99)
+        drain(connection, until=lambda: len(receiver.got) >= 3)
+        for message, requeue in zip(receiver.messages, (True, False, True), strict=False):
+            message.reject(requeue=requeue)
+        receiver.messages.clear()
+        drain(connection)
+        return [(m.body, m.delivery_info.get("redelivered")) for m in receiver.messages]
+
+    assert len(both(connect, run)) == 5
+
+
+def test_what_is_not_acknowledged_returns_when_the_channel_closes(
+    connect: Connect, broker: redis.Redis
+) -> None:
+    """In order, before what was in the queue; for both kinds of worker."""
+
+    def run(connection: kombu.Connection) -> Got:
+        for n in range(6):
+            publish(connection, "a", str(n))
+        receiver = Receiver(connection, ["a"], prefetch=4, hold=99)
+        drain(connection)
+        receiver.messages[1].ack()
+        connection.default_channel.close()
+        receiver.consumer.channel.close()
+        other = connection.clone()
+        try:
+            second = Receiver(other, ["a"])
+            drain(other)
+            return sorted(second.got)
+        finally:
+            other.close()
+
+    assert [body for _, body in both(connect, run)] == ["0", "2", "3", "4", "5"]
+
+
+def test_consumers_that_do_not_acknowledge_leave_nothing_behind(
+    connect: Connect, broker: redis.Redis
+) -> None:
+    """Beside one that does, on the same channel."""
+
+    def run(connection: kombu.Connection) -> Got:
+        for n in range(3):
+            publish(connection, "a", str(n))
+            publish(connection, "b", str(n))
+        channel = connection.channel()
+        free = Receiver(channel, ["a"], no_ack=True, prefetch=1)
+        held = Receiver(channel, ["b"], hold=99, prefetch=2)
+        drain(connection)
+        return [*sorted(free.got), *sorted(held.got)]
+
+    assert both(connect, run) == [(name, body) for name in "ab" for body in "01"]
+    assert (broker.hlen("unacked"), broker.zcard("unacked_leases")) == (2, 2)
+
+
+def test_fanout_stays_publish_and_subscribe(connect: Connect) -> None:
+    """Every subscriber gets a copy, beside its ordinary queue, also while that is idle."""
+
+    def run(connection: kombu.Connection) -> list[str]:
+        exchange = Exchange("news", type="fanout")
+        channel = connection.channel()
+        got: list[str] = []
+
+        def receive(body: str, message: Any) -> None:
+            got.append(body)
+            message.ack()
+
+        readers = [
+            connection.channel().Consumer([Queue(f"reader-{n}", exchange)], callbacks=[receive])
+            for n in range(2)
+        ]
+        ordinary = channel.Consumer([queue("a")], callbacks=[receive])
+        for consumer in (*readers, ordinary):
+            consumer.consume()
+        drain(connection)
+        producer = connection.Producer()
+        for n in range(3):
+            producer.publish(f"news {n}", exchange=exchange)
+            publish(connection, "a", f"ordinary {n}")
+            drain(connection)
+        return got
+
+    assert sorted(both(connect, run)) == sorted(
+        [*(f"news {n}" for n in range(3) for _ in range(2)), *(f"ordinary {n}" for n in range(3))]
+    )
+
+
+def test_queues_that_expire_do_so(connect: Connect, broker: redis.Redis) -> None:
+    """Their lists, for all priorities; a message that is held is not touched by that."""
+
+    def run(connection: kombu.Connection) -> Got:
+        short = queue("short", expires=0.5)
+        short(connection.default_channel).declare()
+        publish(connection, "short", "held")
+        publish(connection, "short", "expires", priority=9)
+        receiver = Receiver(connection, ["short"], prefetch=1, hold=99)
+        drain(connection)
+        poll(lambda: connection.default_channel._size("short") == 0)
+        receiver.messages.pop().ack()
+        drain(connection)
+        return receiver.got
+
+    assert both(connect, run) == [("short", "held")]
+
+
+def test_each_fetch_reads_what_the_other_left(connect: Connect, broker: redis.Redis) -> None:
+    """Messages, and records of those that a dead worker held, in both directions."""
+    options = {"visibility_timeout": 1, "global_keyprefix": "shop:"}
+    for dead, alive in (("kombu", "reliable"), ("reliable", "kombu")):
+        broker.flushdb()
+        first, second = connect(dead, options), connect(alive, options)
+        for n in range(3):
+            publish(first, "a", f"{dead} {n}", priority=3 * n, headers={"n": n})
+        held = Receiver(first, ["a"], prefetch=2, hold=99)
+        drain(first)
+        assert len(held.got) == 2
+
+        # It is dead: nobody renews; its leases end, and the visibility timeout.
+        for key in ("shop:unacked_index", "shop:unacked_leases"):
+            for tag in broker.zrange(key, 0, -1):
+                broker.zadd(key, {tag: 1})
+        receiver = Receiver(second, ["a"])
+        drain(second)
+        second.default_channel.qos._vrestore_count = 0
+        second.default_channel.qos.restore_visible()
+        drain(second)
+
+        assert sorted(body for _, body in receiver.got) == [f"{dead} {n}" for n in range(3)]
+        assert broker.hlen("shop:unacked") == 0
+        for connection in (first, second):
+            for channel in (connection.default_channel, *connection.transport.channels):
+                channel.qos._delivered.clear()

@@ -24,6 +24,7 @@ QUEUE = "work"
 DEAD_LETTER_QUEUE = "work-DLQ"
 MAX_DELIVERIES = int(os.environ.get("CHAOS_LIMIT", "3"))
 MAX_RETRIES = 2
+RELIABLE_FETCH = not os.environ.get("CHAOS_PLAIN_FETCH")
 TTL_SECONDS = 1800.0  # of letters; a clock that is an hour ahead must not trim them
 SOON_ENOUGH = 1  # which retry of `retries` succeeds
 
@@ -51,9 +52,11 @@ app.conf.update(
     dlq_queues={QUEUE: {"max_deliveries": MAX_DELIVERIES, "dead_letter_ttl": TTL_SECONDS}},
     dlq_spool_dir=str(FOLDER / "spool"),
     dlq_start_timeout=30,
+    dlq_reliable_fetch=RELIABLE_FETCH,
 )
 if BROKER.startswith("redis"):
     app.conf.broker_transport_options = {
+        # With reliable fetch it is the lease, too.
         "visibility_timeout": float(os.environ.get("CHAOS_VISIBILITY", "8")),
         # A worker killed while it gives messages back must not stop all others for long.
         "unacked_mutex_expire": 2,

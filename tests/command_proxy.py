@@ -1,0 +1,176 @@
+"""A proxy before a Redis that reads the commands of its clients and cuts or holds at one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from servers import _free_port
+
+Command = Sequence[bytes]
+Matches = Callable[[Command], bool]
+
+
+@dataclass(slots=True)
+class Fault:
+    """What happens at a command.
+
+    Attributes:
+        matches: Whether it is this command.
+        kind: ``before``: the connection is cut and Redis never sees the command; ``after``: Redis
+            executes it and the connection is cut instead of the reply; ``hold``: Redis executes
+            it, and the reply waits in the proxy.
+        left: How often it still happens.
+        met: Set when it has happened.
+    """
+
+    matches: Matches
+    kind: str
+    left: int
+    met: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def release(self) -> None:
+        """Let held replies go."""
+        self.left = 0
+        self.released.set()
+
+
+class CommandProxy:
+    """A port that leads to a Redis; a context manager.
+
+    Args:
+        port: The server's port on this machine.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.port = _free_port()
+        self._to = port
+        self._listener: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
+        self._faults: list[Fault] = []
+        self.seen: list[Command] = []
+
+    @property
+    def url(self) -> str:
+        """The URL of database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> CommandProxy:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._admit, args=(self._listener,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shut()
+
+    def fault(self, kind: str, matches: Matches, times: int = 1) -> Fault:
+        """Let something happen at a command, so many times; see `Fault`."""
+        fault = Fault(matches, kind, times)
+        self._faults.append(fault)
+        return fault
+
+    def cut(self) -> None:
+        """Cut all connections; new ones are accepted."""
+        sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            _end(one)
+
+    def shut(self) -> None:
+        """Cut all connections, and refuse new ones."""
+        for fault in self._faults:
+            fault.release()
+        if self._listener is not None:
+            _end(self._listener)
+            self._listener.close()
+            self._listener = None
+        self.cut()
+
+    def _admit(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                guest, _address = listener.accept()
+                host = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                return
+            self._sockets += [guest, host]
+            way = _Way(self, guest, host)
+            for act in (way.commands, way.replies):
+                threading.Thread(target=act, daemon=True).start()
+
+    def meet(self, command: Command) -> Fault | None:
+        """The fault that happens at a command, if one does."""
+        self.seen.append(command)
+        for fault in self._faults:
+            if fault.left > 0 and fault.matches(command):
+                fault.left -= 1
+                return fault
+        return None
+
+
+class _Way:
+    """One client's connection."""
+
+    def __init__(self, proxy: CommandProxy, guest: socket.socket, host: socket.socket) -> None:
+        self._proxy = proxy
+        self._guest = guest
+        self._host = host
+        self._held: Fault | None = None
+        self._silent = False
+
+    def commands(self) -> None:
+        """Pass commands on, one by one."""
+        with contextlib.suppress(OSError):
+            reader = self._guest.makefile("rb")
+            while (read := _read_command(reader)) is not None:
+                raw, command = read
+                fault = self._proxy.meet(command)
+                if fault is not None and fault.kind == "before":
+                    fault.met.set()
+                    break
+                if fault is not None and fault.kind == "after":
+                    # Redis executes what it has read, and then sees that nothing follows.
+                    self._silent = True
+                    self._host.sendall(raw)
+                    self._host.shutdown(socket.SHUT_WR)
+                    fault.met.set()
+                    return
+                if fault is not None:
+                    self._held = fault
+                self._host.sendall(raw)
+        _end(self._guest)
+        _end(self._host)
+
+    def replies(self) -> None:
+        """Pass replies on."""
+        with contextlib.suppress(OSError):
+            while data := self._host.recv(65536):
+                if self._held is not None:
+                    held, self._held = self._held, None
+                    held.met.set()
+                    held.released.wait(60)
+                if not self._silent:
+                    self._guest.sendall(data)
+        _end(self._guest)
+        _end(self._host)
+
+
+def _read_command(reader: object) -> tuple[bytes, Command] | None:
+    head = reader.readline()  # type: ignore[attr-defined]
+    if not head.startswith(b"*"):
+        return None
+    raw, parts = [head], []
+    for _ in range(int(head[1:])):
+        size = reader.readline()  # type: ignore[attr-defined]
+        text = reader.read(int(size[1:]) + 2)  # type: ignore[attr-defined]
+        raw += [size, text]
+        parts.append(text[:-2])
+    return b"".join(raw), parts
+
+
+def _end(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)

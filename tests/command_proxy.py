@@ -1,4 +1,4 @@
-"""A proxy before a Redis that reads the commands of its clients and cuts or holds at one of them."""
+"""A proxy before a Redis that reads what clients command, and cuts or holds at one of them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ class Fault:
             executes it and the connection is cut instead of the reply; ``hold``: Redis executes
             it, and the reply waits in the proxy.
         left: How often it still happens.
+        last: The proxy is shut then, as if the client's process were killed.
         met: Set when it has happened.
     """
 
     matches: Matches
     kind: str
     left: int
+    last: bool = False
     met: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -44,6 +46,10 @@ class CommandProxy:
 
     Args:
         port: The server's port on this machine.
+
+    Attributes:
+        port: Its own.
+        ports: Those from which it connected to Redis, as ``CLIENT LIST`` shows them.
     """
 
     def __init__(self, port: int) -> None:
@@ -52,7 +58,7 @@ class CommandProxy:
         self._listener: socket.socket | None = None
         self._sockets: list[socket.socket] = []
         self._faults: list[Fault] = []
-        self.seen: list[Command] = []
+        self.ports: set[int] = set()
 
     @property
     def url(self) -> str:
@@ -67,9 +73,9 @@ class CommandProxy:
     def __exit__(self, *_: object) -> None:
         self.shut()
 
-    def fault(self, kind: str, matches: Matches, times: int = 1) -> Fault:
+    def fault(self, kind: str, matches: Matches, times: int = 1, *, last: bool = False) -> Fault:
         """Let something happen at a command, so many times; see `Fault`."""
-        fault = Fault(matches, kind, times)
+        fault = Fault(matches, kind, times, last)
         self._faults.append(fault)
         return fault
 
@@ -97,13 +103,11 @@ class CommandProxy:
             except OSError:
                 return
             self._sockets += [guest, host]
-            way = _Way(self, guest, host)
-            for act in (way.commands, way.replies):
-                threading.Thread(target=act, daemon=True).start()
+            self.ports.add(host.getsockname()[1])
+            threading.Thread(target=_Way(self, guest, host).run, daemon=True).start()
 
     def meet(self, command: Command) -> Fault | None:
         """The fault that happens at a command, if one does."""
-        self.seen.append(command)
         for fault in self._faults:
             if fault.left > 0 and fault.matches(command):
                 fault.left -= 1
@@ -121,31 +125,37 @@ class _Way:
         self._held: Fault | None = None
         self._silent = False
 
-    def commands(self) -> None:
-        """Pass commands on, one by one."""
-        with contextlib.suppress(OSError):
-            reader = self._guest.makefile("rb")
-            while (read := _read_command(reader)) is not None:
-                raw, command = read
-                fault = self._proxy.meet(command)
-                if fault is not None and fault.kind == "before":
-                    fault.met.set()
-                    break
-                if fault is not None and fault.kind == "after":
-                    # Redis executes what it has read, and then sees that nothing follows.
-                    self._silent = True
-                    self._host.sendall(raw)
-                    self._host.shutdown(socket.SHUT_WR)
-                    fault.met.set()
-                    return
-                if fault is not None:
-                    self._held = fault
-                self._host.sendall(raw)
-        _end(self._guest)
-        _end(self._host)
+    def run(self) -> None:
+        """Pass on until one of the two ends."""
+        replies = threading.Thread(target=self._replies, daemon=True)
+        replies.start()
+        with self._guest, self._host:
+            with contextlib.suppress(OSError), self._guest.makefile("rb") as reader:
+                while (read := _read_command(reader)) is not None and self._pass_on(*read):
+                    pass
+            if not self._silent:
+                _end(self._host)
+            replies.join()
 
-    def replies(self) -> None:
-        """Pass replies on."""
+    def _pass_on(self, raw: bytes, command: Command) -> bool:
+        """Pass one command on; whether another may follow."""
+        fault = self._proxy.meet(command)
+        kind = "" if fault is None else fault.kind
+        if kind == "hold":
+            self._held = fault
+        self._silent = kind == "after"
+        if kind != "before":
+            self._host.sendall(raw)
+        if self._silent:  # Redis executes what it has read, and then sees that nothing follows
+            self._host.shutdown(socket.SHUT_WR)
+        if fault is None or kind == "hold":
+            return True
+        if fault.last:
+            self._proxy.shut()
+        fault.met.set()
+        return False
+
+    def _replies(self) -> None:
         with contextlib.suppress(OSError):
             while data := self._host.recv(65536):
                 if self._held is not None:

@@ -10,8 +10,24 @@ from dataclasses import dataclass, field
 
 from servers import _free_port
 
+from celery_dlq.backends.redis.scripts import script_text
+from celery_dlq.transport.broker import SCRIPTS
+
 Command = Sequence[bytes]
 Matches = Callable[[Command], bool]
+
+
+def sends(*words: str) -> Matches:
+    """Match the commands that begin with these words."""
+    begin = [word.encode() for word in words]
+    return lambda command: list(command[: len(begin)]) == begin
+
+
+def runs(name: str) -> Matches:
+    """Match the calls of one of the transport's scripts, by text or by digest."""
+    script = script_text(name, SCRIPTS)
+    calls = [sends("EVAL", script.text), sends("EVALSHA", script.digest)]
+    return lambda command: any(call(command) for call in calls)
 
 
 @dataclass(slots=True)
@@ -49,12 +65,13 @@ class CommandProxy:
 
     Attributes:
         port: Its own.
+        leads_to: Where new connections lead; another port is a failover.
         ports: Those from which it connected to Redis, as ``CLIENT LIST`` shows them.
     """
 
     def __init__(self, port: int) -> None:
         self.port = _free_port()
-        self._to = port
+        self.leads_to = port
         self._listener: socket.socket | None = None
         self._sockets: list[socket.socket] = []
         self._faults: list[Fault] = []
@@ -99,7 +116,7 @@ class CommandProxy:
         while True:
             try:
                 guest, _address = listener.accept()
-                host = socket.create_connection(("127.0.0.1", self._to))
+                host = socket.create_connection(("127.0.0.1", self.leads_to))
             except OSError:
                 return
             self._sockets += [guest, host]

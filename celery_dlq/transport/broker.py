@@ -7,11 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
+
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.transport.entries import recorded, redelivered
 
 SCRIPTS = "celery_dlq.transport"
 """The package whose Lua scripts these are."""
+
+
+_FOR_NOW = (OutOfMemoryError, ReadOnlyError)
+_FOR_NOW_TEXTS = ("BUSY ", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +107,8 @@ def removals(broker: Broker, tags: Sequence[str]) -> list[tuple[Any, ...]]:
         ("ZREM", broker.index, *tags),
         ("ZREM", broker.leases, *tags),
     ]
+
+
+def refuses_for_now(exc: Exception) -> bool:
+    """True if Redis refuses writes in its present state: a replica, a full disk, a long script."""
+    return isinstance(exc, _FOR_NOW) or str(exc).startswith(_FOR_NOW_TEXTS)

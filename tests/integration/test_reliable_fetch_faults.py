@@ -13,12 +13,10 @@ from typing import Any
 import kombu
 import pytest
 import redis
-from command_proxy import Command, CommandProxy
+from command_proxy import CommandProxy, runs, sends
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.transport.broker import SCRIPTS
 from celery_dlq.transport.channel import reliable
 from celery_dlq.transport.keeper import Keeper
 from celery_dlq.transport.leases import Leases
@@ -27,20 +25,6 @@ QUEUE = "work"
 KEYS = ("unacked", "unacked_index", "unacked_leases")
 LEASE_SECONDS = 3.0
 MESSAGES = 12
-
-
-def sends(*words: str) -> Callable[[Command], bool]:
-    """Match the commands that begin with these words."""
-    begin = [word.encode() for word in words]
-    return lambda command: list(command[: len(begin)]) == begin
-
-
-def runs(name: str) -> Callable[[Command], bool]:
-    """Match the calls of one of the scripts, by text or by digest."""
-    script = script_text(name, SCRIPTS)
-    by = {("EVAL", script.text), ("EVALSHA", script.digest)}
-    calls = [sends(*words) for words in by]
-    return lambda command: any(call(command) for call in calls)
 
 
 COMMANDS = {

@@ -255,14 +255,14 @@ def test_a_cut_at_any_command_loses_nothing_and_doubles_nothing(
     left_by_a_dead_worker(ledger, holder, redis_server)
     fault = proxy.fault(kind, COMMANDS[command], times=2)
     ledger.publish([f"{n}" for n in range(MESSAGES)])
-    one = holder(proxy.port, keeps=lambda: int(fault.left > 0))
+    one = holder(proxy.port, keeps=lambda: int(not fault.met.is_set()))
     other = holder(prefetch=2)
     other.keeper._restore_from = inf  # the other one looks for what is left
     work(
         ledger,
         one,
         other,
-        until=lambda: fault.left == 0 and ledger.is_clean(),
+        until=lambda: fault.met.is_set() and ledger.is_clean(),
         seconds=6 * LEASE_SECONDS,
     )
     assert ledger.acknowledged == ledger.published

@@ -25,7 +25,8 @@ DEAD_LETTER_QUEUE = "work-DLQ"
 MAX_DELIVERIES = int(os.environ.get("CHAOS_LIMIT", "3"))
 MAX_RETRIES = 2
 RELIABLE_FETCH = not os.environ.get("CHAOS_PLAIN_FETCH")
-TTL_SECONDS = 1800.0  # of letters; a clock that is an hour ahead must not trim them
+# Of letters; a clock that is an hour ahead must not trim them.
+TTL_SECONDS = float(os.environ.get("CHAOS_TTL", "1800"))
 SOON_ENOUGH = 1  # which retry of `retries` succeeds
 
 URL = os.environ.get("CHAOS_REDIS", "redis://127.0.0.1:6379")

@@ -85,6 +85,7 @@ AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
 MOST_OUTSTANDING = 100  # more would only wait in the queue, where nothing happens
 DRAIN_SECONDS = 120.0
 QUIET_SECONDS = 15.0
+LETTERS_SECONDS = 1800.0  # less than a clock is wrong; a longer run keeps them longer
 
 
 class Publisher(threading.Thread):
@@ -355,6 +356,7 @@ class Run:
             env = environment(self._folder, server.url, rabbit and rabbit.url, self._options.broker)
             env["CHAOS_VISIBILITY"] = str(self._options.visibility)
             env["CHAOS_LIMIT"] = str(self._options.limit)
+            env["CHAOS_TTL"] = str(max(LETTERS_SECONDS, 2 * self._options.duration))
             env["CHAOS_PLAIN_FETCH"] = "1" if self._options.plain_fetch else ""
             app = stack.enter_context(_app(env))
             skew = self._options.skew if rabbit else 0.0  # see README.md

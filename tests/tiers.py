@@ -28,6 +28,7 @@ DEFAULT_TIER = (
 FULL_TIER = (
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_export_s3.py",
+    "tests/integration/test_reliable_fetch_faults.py",
     "tests/integration/test_upstream.py",
 )
 """What is not in the default tier though its folder is."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
+
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.transport.entries import recorded, redelivered
@@ -18,6 +20,10 @@ SCRIPTS = "celery_dlq.transport"
 CONNECT_SECONDS = 5.0
 REPLY_SECONDS = 5.0
 """Maximum waits where the user has set none."""
+
+
+_FOR_NOW = (OutOfMemoryError, ReadOnlyError)
+_FOR_NOW_TEXTS = ("BUSY ", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,3 +165,8 @@ def removals(broker: Broker, tags: Sequence[str]) -> list[tuple[Any, ...]]:
         ("ZREM", broker.index, *tags),
         ("ZREM", broker.leases, *tags),
     ]
+
+
+def refuses_for_now(exc: Exception) -> bool:
+    """True if Redis refuses writes in its present state: a replica, a full disk, a long script."""
+    return isinstance(exc, _FOR_NOW) or str(exc).startswith(_FOR_NOW_TEXTS)

@@ -24,7 +24,13 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.logs import get_logger
-from celery_dlq.transport.broker import CONNECT_SECONDS, REPLY_SECONDS, SCRIPTS, broker_of
+from celery_dlq.transport.broker import (
+    CONNECT_SECONDS,
+    REPLY_SECONDS,
+    SCRIPTS,
+    broker_of,
+    refuses_for_now,
+)
 from celery_dlq.transport.entries import Entry, EntryMessage, record_end
 from celery_dlq.transport.leases import Leases
 from celery_dlq.transport.poller import ReliablePoller
@@ -59,7 +65,7 @@ class ReliableChannel(kombu_redis.Channel):
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
-        self._sleeping = False
+        self._sleeping = self._refused = False
         self._misses = self._polls = self._looks = 0
         self._asked_at: float | None = None
         self._looked_at = 0.0
@@ -115,8 +121,11 @@ class ReliableChannel(kombu_redis.Channel):
             except NoScriptError:
                 self._by_digest = False
                 raise Empty from None
-            except ResponseError:
-                raise
+            except ResponseError as exc:
+                if not refuses_for_now(exc):
+                    raise
+                self._wait_for_writes(exc)
+                raise Empty from None
             except self.connection_errors:
                 self._interrupted()
                 connection.disconnect()
@@ -184,6 +193,29 @@ class ReliableChannel(kombu_redis.Channel):
         if isinstance(payload, dict) and not payload.get("headers"):
             payload = {**payload, "headers": {}}
         return super()._do_restore_message(payload, *args, **kwargs)
+
+    def _wait_for_writes(self, exc: Exception) -> None:
+        """Fetch no more until Redis, or another server in its place, accepts writes.
+
+        An error would end the worker, as it does with kombu's fetch.
+        """
+        logger.warning("Redis gives no messages now: %s. Asked again every half second", exc)
+        self._drop_wake()
+        self._sleeping = self._refused = True
+        self._call_in(_LAST_POLL_SECONDS)
+
+    def _look_if_writable(self) -> None:
+        broker = broker_of(self)
+        connection = broker.client.connection_pool.make_connection()  # perhaps to a new master
+        try:
+            connection.send_command("HDEL", broker.unacked, "")
+            connection.read_response()
+        except (RedisError, OSError):
+            self._call_in(_LAST_POLL_SECONDS)
+            return
+        finally:
+            connection.disconnect()
+        raise RedisConnectionError("Redis accepts writes again, so this worker connects anew")
 
     # -- waiting ------------------------------------------------------------------
 
@@ -293,7 +325,9 @@ class ReliableChannel(kombu_redis.Channel):
         if self._due is not None:
             if now < self._due:
                 return self._due - now
-            if self._wake is None or not self._ask():
+            if self._refused:
+                self._look_if_writable()
+            elif self._wake is None or not self._ask():
                 self._get_up()
         elif self._asked_at is not None:
             if now - self._asked_at > REPLY_SECONDS:

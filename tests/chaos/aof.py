@@ -2,7 +2,8 @@
 
 kombu takes a message from its list with BRPOP and only then writes it to the hash of
 the unacknowledged. A worker or a connection that dies in between takes the message
-with it: no plugin can help. The append-only file tells these from all other losses.
+with it, unless reliable fetch does both in one script. The append-only file tells these
+from all other losses.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 UNACKED = b"unacked"
 
@@ -45,7 +47,8 @@ def traffic(folder: Path, queue: str) -> Traffic:
         if rest[:1] == [queue.encode()]:
             _list(name.upper(), rest[1:], waiting, popped, seen, result)
         elif name.upper() == b"HSET" and rest[0] == UNACKED:
-            key = popped.pop(rest[1].decode(), None)
+            tag, _key = _identity(json.loads(rest[2])[0])
+            key = popped.pop(tag, None)
             if key:
                 result.handed_out[key] += 1
     result.vanished.update(popped.values())
@@ -63,17 +66,17 @@ def _list(
     if name in (b"LPUSH", b"RPUSH"):
         for payload in payloads:
             (waiting.appendleft if name == b"LPUSH" else waiting.append)(payload)
-            tag, key = _identity(payload)
+            tag, key = _identity(json.loads(payload))
             if tag not in seen:
                 seen.add(tag)
                 result.copies[key] += 1
     elif name in (b"RPOP", b"LPOP") and waiting:
-        tag, key = _identity(waiting.pop() if name == b"RPOP" else waiting.popleft())
+        payload = waiting.pop() if name == b"RPOP" else waiting.popleft()
+        tag, key = _identity(json.loads(payload))
         popped[tag] = key
 
 
-def _identity(payload: bytes) -> tuple[str, Key]:
-    message = json.loads(payload)
+def _identity(message: dict[str, Any]) -> tuple[str, Key]:
     headers = message["headers"]
     retries = headers.get("retries") or 0
     return message["properties"]["delivery_tag"], (headers["id"], int(retries))

@@ -24,7 +24,9 @@ QUEUE = "work"
 DEAD_LETTER_QUEUE = "work-DLQ"
 MAX_DELIVERIES = int(os.environ.get("CHAOS_LIMIT", "3"))
 MAX_RETRIES = 2
-TTL_SECONDS = 1800.0  # of letters; a clock that is an hour ahead must not trim them
+RELIABLE_FETCH = not os.environ.get("CHAOS_PLAIN_FETCH")
+# Of letters; a clock that is an hour ahead must not trim them.
+TTL_SECONDS = float(os.environ.get("CHAOS_TTL", "1800"))
 SOON_ENOUGH = 1  # which retry of `retries` succeeds
 
 URL = os.environ.get("CHAOS_REDIS", "redis://127.0.0.1:6379")
@@ -51,9 +53,11 @@ app.conf.update(
     dlq_queues={QUEUE: {"max_deliveries": MAX_DELIVERIES, "dead_letter_ttl": TTL_SECONDS}},
     dlq_spool_dir=str(FOLDER / "spool"),
     dlq_start_timeout=30,
+    dlq_reliable_fetch=RELIABLE_FETCH,
 )
 if BROKER.startswith("redis"):
     app.conf.broker_transport_options = {
+        # With reliable fetch it is the lease, too.
         "visibility_timeout": float(os.environ.get("CHAOS_VISIBILITY", "8")),
         # A worker killed while it gives messages back must not stop all others for long.
         "unacked_mutex_expire": 2,

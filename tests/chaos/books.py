@@ -198,6 +198,7 @@ class Balance:
             "succeeded": len(self.succeeded & facts.published.keys()),
             "successes": len(facts.ends),
             "letters": len(facts.letters),
+            "succeeded, and a letter": len(self.succeeded & self.letters.keys()),
             "executions after the letter was stored": late,
             "redeliveries while running, not charged": sum(facts.doubles.values()),
             "starts while the store was silent": sum(facts.uncounted.values()),

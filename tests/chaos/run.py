@@ -80,10 +80,12 @@ REDIS_ARGUMENTS = (
     "0",
 )
 MEAN_GAP_SECONDS = 2.5
+KILL_GAP_SECONDS = 4.0  # between those of --kills
 AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
 MOST_OUTSTANDING = 100  # more would only wait in the queue, where nothing happens
 DRAIN_SECONDS = 120.0
 QUIET_SECONDS = 15.0
+LETTERS_SECONDS = 1800.0  # less than a clock is wrong; a longer run keeps them longer
 
 
 class Publisher(threading.Thread):
@@ -190,6 +192,7 @@ class Chaos:
         slots: The workers.
         tell: Gets a line for everything that is done.
         deploy_seconds: How often one of the workers is deployed; 0 for never.
+        kills: How many workers are killed besides, one every 4 s.
     """
 
     def __init__(
@@ -200,6 +203,7 @@ class Chaos:
         slots: list[Slot],
         tell: Callable[[str], None],
         deploy_seconds: float,
+        kills: int,
     ) -> None:
         self._rng = rng
         self._server = server
@@ -209,6 +213,8 @@ class Chaos:
         self._next_at = time.monotonic() + 4.0  # after the workers' start
         self._deploy_seconds = deploy_seconds
         self._deploy_at = self._next_at if deploy_seconds else math.inf
+        self._kills = kills
+        self._kill_at = self._next_at if kills else math.inf
         self._misfortunes = {
             what: weight for what, weight in MISFORTUNES.items() if rabbit or what != "broker drops"
         }
@@ -219,6 +225,12 @@ class Chaos:
         self.outages: list[tuple[float, float]] = []
         self.done: dict[str, int] = dict.fromkeys(names, 0)
         self.deploys = 0
+        self.kills = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """True until all has happened that must."""
+        return bool(self.owed) or self.kills < self._kills
 
     def tick(self) -> None:
         """Do what is due."""
@@ -228,6 +240,8 @@ class Chaos:
             item[1]()
         if now >= self._deploy_at:
             self._deploy_at = now + (self._deploy_seconds if self._deploy() else AGAIN_SECONDS)
+        if now >= self._kill_at and self.kills < self._kills:
+            self._kill_at = now + (KILL_GAP_SECONDS if self._kill() else AGAIN_SECONDS)
         if now >= self._next_at:
             gap = self._rng.expovariate(1 / MEAN_GAP_SECONDS)
             self._next_at = now + (gap if self._strike() else AGAIN_SECONDS)
@@ -287,6 +301,15 @@ class Chaos:
         self.deploys += 1
         return True
 
+    def _kill(self) -> bool:
+        """Kill the whole worker whose turn it is, whatever else happens to it."""
+        slot = self._slots[self.kills % len(self._slots)]
+        if slot.process is None or slot.process.poll() is not None:
+            return False
+        slot.kill()
+        self.kills += 1
+        return True
+
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, act))
 
@@ -333,6 +356,8 @@ class Run:
             env = environment(self._folder, server.url, rabbit and rabbit.url, self._options.broker)
             env["CHAOS_VISIBILITY"] = str(self._options.visibility)
             env["CHAOS_LIMIT"] = str(self._options.limit)
+            env["CHAOS_TTL"] = str(max(LETTERS_SECONDS, 2 * self._options.duration))
+            env["CHAOS_PLAIN_FETCH"] = "1" if self._options.plain_fetch else ""
             app = stack.enter_context(_app(env))
             skew = self._options.skew if rabbit else 0.0  # see README.md
             self._slots = [Slot("w1", self._folder, env), Slot("w2", self._folder, env, skew)]
@@ -362,10 +387,10 @@ class Run:
         options = self._options
         mix, luck = (random.Random(f"{what} {options.seed}") for what in ("mix", "luck"))  # noqa: S311
         publisher = Publisher(app, mix, options.tasks, lambda: self._settled(app), options.without)
-        chaos = Chaos(luck, server, rabbit, self._slots, self._tell, options.deploys)
+        chaos = Chaos(luck, server, rabbit, self._slots, self._tell, options.deploys, options.kills)
         publisher.start()
         deadline = time.monotonic() + options.duration
-        while (publisher.is_alive() or chaos.owed) and time.monotonic() < deadline:
+        while (publisher.is_alive() or chaos.goes_on) and time.monotonic() < deadline:
             chaos.tick()
             self._tend()
             time.sleep(0.02)
@@ -420,7 +445,10 @@ class Run:
     def _left(self, app: ModuleType, server: RedisServer) -> int:
         if self._options.broker == "redis":
             with redis.Redis.from_url(server.url) as client:
-                return int(client.llen(app.QUEUE)) + int(client.hlen("unacked"))
+                kept = client.hlen("unacked")
+                if app.RELIABLE_FETCH:
+                    kept = max(kept, client.zcard("unacked_index"), client.zcard("unacked_leases"))
+                return int(client.llen(app.QUEUE)) + int(kept)
         with app.app.connection_for_read() as connection:
             queue = connection.default_channel.queue_declare(app.QUEUE, passive=True)
             return int(queue.message_count)
@@ -453,8 +481,11 @@ class Run:
         )
         if self._options.broker == "redis":
             seen = traffic(data, app.QUEUE)
-            facts.copies, facts.vanished = seen.copies, seen.vanished
-            facts.visibility_seconds = app.app.conf.broker_transport_options["visibility_timeout"]
+            facts.copies = seen.copies
+            if self._options.plain_fetch:
+                facts.vanished = seen.vanished
+                transport = app.app.conf.broker_transport_options
+                facts.visibility_seconds = transport["visibility_timeout"]
         if self._options.keep:
             shutil.copytree(data, self._folder / "redis", dirs_exist_ok=True)
             lines = "\n".join(repr(letter) for letter in facts.letters)
@@ -470,7 +501,9 @@ class Run:
             "tasks": self._options.tasks,
             "seconds": round(time.monotonic() - self._begun, 1),
             "balanced": books.balanced,
+            "plain fetch": self._options.plain_fetch,
             "deploys": chaos.deploys,
+            "kills": chaos.kills,
             "misfortunes": chaos.done,
             "counts": books.counts,
             "faults": {name: found for name, found in books.faults.items() if found},
@@ -521,6 +554,7 @@ def show(report: dict[str, Any], console: Console) -> None:
         *report["counts"].items(),
         *report["misfortunes"].items(),
         ("deploys", report["deploys"]),
+        ("kills besides", report["kills"]),
     ]:
         table.add_row(name, str(count))
     table.add_section()
@@ -550,7 +584,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--visibility",
         type=float,
         default=8.0,
-        help="visibility_timeout of the Redis broker, in seconds",
+        help="visibility_timeout of the Redis broker and longest lease, in seconds",
     )
     parser.add_argument("--limit", type=int, default=3, help="max_deliveries")
     parser.add_argument(
@@ -565,6 +599,14 @@ def main(arguments: list[str] | None = None) -> int:
         default=3600.0,
         help="how many seconds the clock of one worker is ahead, or behind with a "
         "minus; only on RabbitMQ",
+    )
+    parser.add_argument(
+        "--kills", type=int, default=0, help="kill so many workers besides, one every 4 s"
+    )
+    parser.add_argument(
+        "--plain-fetch",
+        action="store_true",
+        help="let the Redis broker's workers fetch as kombu does",
     )
     parser.add_argument(
         "--without",

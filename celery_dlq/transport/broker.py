@@ -60,6 +60,11 @@ class Broker:
         return f"{self.unacked}_leases"
 
     @property
+    def restored(self) -> str:
+        """ZSET: tag of a message whose lease ended to the time it was given to others; bounded."""
+        return f"{self.unacked}_restored"
+
+    @property
     def keys(self) -> tuple[str, str, str]:
         """The keys of unacknowledged messages, in the order of the scripts."""
         return (self.unacked, self.index, self.leases)
@@ -145,15 +150,15 @@ def restore(
         return None
     entry, envelope = redelivered(found[0], broker.decode_body)
     script = script_text("restore", SCRIPTS)
-    keys = (*broker.keys, broker.list_of(found[1], envelope))
+    keys = (*broker.keys, broker.restored, broker.list_of(found[1], envelope))
     args = (tag, entry, int(first), int(expired))
     return bool(call("EVAL", script.text, len(keys), *keys, *args))
 
 
 def renewal(broker: Broker, lease: float, tags: Iterable[str]) -> tuple[Any, ...]:
-    """The command that renews leases; its reply has the tags of messages that are not held."""
+    """The command that renews leases; see the script for its reply."""
     script = script_text("renew", SCRIPTS)
-    return ("EVAL", script.text, 3, *broker.keys, lease, *tags)
+    return ("EVAL", script.text, 4, *broker.keys, broker.restored, lease, *tags)
 
 
 def removals(broker: Broker, tags: Sequence[str]) -> list[tuple[Any, ...]]:

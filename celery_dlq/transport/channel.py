@@ -321,14 +321,10 @@ class ReliableChannel(kombu_redis.Channel):
             return LOOK_SECONDS
         if not self._sleeping:
             self._look_at_overdue_fetch()
-            return LOOK_SECONDS
-        if self._due is not None:
+        elif self._due is not None:
             if now < self._due:
                 return self._due - now
-            if self._refused:
-                self._look_if_writable()
-            elif self._wake is None or not self._ask():
-                self._get_up()
+            self._do_what_is_due()
         elif self._asked_at is not None:
             if now - self._asked_at > REPLY_SECONDS:
                 self._cannot_wake(TimeoutError("no reply"))
@@ -339,6 +335,12 @@ class ReliableChannel(kombu_redis.Channel):
             if self._looks % _LOOKS_PER_FETCH == 0 or not self._ask(write=write):
                 self._get_up()
         return LOOK_SECONDS
+
+    def _do_what_is_due(self) -> None:
+        if self._refused:
+            self._look_if_writable()
+        elif self._wake is None or not self._ask():
+            self._get_up()
 
     def _cannot_wake(self, exc: Exception) -> None:
         worked, now = self._wake is not None, time.monotonic()
@@ -383,6 +385,10 @@ class ReliableChannel(kombu_redis.Channel):
                 self._interrupted()
         self._drop_wake()
         super().close()
+
+    def dlq_is_known(self, tag: str) -> bool:
+        """False if Redis has lost its record of a message; see `Leases.is_known`."""
+        return self.dlq_leases.is_known(tag)
 
     def dlq_still_holds(self, tag: object) -> bool:
         """True if a message of this channel may start; see `Leases.still_holds`."""

@@ -10,20 +10,14 @@ from uuid import uuid4
 
 from kombu.transport import redis as kombu_redis
 from redis import Redis
-from redis.exceptions import (
-    BusyLoadingError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import RedisError, ResponseError
 
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Counts, Metric
-from celery_dlq.transport.broker import SCRIPTS, broker_of
+from celery_dlq.transport.broker import SCRIPTS, broker_of, refuses_for_now
 from celery_dlq.transport.channel import reliable
 from celery_dlq.transport.keeper import Keeper
 from celery_dlq.transport.leases import Leases
@@ -40,9 +34,6 @@ _TRANSPORTS = tuple(
     for name in ("Transport", "SentinelTransport")
     if hasattr(kombu_redis, name)
 )
-# Redis works, but not now: no reason to fall back.
-_FOR_NOW = (BusyLoadingError, OutOfMemoryError, ReadOnlyError)
-_FOR_NOW_TEXTS = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING", "OOM", "READONLY")
 
 
 class ReliableFetch:
@@ -171,7 +162,7 @@ def refusal(channel: Any) -> str | None:
     try:
         _probe(client.execute_command, broker_of(channel).keys)
     except ResponseError as exc:
-        if isinstance(exc, _FOR_NOW) or str(exc).startswith(_FOR_NOW_TEXTS):
+        if refuses_for_now(exc):  # no reason to fall back
             return None
         if server.get("redis_mode") == "cluster":
             return f"expected a broker that is no Redis Cluster, or all its keys in one slot: {exc}"
@@ -183,15 +174,18 @@ def refusal(channel: Any) -> str | None:
 
 def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     unacked, index, leases = (f"{name}_probe:{uuid4().hex}" for name in names)
-    keys = (unacked, index, leases, f"{unacked}:list")
+    entries, restored = f"{unacked}:list", f"{unacked}:restored"
+    keys, all_keys = (unacked, index, leases, entries), (unacked, index, leases, restored, entries)
     fetch = script_text("fetch", SCRIPTS)
-    run("LPUSH", keys[3], "{}")
+    run("LPUSH", entries, "{}")
     run("EVAL", fetch.text, 4, *keys, "probe", 60, '"probe"')
     run("EVALSHA", fetch.digest, 4, *keys, "probe", 60, '"probe"')
-    run("EVAL", script_text("renew", SCRIPTS).text, 3, *keys[:3], 60, "probe")
+    run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
     run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
     run("HGET", unacked, "probe")
-    run("EVAL", script_text("restore", SCRIPTS).text, 4, *keys, "probe", "{}", 1, 0)
+    run("EVAL", script_text("restore", SCRIPTS).text, 5, *all_keys, "probe", "{}", 1, 0)
+    run("ZREMRANGEBYSCORE", restored, 0, 0)
+    run("ZREMRANGEBYRANK", restored, 0, 0)
     run("HDEL", unacked, "probe")
     run("ZREM", index, "probe")
     run("DEL", *keys)

@@ -47,6 +47,7 @@ class Leases:
         self._asked: dict[str, float] = {}  # tag to the time its fetch was sent
         self._held: dict[str, float] = {}  # the same; the lease began at that time or later
         self._renewed: tuple[float, frozenset[str]] = (0.0, frozenset())
+        self._unknown: set[str] = set()  # of those that are held
         self._running: dict[str, ReferenceType[Any]] = {}  # of lost connections
         self._returning: deque[str] = deque()
         self._acknowledged: deque[str] = deque()
@@ -135,14 +136,20 @@ class Leases:
         if connection is None or broker is None:
             return False
         try:
-            gone = connection.call(*renewal(broker, self.lease_seconds, [tag]))
+            given, unknown = connection.call(*renewal(broker, self.lease_seconds, [tag]))
         except StoreUnavailable as exc:
             self._log("It is unknown who owns a message, so it does not start: %s", exc)
             self.drop(tag)
             return False
-        if gone and self._held.pop(tag, None) is not None:
+        if unknown:
+            self._unknown.add(tag)
+        if given and self._held.pop(tag, None) is not None:
             self._found_gone += 1
-        return not gone
+        return not given
+
+    def is_known(self, tag: str) -> bool:
+        """False if Redis has lost its record of a held message: others may have it as well."""
+        return tag not in self._unknown
 
     def restore(self, tag: str, *, first: bool) -> None:
         """Give a message back to its queue; if Redis does not answer, the thread does it later.
@@ -247,17 +254,18 @@ class Leases:
         now = seconds_since_boot()
         asked = list(self._asked)  # first: from there they go to those that are held
         held = list(self._held)
-        tags, gone = [*asked, *held], set()
+        tags, given, unknown = [*asked, *held], set(), set()
         for start in range(0, len(tags), _TAGS_PER_CALL):
             some = tags[start : start + _TAGS_PER_CALL]
-            gone |= {tag.decode() for tag in call(*renewal(broker, self.lease_seconds, some))}
-        before, _ = self._renewed
-        self._renewed = now, frozenset(tags) - gone
+            replies = call(*renewal(broker, self.lease_seconds, some))
+            given |= {tag.decode() for tag in replies[0]}
+            unknown |= {tag.decode() for tag in replies[1]}
+        self._renewed = now, frozenset(tags) - given - unknown
         # A fetch that was only asked for may not have been executed.
-        lost = sum(self._held.pop(tag, None) is not None for tag in gone.intersection(held))
+        lost = sum(self._held.pop(tag, None) is not None for tag in given.intersection(held))
         lost, self._found_gone = lost + self._found_gone, 0
         self.taken += lost
-        if lost and now - before > self.lease_seconds:
+        if lost:
             logger.error(
                 "This worker stood still, or was cut off from Redis, for more than its lease of "
                 "%g s: others took %d of its messages. It does not acknowledge them, and does "
@@ -265,12 +273,15 @@ class Leases:
                 self.lease_seconds,
                 lost,
             )
-        elif lost:
+        unknown = {tag for tag in unknown.intersection(held) if tag in self._held}
+        if unknown - self._unknown:
             logger.error(
-                "%d messages of this worker are gone from Redis, although it renewed their "
-                "leases: Redis lost data, or somebody removed them",
-                lost,
+                "Redis has no record of %d messages that this worker holds: it lost data, or a "
+                "worker without celery_dlq gave them to others. They run here, as with Celery "
+                "alone, unless a count says that they run elsewhere",
+                len(unknown),
             )
+        self._unknown = unknown
 
     def to_return(self) -> list[str]:
         """Take the messages that go back to their queues, the oldest first.

@@ -43,7 +43,9 @@ def connect(redis_url: str) -> Iterator[Connect]:
         connection = kombu.Connection(url, transport_options=options or {})
         leases = Leases(60)
         if fetch == "reliable":
-            transport = reliable(kombu_redis.Transport, leases, leases.connected)
+            transport = reliable(
+                kombu_redis.Transport, leases, lambda channel: leases.connected(broker_of(channel))
+            )
             connection.get_transport_cls = lambda: transport  # type: ignore[method-assign]
         opened.append((connection, leases))
         return connection

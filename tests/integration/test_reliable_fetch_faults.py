@@ -183,7 +183,8 @@ class Holder:
             self.connection.collect()
         self.connect()
 
-    def _connected(self, broker: Any) -> None:
+    def _connected(self, channel: Any) -> None:
+        broker = broker_of(channel)
         self.leases.connected(broker)
         self.keeper.connected(broker)
 

@@ -7,6 +7,7 @@ from typing import Any
 from celery_dlq.record import DeadLetter, iso
 
 __all__ = [
+    "CONTENT_TYPE_OF_ENTRY",
     "DEAD_LETTERED_AT_HEADER",
     "DEAD_LETTER_QUEUE_HEADER",
     "DELAY_HEADER",
@@ -68,6 +69,9 @@ POSITION_HEADER = "dlq_position"
 
 EDITED_HEADER = "dlq_edited"
 """Edits of the message as JSON: time, person and change of each. Bounded."""
+
+CONTENT_TYPE_OF_ENTRY = "application/vnd.kombu.entry"
+"""Content type of a letter whose body is the entry of a Redis list that was no message."""
 
 MAX_COUNT = 2**31 - 1
 

@@ -14,6 +14,7 @@ from celery_dlq.backends.base import ClaimState, DeadLetterStore, QueueEntry, Se
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.operations.background import Background
+from celery_dlq.operations.jobs import JobRun
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.operations.publisher import Publisher
 from celery_dlq.operations.selection import RawEntry
@@ -39,28 +40,30 @@ class OneStep:
 
     Args:
         store: Keeps the letters.
+        run: The job.
         envelopes: Makes the entries of the broker's queues.
         background: Its thread; used for nothing else.
     """
 
     def __init__(
-        self, store: DeadLetterStore, envelopes: Envelopes, background: Background
+        self, store: DeadLetterStore, run: JobRun, envelopes: Envelopes, background: Background
     ) -> None:
         self._store = store
+        self._run = run
         self._envelopes = envelopes
         self._background = background
         self._batch: Sequence[Prepared] = ()
 
     @classmethod
     def of(
-        cls, store: DeadLetterStore, publisher: Publisher, background: Background
+        cls, store: DeadLetterStore, run: JobRun, publisher: Publisher, background: Background
     ) -> OneStep | None:
         """Return one if the broker's client sees a key that the store has just written."""
         envelopes = publisher.envelopes()
         with suppress(StoreUnavailable, *publisher.errors):
             key = None if envelopes is None else store.marker()
             if envelopes is not None and key is not None and envelopes.reaches(key):
-                return cls(store, envelopes, background)
+                return cls(store, run, envelopes, background)
         return None
 
     def takes(self, publisher: Publisher, queues: set[str]) -> bool:
@@ -98,18 +101,19 @@ class OneStep:
 
     def start(
         self,
-        queue: str,
         batch: Sequence[Prepared],
         entries: Sequence[QueueEntry],
-        *,
-        owner: str,
-        previous_run_prefix: str,
     ) -> None:
         """Redrive a batch; `finish` must have returned the one before."""
+        run = self._run
         self._batch = batch
         self._background.start(
             lambda: self._store.redrive(
-                queue, entries, owner=owner, previous_run_prefix=previous_run_prefix
+                run.job.queue,
+                entries,
+                job_id=run.job.id,
+                owner=run.owner,
+                previous_run_prefix=run.previous_run_prefix,
             )
         )
 

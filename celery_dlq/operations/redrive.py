@@ -121,7 +121,7 @@ class Redriver:
         scanned: Progress | None = None,
     ) -> RedriveReport:
         """Run a job; see `DeadLetters.redrive`."""
-        report = RedriveReport(redrive_id=run.job.id, **_earlier(run))
+        report = RedriveReport(redrive_id=run.job.id, **self._earlier(run))
         span = PositionRange(after=run.job.position, until=run.job.until)
         with Background() as background, Publisher(self._app) as publisher:
             work = Work(
@@ -131,7 +131,7 @@ class Redriver:
                 report=report,
                 transform=transform,
                 background=background,
-                one_step=OneStep.of(self._store, publisher, background),
+                one_step=OneStep.of(self._store, run, publisher, background),
             )
             try:
                 if canary is not None and not self._canary(publisher, work, where, canary):
@@ -192,6 +192,19 @@ class Redriver:
         self._finish(publisher, work)
         work.background.wait()
 
+    def _earlier(self, run: JobRun) -> dict[str, Any]:
+        """The results of earlier runs of the job, whose processes may have been killed."""
+        counts = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
+        if run.job.run > 1:
+            told = self._store.redriven(run.job.queue, run.job.id)
+            seen = {
+                "published": sum(told.get(state, 0) for state in _TAKEN),
+                "finished": told.get(ClaimState.PUBLISHED, 0),
+                "maybe_twice": told.get(ClaimState.RECLAIMED, 0),
+            }
+            counts |= {name: max(counts[name], count) for name, count in seen.items()}
+        return counts
+
     # -- in one step --------------------------------------------------------------
 
     def _in_one_step(
@@ -211,14 +224,7 @@ class Redriver:
         if work.one_step is None:
             self._step_by_step(publisher, work, [prepared.found for prepared in ready])
         elif ready:
-            run = work.run
-            one_step.start(
-                work.queue,
-                ready,
-                entries,
-                owner=run.owner,
-                previous_run_prefix=run.previous_run_prefix,
-            )
+            one_step.start(ready, entries)
 
     def _finish(self, publisher: Publisher, work: Work) -> None:
         """Count the last batch that went in one step; if it was refused, go step by step."""
@@ -410,11 +416,6 @@ class Redriver:
             return bool(self._app.AsyncResult(task_id).state == "SUCCESS")
         except Exception:  # noqa: BLE001 - no result backend, or no answer: unknown
             return False
-
-
-def _earlier(run: JobRun) -> dict[str, Any]:
-    """The results of earlier runs of the job."""
-    return {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

@@ -41,7 +41,7 @@ class Envelopes:
         self._producer = producer
         self._channel = producer.channel
         self._tags = _tags()
-        self.list_key = lru_cache(maxsize=1024)(self._list_key)
+        self._list_key = lru_cache(maxsize=1024)(self._new_list_key)
 
     @staticmethod
     def supported(producer: Any) -> bool:
@@ -65,6 +65,11 @@ class Envelopes:
     def expires(self, queue: str) -> bool:
         """Return True if a declared queue expires, which every publish would put off."""
         return queue in getattr(self._channel, "_expires", ())  # new in kombu 5.6
+
+    def list_key(self, queue: str, priority: object) -> bytes:
+        """Return the key of a queue's list for a priority, with the broker's prefix."""
+        known = isinstance(priority, (int, float, str))  # else kombu takes the default
+        return self._list_key(queue, priority if known else None)
 
     def text(
         self,
@@ -117,8 +122,7 @@ class Envelopes:
         """Write an entry as it is."""
         redis.Redis(connection_pool=self._channel.pool).lpush(self.list_key(queue, priority), entry)
 
-    def _list_key(self, queue: str, priority: object) -> bytes:
-        """Return the key of a queue's list for a priority, with the broker's prefix."""
+    def _new_list_key(self, queue: str, priority: object) -> bytes:
         channel = self._channel
         message = {"properties": {"priority": priority}}
         step = channel._get_message_priority(message, reverse=False)  # noqa: SLF001

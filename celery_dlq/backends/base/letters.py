@@ -355,6 +355,7 @@ class DeadLetterStore(Protocol):
         dead_letter_queue: str,
         entries: Sequence[QueueEntry],
         *,
+        job_id: str,
         owner: str,
         previous_run_prefix: str = "",
     ) -> list[ClaimState] | None:
@@ -366,6 +367,7 @@ class DeadLetterStore(Protocol):
         Args:
             dead_letter_queue: The queue.
             entries: The letters' messages, at most 500.
+            job_id: The job, for `redriven`.
             owner: As for `claim`.
             previous_run_prefix: As for `claim`.
 
@@ -373,6 +375,12 @@ class DeadLetterStore(Protocol):
             The state in which each letter was found, in their order. Letters that were claimed or
             reclaimed are published and removed, published ones only removed, the others
             untouched. ``None`` if the store cannot, or refused; then nothing was changed.
+        """
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> Mapping[ClaimState, int]:
+        """Return how many letters `redrive` has found in each state for a job.
+
+        Exact, also if the job's process was killed before it had counted them.
         """
 
     def remove(

@@ -241,10 +241,15 @@ class MemoryStore:
         dead_letter_queue: str,
         entries: Sequence[QueueEntry],
         *,
+        job_id: str,
         owner: str,
         previous_run_prefix: str = "",
     ) -> None:
         """Return ``None``: see `marker`."""
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:  # noqa: ARG002
+        """Return nothing: see `marker`."""
+        return {}
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None

@@ -109,9 +109,9 @@ class Keys:
         """HASH: letter id to ``state|owner|lease end`` of a redrive or discard."""
         return f"{self._of(dead_letter_queue)}:claims"
 
-    def redriven(self, dead_letter_queue: str, owner: str) -> str:
-        """STRING: the last reply to a redrive in one step, in case it got lost; expires."""
-        return f"{self._of(dead_letter_queue)}:redriven:{owner}"
+    def redriven(self, dead_letter_queue: str, job_id: str) -> str:
+        """HASH: state to letters that a redrive found in it; ``last`` to its reply; expires."""
+        return f"{self._of(dead_letter_queue)}:redriven:{job_id}"
 
     def bin(self, dead_letter_queue: str) -> str:
         """STREAM: discarded letters; expires."""

@@ -353,13 +353,22 @@ class RedisStore(RedisPart):
         dead_letter_queue: str,
         entries: Sequence[QueueEntry],
         *,
+        job_id: str,
         owner: str,
         previous_run_prefix: str = "",
     ) -> list[ClaimState] | None:
         """Publish and remove in one script; see `DeadLetterStore.redrive`."""
         return self._redriven.redrive(
-            dead_letter_queue, entries, owner=owner, previous_run_prefix=previous_run_prefix
+            dead_letter_queue,
+            entries,
+            job_id=job_id,
+            owner=owner,
+            previous_run_prefix=previous_run_prefix,
         )
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
+        """Return what `redrive` has done for a job."""
+        return self._redriven.redriven(dead_letter_queue, job_id)
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None

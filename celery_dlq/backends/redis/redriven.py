@@ -49,6 +49,7 @@ class RedrivenMessages(RedisPart):
         dead_letter_queue: str,
         entries: Sequence[QueueEntry],
         *,
+        job_id: str,
         owner: str,
         previous_run_prefix: str,
     ) -> list[ClaimState] | None:
@@ -61,7 +62,7 @@ class RedrivenMessages(RedisPart):
             keys.claims(name),
             keys.groups(name),
             keys.ends(name),
-            keys.redriven(name, owner),
+            keys.redriven(name, job_id),
         ]
         numbers: dict[bytes, int] = {}
         for entry in entries:
@@ -83,6 +84,13 @@ class RedrivenMessages(RedisPart):
                 logger.info("Letters of %s cannot be redriven in one step: %s", name, exc)
                 return None
         return [STATES[ClaimReply(digit - ord("0"))] for digit in reply]
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
+        """Return what the script has counted for a job."""
+        key = self._keys.redriven(dead_letter_queue, job_id)
+        with translated(self._url):
+            counts = self._client.hgetall(key)
+        return {state: int(counts.get(b"%d" % reply, 0)) for reply, state in STATES.items()}
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
         """Set a mark in the hash of the message's counts."""

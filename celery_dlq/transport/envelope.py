@@ -18,6 +18,7 @@ _STEPS = (
     "basic_publish",
     "prepare_message",
     "_inplace_augment_message",
+    "_next_delivery_tag",
     "_put",
 )
 _TAGS_AT_ONCE = 500

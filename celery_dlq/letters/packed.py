@@ -256,7 +256,7 @@ class PackedFields(Mapping[bytes, bytes]):
         """One field; reading a compressed one decompresses all of them."""
         seen = self._named or self._seen()
         value = seen.get(name, default)
-        return self._whole()[name] if value is None and name in seen else value
+        return self._whole().get(name) if value is None and name in seen else value
 
     def names(self) -> KeysView[bytes]:
         """The names of the fields; nothing is decompressed."""

@@ -32,16 +32,14 @@ _STALE_PREFIXES = (
 _STALE = ("redelivered", DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
 _MARKERS = frozenset({REDRIVES_HEADER, REDRIVE_HEADER, LETTER_HEADER})
 # kombu sets these for each publish.
-_TRANSPORT_PROPERTIES = frozenset(
-    {
-        "delivery_info",
-        "delivery_tag",
-        "body_encoding",
-        "content_type",
-        "content_encoding",
-        "application_headers",
-        "expiration",  # that time to live was the first publish's
-    }
+_TRANSPORT_PROPERTIES = (
+    "delivery_info",
+    "delivery_tag",
+    "body_encoding",
+    "content_type",
+    "content_encoding",
+    "application_headers",
+    "expiration",  # that time to live was the first publish's
 )
 
 _quoted = json.JSONEncoder().encode
@@ -133,11 +131,11 @@ def outgoing(
     try:
         text = raw.get(b"headers", b"{}")
         headers, kept = _clean(text)
-        properties = {
-            name: value
-            for name, value in _json(raw.get(b"properties", b"{}")).items()
-            if name not in _TRANSPORT_PROPERTIES and value is not None
-        }
+        properties = _json(raw.get(b"properties", b"{}"))
+        for name in _TRANSPORT_PROPERTIES:
+            properties.pop(name, None)
+        if None in properties.values():
+            properties = {name: value for name, value in properties.items() if value is not None}
         redrives = int(raw.get(b"redrives", b"0")) + 1
         expires = raw.get(b"expires")
         if expires is not None and "expires" in headers and from_micros(int(expires)) <= now:

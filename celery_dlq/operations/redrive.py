@@ -181,11 +181,10 @@ class Redriver:
 
     def _batch(self, publisher: Publisher, work: Work, batch: Sequence[RawEntry]) -> None:
         """Redrive some letters; the end may follow in the background."""
-        queues = {work.options.to_queue or found.text("source_queue") for found in batch}
-        if work.one_step is not None and work.one_step.takes(publisher, queues - {""}):
-            self._in_one_step(publisher, work, work.one_step, batch)
-        else:
+        if work.one_step is None:
             self._step_by_step(publisher, work, batch)
+        else:
+            self._in_one_step(publisher, work, work.one_step, batch)
 
     def _wait(self, publisher: Publisher, work: Work) -> None:
         """Wait for what is done in the background."""
@@ -221,7 +220,8 @@ class Redriver:
             else:
                 ready.append(prepared)
         self._finish(publisher, work)
-        if work.one_step is None:
+        queues = {prepared.message.queue for prepared in ready}
+        if work.one_step is None or not one_step.takes(publisher, queues):
             self._step_by_step(publisher, work, [prepared.found for prepared in ready])
         elif ready:
             one_step.start(ready, entries)

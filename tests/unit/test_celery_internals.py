@@ -21,9 +21,12 @@ from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
+from kombu import Producer
 from kombu.message import Message
+from kombu.transport.redis import Channel
 
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
+from celery_dlq.transport.envelope import _STEPS
 
 
 class Pool:
@@ -75,6 +78,23 @@ def test_celery_makes_a_subclass_that_defines_what_we_wrap() -> None:
 def test_the_hooks_of_a_request_are_as_we_override_them(method: str, expected: list[str]) -> None:
     """Names and arguments of what the mix-in overrides."""
     assert parameters(getattr(Request, method)) == expected
+
+
+def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_itself() -> None:
+    """`celery_dlq.transport.envelope` makes its entries; test_envelope.py compares them."""
+    for step in _STEPS:
+        assert callable(getattr(Channel, step)), step
+    assert parameters(Channel._q_for_pri) == ["self", "queue", "pri"]
+    assert parameters(Channel._get_message_priority) == ["self", "message", "reverse"]
+    assert parameters(Channel.encode_body) == ["self", "body", "encoding"]
+    assert parameters(Producer._delivery_details)[:3] == ["self", "exchange", "delivery_mode"]
+    assert (Channel.global_keyprefix, Channel.default_priority) == ("", 0)
+    assert isinstance(Channel.pool, property)
+    source = inspect.getsource(Channel._put)
+    assert "_q_for_pri(queue, pri)" in source
+    assert "lpush" in source
+    # Whoever writes more for a queue than its entry must be known to `Envelopes.expires`.
+    assert ("pexpire" in source) is ("self._expires" in source)
 
 
 def test_hooks_that_only_newer_versions_have_are_there() -> None:

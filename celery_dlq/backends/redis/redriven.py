@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+import redis
 from redis.exceptions import ResponseError
 
 from celery_dlq.backends.base import ClaimState, MessageKey, QueueEntry, RedriveOutcome
@@ -68,7 +69,7 @@ class RedrivenMessages(RedisPart):
         for entry in entries:
             numbers.setdefault(entry.list_key, len(places) + 1 + len(numbers))
         places += numbers
-        # redis-py sends a command again whose reply was lost: the id of the call tells.
+        # The call has an id, so that it can be made again if its reply is lost.
         args: list[Any] = [owner, previous_run_prefix, uuid4().hex, len(places), self._ttl_millis]
         for letter_id, position, reason, fingerprint, list_key, entry_text, seed in entries:
             text = ""
@@ -79,11 +80,20 @@ class RedrivenMessages(RedisPart):
             args += (*letter, numbers[list_key], entry_text, text)
         with translated(self._url):
             try:
-                reply = self._scripts.redrive(keys=places, args=args)
+                reply = self._certainly(self._scripts.redrive, keys=places, args=args)
             except ResponseError as exc:
                 logger.info("Letters of %s cannot be redriven in one step: %s", name, exc)
                 return None
         return [STATES[ClaimReply(digit - ord("0"))] for digit in reply]
+
+    @staticmethod
+    def _certainly(script: Any, **options: Any) -> bytes:
+        """Call a script, once more if its reply is lost: redis-py before 6 does not."""
+        try:
+            reply: bytes = script(**options)
+        except (redis.ConnectionError, redis.TimeoutError):
+            reply = script(**options)
+        return reply
 
     def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
         """Return what the script has counted for a job."""

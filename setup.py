@@ -98,7 +98,7 @@ setup(
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
     package_data={
         "celery_dlq": ["py.typed"],
-        "celery_dlq.backends.redis": ["lua/*.lua", "lua/README.md"],
+        "celery_dlq.backends.redis": ["lua/*.lua", "lua/parts/*.lua", "lua/README.md"],
         "celery_dlq.spark.render": ["*.j2"],
         "celery_dlq.transport": ["lua/*.lua"],
     },

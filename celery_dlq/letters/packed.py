@@ -40,7 +40,7 @@ reads whole columns by the layout of the entries (`EntryLayout`): it only splits
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -254,9 +254,13 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def get(self, name: bytes, default: Any = None) -> Any:
         """One field; reading a compressed one decompresses all of them."""
-        seen = self._seen()
+        seen = self._named or self._seen()
         value = seen.get(name, default)
-        return value if value is not None or name not in seen else self._whole().get(name, default)
+        return self._whole().get(name) if value is None and name in seen else value
+
+    def names(self) -> KeysView[bytes]:
+        """The names of the fields; nothing is decompressed."""
+        return self._seen().keys()
 
     def __getitem__(self, name: bytes) -> bytes:
         value: bytes | None = self._seen()[name]

@@ -97,10 +97,11 @@ class Operations:
     ) -> RedriveReport:
         """Publish the original messages of letters again, then remove the letters.
 
-        At least once. After a crash between publishing and removing, the next redrive
-        publishes no letter that is known to be published. One batch may be uncertain; its
-        letters are published and counted in ``maybe_twice``. Letters that arrive during the
-        redrive are not touched.
+        Exactly once where the letters are in the database of the Redis broker: each is published
+        and removed in one step. Elsewhere at least once: after a crash between publishing and
+        removing, the next redrive publishes no letter that is known to be published. One batch may
+        be uncertain; its letters are published and counted in ``maybe_twice``. Letters that arrive
+        during the redrive are not touched.
 
         Args:
             rate: At most this many letters per second; ``None`` for no limit.

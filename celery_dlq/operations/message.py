@@ -30,18 +30,19 @@ _STALE_PREFIXES = (
     "x-acquired-count",
 )
 _STALE = ("redelivered", DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
+_MARKERS = frozenset({REDRIVES_HEADER, REDRIVE_HEADER, LETTER_HEADER})
 # kombu sets these for each publish.
-_TRANSPORT_PROPERTIES = frozenset(
-    {
-        "delivery_info",
-        "delivery_tag",
-        "body_encoding",
-        "content_type",
-        "content_encoding",
-        "application_headers",
-        "expiration",  # that time to live was the first publish's
-    }
+_TRANSPORT_PROPERTIES = (
+    "delivery_info",
+    "delivery_tag",
+    "body_encoding",
+    "content_type",
+    "content_encoding",
+    "application_headers",
+    "expiration",  # that time to live was the first publish's
 )
+
+_quoted = json.JSONEncoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,8 @@ class Outgoing:
         content_encoding: Content encoding of the body.
         headers: The original headers with our markers, without those of the broker.
         properties: The original properties, without those that kombu sets.
+        headers_text: The headers as JSON text if the letter's text could be kept, which is
+            faster than making it; empty if not, or once the headers are changed.
     """
 
     letter_id: str
@@ -107,6 +110,7 @@ class Outgoing:
     content_encoding: str
     headers: dict[str, Any] = field(default_factory=dict)
     properties: dict[str, Any] = field(default_factory=dict)
+    headers_text: str = ""
 
 
 def outgoing(
@@ -125,19 +129,20 @@ def outgoing(
     if not found.is_letter:
         raise CorruptLetter(f"the entry at {found.position} is not a dead letter")
     try:
-        headers = _clean(raw.get(b"headers", b"{}"))
-        properties = {
-            name: value
-            for name, value in _json(raw.get(b"properties", b"{}")).items()
-            if name not in _TRANSPORT_PROPERTIES and value is not None
-        }
+        text = raw.get(b"headers", b"{}")
+        headers, kept = _clean(text)
+        properties = _json(raw.get(b"properties", b"{}"))
+        for name in _TRANSPORT_PROPERTIES:
+            properties.pop(name, None)
+        if None in properties.values():
+            properties = {name: value for name, value in properties.items() if value is not None}
         redrives = int(raw.get(b"redrives", b"0")) + 1
         expires = raw.get(b"expires")
         if expires is not None and "expires" in headers and from_micros(int(expires)) <= now:
-            headers["expires"] = None  # else the worker would discard it as expired
+            headers["expires"], kept = None, False  # else the worker would discard it as expired
     except (ValueError, TypeError, AttributeError, OverflowError) as exc:
         raise CorruptLetter(f"the dead letter at {found.position} cannot be read: {exc!r}") from exc
-    letter_id, task_id = found.text("id"), found.text("task_id")
+    letter_id, task_id = found.key, found.text("task_id")
     queue = options.to_queue or found.text("source_queue")
     if not queue:
         raise RedriveError(
@@ -148,6 +153,8 @@ def outgoing(
         _delay(headers, letter_id, now + timedelta(seconds=options.delay_seconds))
     if options.new_id:
         task_id = _rename(headers, properties, letter_id)
+    if options.delay_seconds or options.new_id or not headers.keys().isdisjoint(_MARKERS):
+        kept = False
     headers[REDRIVES_HEADER] = redrives
     headers[REDRIVE_HEADER] = redrive_id
     headers[LETTER_HEADER] = letter_id
@@ -161,6 +168,7 @@ def outgoing(
         content_encoding=found.text("content_encoding") or "binary",
         headers=headers,
         properties=properties,
+        headers_text=_marked(text, redrives, redrive_id, letter_id) if kept else "",
     )
 
 
@@ -175,18 +183,31 @@ def _json(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _clean(text: bytes) -> dict[str, Any]:
-    kept = _json(text)
+def _clean(text: bytes) -> tuple[dict[str, Any], bool]:
+    """The headers without what is wrong in another delivery; True if that is their text, too."""
+    cleaned = _json(text)
+    before = len(cleaned)
     for name in _STALE:
-        kept.pop(name, None)
+        cleaned.pop(name, None)
     if b'"x-' in text:
-        for name in [name for name in kept if name.startswith(_STALE_PREFIXES)]:
-            del kept[name]
-    if "retries" in kept:
-        kept["retries"] = 0
-    if "eta" in kept:
-        kept["eta"] = None
-    return kept
+        for name in [name for name in cleaned if name.startswith(_STALE_PREFIXES)]:
+            del cleaned[name]
+    # Text with type tags is not kombu's: its tags differ from ours.
+    kept = 0 < before == len(cleaned) and b"__type__" not in text and text.isascii()
+    if "retries" in cleaned:
+        kept = kept and type(cleaned["retries"]) is int and cleaned["retries"] == 0
+        cleaned["retries"] = 0
+    if cleaned.get("eta") is not None:
+        cleaned["eta"], kept = None, False
+    return cleaned, kept
+
+
+def _marked(text: bytes, redrives: int, redrive_id: str, letter_id: str) -> str:
+    """JSON text of headers, not empty, with our markers added."""
+    return (
+        f'{text.decode().rstrip()[:-1]}, "{REDRIVES_HEADER}": {redrives}, '
+        f'"{REDRIVE_HEADER}": {_quoted(redrive_id)}, "{LETTER_HEADER}": {_quoted(letter_id)}}}'
+    )
 
 
 def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:

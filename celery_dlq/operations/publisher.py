@@ -10,8 +10,11 @@ from typing import Any
 
 from kombu.exceptions import KombuError
 
+from celery_dlq.errors import RedriveError
+from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.message import Outgoing
+from celery_dlq.transport.envelope import Envelopes
 
 logger = get_logger("celery_dlq")
 
@@ -66,6 +69,15 @@ class Publisher:
         """Number of messages to publish at a time; after a crash all of them are doubtful."""
         return _MESSAGES_PER_PIPELINE if self._can_batch else _MESSAGES_PER_ROUND
 
+    def envelopes(self) -> Envelopes | None:
+        """Return what makes this broker's list entries; ``None`` if it is not kombu's Redis."""
+        try:
+            if self._producer is None:
+                self._open()
+            return Envelopes(self._producer) if Envelopes.supported(self._producer) else None
+        except self.errors:
+            return None
+
     def publish(self, messages: Sequence[Outgoing], sent: Sent) -> None:
         """Publish messages and wait until the broker has them; fills ``sent``."""
         if self._producer is None:
@@ -84,9 +96,9 @@ class Publisher:
         waiting: list[str] = []
         try:
             self._producer.channel.connection  # noqa: B018 - connects
-            self._declare({message.queue for message in messages})
-        except self._errors as exc:
-            sent.refused.update({m.letter_id: _error_text(m, exc) for m in messages})
+            self.declare({message.queue for message in messages})
+        except self.errors as exc:
+            sent.refused.update({m.letter_id: not_published(m, exc) for m in messages})
             self._close()
             return
         try:
@@ -94,14 +106,18 @@ class Publisher:
                 for message in messages:
                     try:
                         self._put(message)
-                    except (TypeError, ValueError) as exc:  # this message cannot be encoded
-                        sent.refused[message.letter_id] = _error_text(message, exc)
+                    except (
+                        TypeError,
+                        ValueError,
+                        RedriveError,
+                    ) as exc:  # this message cannot be encoded
+                        sent.refused[message.letter_id] = not_published(message, exc)
                     else:
                         waiting.append(message.letter_id)
-        except self._errors as exc:
+        except self.errors as exc:
             for message in messages:
                 if message.letter_id not in sent.refused:
-                    sent.doubtful[message.letter_id] = _error_text(message, exc)
+                    sent.doubtful[message.letter_id] = not_published(message, exc)
             self._close()
         else:
             sent.confirmed += waiting
@@ -112,21 +128,24 @@ class Publisher:
             try:
                 if self._producer is None:
                     self._open()
-                self._declare({message.queue})
+                self.declare({message.queue})
                 connected = bool(self._producer.channel)
                 self._put(message, mandatory=self._confirms, retry=True, retry_policy=_RETRY)
-            except (TypeError, ValueError) as exc:
-                sent.refused[message.letter_id] = _error_text(message, exc)
-            except self._errors as exc:
+            except (TypeError, ValueError, RedriveError) as exc:
+                sent.refused[message.letter_id] = not_published(message, exc)
+            except self.errors as exc:
                 lost = connected and isinstance(exc, (OSError, *self._connection_errors))
                 result = sent.doubtful if lost else sent.refused
-                result[message.letter_id] = _error_text(message, exc)
+                result[message.letter_id] = not_published(message, exc)
                 # A late confirmation would be taken for that of the next message.
                 self._close()
             else:
                 sent.confirmed.append(message.letter_id)
 
     def _put(self, message: Outgoing, **options: Any) -> None:
+        if message.content_type == CONTENT_TYPE_OF_ENTRY:
+            self._push(message)
+            return
         # To the queue itself, because its exchange could route copies to other queues.
         self._producer.publish(
             message.body,
@@ -139,7 +158,17 @@ class Publisher:
             **message.properties,
         )
 
-    def _declare(self, queues: set[str]) -> None:
+    def _push(self, message: Outgoing) -> None:
+        envelopes = self.envelopes()
+        if envelopes is None:
+            raise RedriveError(
+                "it was an entry of a Redis list, not a message, and only a Redis broker can take "
+                "it back"
+            )
+        envelopes.push(message.queue, message.properties.get("priority"), message.body)
+
+    def declare(self, queues: set[str]) -> None:
+        """Declare those of the queues that the app knows."""
         for name in queues:
             known = self._app.amqp.queues.get(name)
             if known is not None:
@@ -165,11 +194,13 @@ class Publisher:
         return tuple(self._connection.connection_errors)
 
     @property
-    def _errors(self) -> tuple[type[BaseException], ...]:
+    def errors(self) -> tuple[type[BaseException], ...]:
+        """The errors of the broker's client."""
         return (KombuError, OSError, *self._connection_errors, *self._connection.channel_errors)
 
 
-def _error_text(message: Outgoing, exc: BaseException) -> str:
+def not_published(message: Outgoing, exc: BaseException) -> str:
+    """Return the text of a failure."""
     return (
         f"letter {message.letter_id} was not published to queue {message.queue!r}: "
         f"{type(exc).__name__}: {exc}; it stays in the dead-letter queue"

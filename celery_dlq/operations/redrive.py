@@ -1,22 +1,35 @@
-"""Redrive: claim, publish, mark, remove, in batches; after a crash the next run finishes."""
+"""Redrive, in batches: in one step where broker and letters share a Redis database.
+
+Elsewhere: claim, publish, mark, remove; after a crash the next run finishes.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from celery_dlq.backends.base import ClaimState, Clock, DeadLetterStore, MessageKey, RedriveOutcome
-from celery_dlq.errors import CorruptLetter, RedriveError
+from celery_dlq.backends.base import (
+    ClaimState,
+    Clock,
+    DeadLetterStore,
+    MessageKey,
+    QueueEntry,
+    RedriveOutcome,
+    Seed,
+)
+from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.headers import REPLACED_TASK_NESTING, whole_number
+from celery_dlq.operations.background import Background
 from celery_dlq.operations.canary import Canary, CanaryResult, chosen
 from celery_dlq.operations.jobs import CANCELLED, DONE, FAILED, STOPPED, CancelledError, JobRun
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
-from celery_dlq.operations.publisher import Pace, Publisher, Sent
+from celery_dlq.operations.one_step import MOST_BYTES, MOST_LETTERS, OneStep, Prepared
+from celery_dlq.operations.publisher import Pace, Publisher, Sent, not_published
 from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.record import Delivery, from_micros
@@ -24,6 +37,7 @@ from celery_dlq.record import Delivery, from_micros
 LEASE_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 _MAX_REFUSED_BATCHES = 20
+_TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
 _COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
 
 Progress = Callable[[int], object]
@@ -36,38 +50,6 @@ class _BrokerGoneError(Exception):
     """The broker refused many batches in a row; raised instead of claiming more letters."""
 
 
-class Remover:
-    """Removes one batch of letters while the next is prepared; a context manager.
-
-    Args:
-        remove: Removes letters by their ids.
-    """
-
-    def __init__(self, remove: Callable[[Sequence[str]], object]) -> None:
-        self._remove = remove
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlq-remover")
-        self._last: Future[object] | None = None
-
-    def __enter__(self) -> Remover:  # noqa: PYI034 - Self came with Python 3.11
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.shutdown(wait=True)
-        if kind is None:  # else keep the first error; the next run removes the letters
-            self.wait()
-
-    def remove(self, letter_ids: Sequence[str]) -> None:
-        """Remove letters in the background, after waiting for the batch before."""
-        self.wait()
-        self._last = self._pool.submit(self._remove, letter_ids)
-
-    def wait(self) -> None:
-        """Wait for the last removal; raises its error."""
-        if self._last is not None:
-            last, self._last = self._last, None
-            last.result()
-
-
 @dataclass(slots=True, kw_only=True)
 class Work:
     """The state of a running redrive.
@@ -78,7 +60,9 @@ class Work:
         run: The job.
         report: The results so far.
         transform: Changes each message before it is published.
-        remover: Removes letters in the background.
+        background: Removes letters that were published.
+        one_step: Publishes and removes them, if both are in one database.
+        published: The messages published so far, if they are to be watched.
     """
 
     queue: str
@@ -86,7 +70,9 @@ class Work:
     run: JobRun
     report: RedriveReport
     transform: Transform | None = None
-    remover: Remover
+    background: Background
+    one_step: OneStep | None = None
+    published: list[Outgoing] | None = None
 
     def counts(self) -> dict[str, int]:
         """The numbers of the report, for the job."""
@@ -135,19 +121,18 @@ class Redriver:
         scanned: Progress | None = None,
     ) -> RedriveReport:
         """Run a job; see `DeadLetters.redrive`."""
-        report = RedriveReport(redrive_id=run.job.id, **_earlier(run))
-        queue, owner = run.job.queue, run.owner
-        remover = Remover(lambda ids: self._store.remove(queue, ids, owner=owner))
-        work = Work(
-            queue=queue,
-            options=options,
-            run=run,
-            report=report,
-            transform=transform,
-            remover=remover,
-        )
+        report = RedriveReport(redrive_id=run.job.id, **self._earlier(run))
         span = PositionRange(after=run.job.position, until=run.job.until)
-        with remover, Publisher(self._app) as publisher:
+        with Background() as background, Publisher(self._app) as publisher:
+            work = Work(
+                queue=run.job.queue,
+                options=options,
+                run=run,
+                report=report,
+                transform=transform,
+                background=background,
+                one_step=OneStep.of(self._store, run, publisher, background),
+            )
             try:
                 if canary is not None and not self._canary(publisher, work, where, canary):
                     report.state = STOPPED
@@ -161,16 +146,18 @@ class Redriver:
                 report.state = FAILED
             else:
                 report.state = DONE
+            finally:
+                self._interrupted(work)
         return report
 
     def _all(
         self, publisher: Publisher, work: Work, found: Iterable[RawEntry], progress: Progress | None
     ) -> None:
         rate = work.options.rate
-        size = publisher.batch_size if rate is None else max(1, min(100, int(rate)))
+        most = None if rate is None else max(1, min(100, int(rate)))
         pace = Pace(rate, lambda: work.run.beat(work.counts()))
         refusals, settled = 0, work.run.job.position
-        for batch in batches(found, size):
+        for batch in self._batches(publisher, work, found, most):
             work.run.beat(work.counts())
             pace.wait(len(batch))  # before the claim, whose lease is short
             before = work.report.published + work.report.finished
@@ -183,24 +170,111 @@ class Redriver:
                 raise _BrokerGoneError
             if progress is not None:
                 progress(len(batch))
-        work.remover.wait()
+        self._wait(publisher, work)
 
-    def _batch(self, publisher: Publisher, work: Work, batch: Sequence[RawEntry]) -> list[Outgoing]:
+    def _batches(
+        self, publisher: Publisher, work: Work, found: Iterable[RawEntry], most: int | None = None
+    ) -> Iterator[list[RawEntry]]:
+        if work.one_step is None:
+            return batches(found, most or publisher.batch_size)
+        return batches(found, most or MOST_LETTERS, MOST_BYTES)
+
+    def _batch(self, publisher: Publisher, work: Work, batch: Sequence[RawEntry]) -> None:
+        """Redrive some letters; the end may follow in the background."""
+        if work.one_step is None:
+            self._step_by_step(publisher, work, batch)
+        else:
+            self._in_one_step(publisher, work, work.one_step, batch)
+
+    def _wait(self, publisher: Publisher, work: Work) -> None:
+        """Wait for what is done in the background."""
+        self._finish(publisher, work)
+        work.background.wait()
+
+    def _earlier(self, run: JobRun) -> dict[str, Any]:
+        """The results of earlier runs of the job, whose processes may have been killed."""
+        counts = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
+        if run.job.run > 1:
+            told = self._store.redriven(run.job.queue, run.job.id)
+            seen = {
+                "published": sum(told.get(state, 0) for state in _TAKEN),
+                "finished": told.get(ClaimState.PUBLISHED, 0),
+                "maybe_twice": told.get(ClaimState.RECLAIMED, 0),
+            }
+            counts |= {name: max(counts[name], count) for name, count in seen.items()}
+        return counts
+
+    # -- in one step --------------------------------------------------------------
+
+    def _in_one_step(
+        self, publisher: Publisher, work: Work, one_step: OneStep, batch: Sequence[RawEntry]
+    ) -> None:
+        """Prepare some letters while the batch before is on its way, then send them."""
+        ready: list[Prepared] = []
+        entries: list[QueueEntry] = []
+        for prepared in self._prepared(work, batch):
+            try:
+                entries.append(one_step.entry(prepared))
+            except (TypeError, ValueError) as exc:
+                work.report.fail(prepared.found.key, not_published(prepared.message, exc))
+            else:
+                ready.append(prepared)
+        self._finish(publisher, work)
+        queues = {prepared.message.queue for prepared in ready}
+        if work.one_step is None or not one_step.takes(publisher, queues):
+            self._step_by_step(publisher, work, [prepared.found for prepared in ready])
+        elif ready:
+            one_step.start(ready, entries)
+
+    def _finish(self, publisher: Publisher, work: Work) -> None:
+        """Count the last batch that went in one step; if it was refused, go step by step."""
+        if work.one_step is None:
+            return
+        batch, states = work.one_step.finish()
+        if states is None:
+            work.one_step = None
+            self._step_by_step(publisher, work, [prepared.found for prepared in batch])
+        else:
+            self._count(work, batch, states)
+
+    def _count(self, work: Work, batch: Sequence[Prepared], states: Sequence[ClaimState]) -> None:
+        report = work.report
+        done = [prepared for prepared, state in zip(batch, states, strict=True) if state in _TAKEN]
+        report.published += len(done)
+        report.maybe_twice += states.count(ClaimState.RECLAIMED)
+        report.finished += states.count(ClaimState.PUBLISHED)
+        report.skipped += states.count(ClaimState.HELD) + states.count(ClaimState.GONE)
+        if work.published is not None:
+            work.published += [prepared.message for prepared in done]
+        self._tell(work, [prepared.found for prepared in done])
+
+    def _interrupted(self, work: Work) -> None:
+        """Count a batch that was on its way when an error or Ctrl-C ended the redrive."""
+        if work.one_step is not None:
+            with suppress(DLQError, CancelledError):  # the first error is the one to raise
+                batch, states = work.one_step.finish()
+                if batch and states is not None:
+                    self._count(work, batch, states)
+                    work.run.beat(work.counts())
+
+    # -- step by step -------------------------------------------------------------
+
+    def _step_by_step(self, publisher: Publisher, work: Work, batch: Sequence[RawEntry]) -> None:
         """Redrive some letters; their claims record every result for the next run."""
+        self._finish(publisher, work)
         queue, owner, report, sent = work.queue, work.run.owner, work.report, Sent()
         claimed = dict(zip([found.key for found in batch], self._claim(work, batch), strict=True))
         finished = [key for key, state in claimed.items() if state is ClaimState.PUBLISHED]
-        ours = [
-            found
-            for found in batch
-            if claimed[found.key] in (ClaimState.CLAIMED, ClaimState.RECLAIMED)
-        ]
+        ours = [found for found in batch if claimed[found.key] in _TAKEN]
         report.finished += len(finished)
         report.skipped += len(batch) - len(finished) - len(ours)
         messages: list[Outgoing] = []
         publishing = False
         try:
-            messages += self._messages(work, ours)
+            for prepared in self._prepared(work, ours):
+                if prepared.seed is not None:
+                    self._store.seed(*prepared.seed)
+                messages.append(prepared.message)
             publishing = True
             publisher.publish(messages, sent)
         finally:  # also on Ctrl-C
@@ -211,15 +285,14 @@ class Redriver:
                         sent.doubtful[message.letter_id] = "interrupted while it was published"
             self._settle(work, claimed, finished, sent)
             confirmed = sent.confirmed_set
-            if self._confirmed is not None and confirmed:
-                taken = [found for found in ours if found.key in confirmed]
-                self._confirmed(queue, taken, report.redrive_id)
+            if work.published is not None:
+                work.published += [m for m in messages if m.letter_id in confirmed]
+            self._tell(work, [found for found in ours if found.key in confirmed])
             unused = [found.key for found in ours if found.key not in confirmed]
             doubtful = [key for key in unused if key in sent.doubtful]
             certain = [key for key in unused if key not in sent.doubtful]
             self._store.release(queue, certain, owner=owner)
             self._store.release(queue, doubtful, owner=owner, doubtful=True)
-        return messages
 
     def _claim(self, work: Work, batch: Sequence[RawEntry]) -> list[ClaimState]:
         return self._store.claim(
@@ -230,22 +303,25 @@ class Redriver:
             previous_run_prefix=work.run.previous_run_prefix,
         )
 
-    def _messages(self, work: Work, ours: Sequence[RawEntry]) -> Iterator[Outgoing]:
+    def _prepared(self, work: Work, batch: Sequence[RawEntry]) -> Iterator[Prepared]:
         now = self._clock()
-        for found in ours:
+        for found in batch:
             try:
                 message = outgoing(found, work.options, redrive_id=work.report.redrive_id, now=now)
                 if work.transform is not None:
                     message = work.transform(message)
+                    message.headers_text = ""  # it may have changed them
             except CorruptLetter:
                 work.report.corrupt += 1
-                continue
             except RedriveError as exc:
                 work.report.fail(found.key, str(exc))
-                continue
-            if work.options.keep_count:
-                self._seed(work, found, message)
-            yield message
+            else:
+                keep = work.options.keep_count
+                yield Prepared(found, message, self._seed(work, found, message) if keep else None)
+
+    def _tell(self, work: Work, taken: Sequence[RawEntry]) -> None:
+        if self._confirmed is not None and taken:
+            self._confirmed(work.queue, taken, work.report.redrive_id)
 
     def _settle(
         self, work: Work, claimed: dict[str, ClaimState], finished: list[str], sent: Sent
@@ -259,16 +335,17 @@ class Redriver:
             report.fail(letter_id, error)
         self._store.mark_published(work.queue, over, owner=work.run.owner)
         # The store removes these while we prepare the next ones.
-        work.remover.remove(over)
+        work.background.start(lambda: self._store.remove(work.queue, over, owner=work.run.owner))
 
-    def _seed(self, work: Work, found: RawEntry, message: Outgoing) -> None:
-        """Count earlier deliveries, but leave one, or the message would never run."""
+    def _seed(self, work: Work, found: RawEntry, message: Outgoing) -> Seed | None:
+        """The count of earlier deliveries, less one, or the message would never run."""
         deliveries = int(found.fields.get(b"deliveries", b"0"))
         limit = int(found.fields.get(b"max_deliveries", b"0"))
         if limit:
             deliveries = min(deliveries, limit - 1)
-        if deliveries > 0:
-            self._store.seed(self._key(work, message), deliveries, _last_delivery(found))
+        if deliveries <= 0:
+            return None
+        return Seed(self._key(work, message), deliveries, _last_delivery(found))
 
     def _key(self, work: Work, message: Outgoing) -> MessageKey:
         """The key under which the redriven message is counted."""
@@ -293,7 +370,7 @@ class Redriver:
             return True
         few = select(self._store, work.queue, LetterFilter(ids=frozenset(letter_ids)))
         work.run.beat(work.counts())
-        watched: list[Outgoing] = []
+        watched = work.published = []
         inner = work.transform
 
         def watching(message: Outgoing) -> Outgoing:
@@ -303,14 +380,11 @@ class Redriver:
 
         work.transform = watching
         try:
-            for batch in batches(few, publisher.batch_size):
-                before = set(work.report.failed)
-                messages = self._batch(publisher, work, batch)
-                lost = set(work.report.failed) - before
-                watched += [message for message in messages if message.letter_id not in lost]
+            for batch in self._batches(publisher, work, few):
+                self._batch(publisher, work, batch)
+            self._wait(publisher, work)
         finally:
-            work.transform = inner
-        work.remover.wait()
+            work.transform, work.published = inner, None
         result = self._watch(work, canary, watched)
         work.report.canary = result.to_json()
         passed = result.died + result.open <= canary.max_failures
@@ -342,11 +416,6 @@ class Redriver:
             return bool(self._app.AsyncResult(task_id).state == "SUCCESS")
         except Exception:  # noqa: BLE001 - no result backend, or no answer: unknown
             return False
-
-
-def _earlier(run: JobRun) -> dict[str, Any]:
-    """The results of earlier runs of the job."""
-    return {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from celery_dlq.backends.base import DeadLetterStore, ordered
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.packed import PackedFields
 from celery_dlq.record import DeadLetter, Reason, letter_from
 
 _ENTRIES_PER_PAGE = 500
@@ -26,6 +27,7 @@ _REQUIRED = frozenset(
         b"dead_letter_queue",
         b"dead_lettered_at",
         b"fingerprint",
+        b"reason",
     }
 )
 _REASONS = frozenset(reason.value.encode() for reason in Reason)
@@ -48,9 +50,9 @@ class RawEntry:
     def __init__(self, position: str, fields: Mapping[bytes, bytes]) -> None:
         self.position = position
         self.fields = fields
-        self.is_letter = fields.get(b"reason") in _REASONS and all(
-            map(fields.__contains__, _REQUIRED)
-        )
+        # The keys of packed fields are asked for without unpacking them.
+        names = fields.names() if isinstance(fields, PackedFields) else fields.keys()
+        self.is_letter = names >= _REQUIRED and fields[b"reason"] in _REASONS
         self.key = self.text("id") if self.is_letter else position
 
     @property

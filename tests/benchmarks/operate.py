@@ -7,7 +7,6 @@ clock starts.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -31,6 +30,7 @@ from servers import RedisServer
 
 from celery_dlq import DeadLetters
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.cli.context import ready_for_many
 
 if TYPE_CHECKING:
     from celery_dlq.backends.base.reports import ExportReport
@@ -112,7 +112,7 @@ def redrive(options: Facts) -> Facts:
     """The plugin's redrive of this number of letters."""
     with _dead_letters(options["url"]) as dlq, _client(options["url"]) as client:
         before = client.xlen(Keys().letters(DLQ))
-        gc.freeze()  # as the command line does
+        ready_for_many()
         facts = _timed(lambda: dlq.redrive(DLQ, limit=options["letters"]), options["letters"])
         assert client.llen(_QUEUE) == options["letters"]
         assert before - client.xlen(Keys().letters(DLQ)) == options["letters"]

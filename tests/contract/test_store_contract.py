@@ -16,6 +16,7 @@ from celery_dlq.backends.base import (
     CountStatus,
     DeadLetterStore,
     Group,
+    QueueEntry,
     QueueSummary,
     RedriveOutcome,
     Restored,
@@ -652,6 +653,25 @@ def test_a_doubtful_claim_given_back_is_reclaimed_at_once(store: DeadLetterStore
 
 
 # -- the bin -------------------------------------------------------------------------
+
+
+def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
+    store: DeadLetterStore,
+) -> None:
+    """It says so by a marker, and what it did for a job is counted."""
+    letter = stored(store)
+    entry = store.entry(DLQ, letter.id)
+    assert entry is not None
+    reason, fingerprint = letter.reason.value.encode(), letter.fingerprint.encode()
+    made = QueueEntry(letter.id, entry[0], reason, fingerprint, b"{orders}", "message")
+    states = store.redrive(DLQ, [made], job_id="job", owner="me")
+    if store.marker() is None:
+        assert (states, store.redriven(DLQ, "job")) == (None, {})
+        assert ids(store) == [letter.id]
+    else:
+        assert states == [ClaimState.CLAIMED]
+        assert store.redriven(DLQ, "job")[ClaimState.CLAIMED] == 1
+        assert ids(store) == []
 
 
 def discard(store: DeadLetterStore, *letter_ids: str, keep_seconds: float = 60.0) -> int:

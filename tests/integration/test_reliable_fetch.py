@@ -13,6 +13,7 @@ from kombu import Exchange, Queue
 from kombu.transport import redis as kombu_redis
 from waiting import poll
 
+from celery_dlq.transport.broker import broker_of
 from celery_dlq.transport.channel import reliable
 from celery_dlq.transport.leases import Leases
 

@@ -16,6 +16,7 @@ from command_proxy import CommandProxy, runs, sends
 from servers import RedisServer
 from waiting import poll
 
+from celery_dlq.transport.broker import broker_of
 from celery_dlq.transport.channel import reliable
 from celery_dlq.transport.keeper import Keeper
 from celery_dlq.transport.leases import Leases

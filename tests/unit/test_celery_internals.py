@@ -21,7 +21,7 @@ from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
-from kombu import Connection
+from kombu import Connection, Producer
 from kombu.asynchronous import Hub
 from kombu.message import Message
 from kombu.transport import redis as kombu_redis
@@ -30,6 +30,7 @@ from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
+from celery_dlq.transport.envelope import _STEPS
 
 
 class Pool:
@@ -81,6 +82,23 @@ def test_celery_makes_a_subclass_that_defines_what_we_wrap() -> None:
 def test_the_hooks_of_a_request_are_as_we_override_them(method: str, expected: list[str]) -> None:
     """Names and arguments of what the mix-in overrides."""
     assert parameters(getattr(Request, method)) == expected
+
+
+def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_itself() -> None:
+    """`celery_dlq.transport.envelope` makes its entries; test_envelope.py compares them."""
+    for step in _STEPS:
+        assert callable(getattr(Channel, step)), step
+    assert parameters(kombu_redis.Channel._q_for_pri) == ["self", "queue", "pri"]
+    assert parameters(kombu_redis.Channel._get_message_priority) == ["self", "message", "reverse"]
+    assert parameters(kombu_redis.Channel.encode_body) == ["self", "body", "encoding"]
+    assert parameters(Producer._delivery_details)[:3] == ["self", "exchange", "delivery_mode"]
+    assert (kombu_redis.Channel.global_keyprefix, kombu_redis.Channel.default_priority) == ("", 0)
+    assert isinstance(kombu_redis.Channel.pool, property)
+    source = inspect.getsource(kombu_redis.Channel._put)
+    assert "_q_for_pri(queue, pri)" in source
+    assert "lpush" in source
+    # Whoever writes more for a queue than its entry must be known to `Envelopes.expires`.
+    assert ("pexpire" in source) is ("self._expires" in source)
 
 
 def test_hooks_that_only_newer_versions_have_are_there() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from celery_dlq.backends.base.counting import MessageKey
 from celery_dlq.record import DeadLetter, Delivery
@@ -135,6 +135,36 @@ class Capabilities:
     bin: bool = True
     tells_twins: bool = True
     most_letters: int | None = None
+
+
+class Seed(NamedTuple):
+    """The count with which a redriven message begins; see `DeadLetterStore.seed`."""
+
+    key: MessageKey
+    deliveries: int
+    last: Delivery
+
+
+class QueueEntry(NamedTuple):
+    """The entry of a broker's queue that a letter becomes.
+
+    Attributes:
+        letter_id: Id of the letter.
+        position: Its position.
+        reason: Its reason.
+        fingerprint: Its fingerprint.
+        list_key: Key of the queue in the broker's database.
+        entry: The message as the broker's transport writes it.
+        seed: The count with which the message begins; ``None`` for 0.
+    """
+
+    letter_id: str
+    position: str
+    reason: bytes
+    fingerprint: bytes
+    list_key: bytes
+    entry: str | bytes
+    seed: Seed | None = None
 
 
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
@@ -311,6 +341,46 @@ class DeadLetterStore(Protocol):
 
         With ``doubtful`` the next owner gets `ClaimState.RECLAIMED`: the messages may have been
         published.
+        """
+
+    def marker(self) -> str | None:
+        """Write a key that expires after a minute, and return its name.
+
+        A broker's client that sees the key reaches the same database. ``None`` if letters are
+        never kept in a broker's database.
+        """
+
+    def redrive(
+        self,
+        dead_letter_queue: str,
+        entries: Sequence[QueueEntry],
+        *,
+        job_id: str,
+        owner: str,
+        previous_run_prefix: str = "",
+    ) -> list[ClaimState] | None:
+        """Publish the messages of letters and remove the letters, in one atomic step.
+
+        Only if the letters are in the broker's database; see `marker`. No letter has to be
+        claimed before; the claims of others are respected as by `claim`.
+
+        Args:
+            dead_letter_queue: The queue.
+            entries: The letters' messages, at most 500.
+            job_id: The job, for `redriven`.
+            owner: As for `claim`.
+            previous_run_prefix: As for `claim`.
+
+        Returns:
+            The state in which each letter was found, in their order. Letters that were claimed or
+            reclaimed are published and removed, published ones only removed, the others
+            untouched. ``None`` if the store cannot, or refused; then nothing was changed.
+        """
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> Mapping[ClaimState, int]:
+        """Return how many letters `redrive` has found in each state for a job.
+
+        Exact, also if the job's process was killed before it had counted them.
         """
 
     def remove(

@@ -17,6 +17,7 @@ from celery_dlq.backends.base import (
     Group,
     LetterSummary,
     MessageKey,
+    QueueEntry,
     QueueSummary,
     RawPage,
     RedriveOutcome,
@@ -270,6 +271,24 @@ class BrokerStore:
     ) -> None:
         """Give unused claims back."""
         self._index.claims.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
+
+    def marker(self) -> None:
+        """Return ``None``: letters here are never in a broker's database."""
+
+    def redrive(
+        self,
+        dead_letter_queue: str,
+        entries: Sequence[QueueEntry],
+        *,
+        job_id: str,
+        owner: str,
+        previous_run_prefix: str = "",
+    ) -> None:
+        """Return ``None``: see `marker`."""
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:  # noqa: ARG002
+        """Return nothing: see `marker`."""
+        return {}
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None

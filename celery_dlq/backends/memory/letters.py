@@ -16,6 +16,7 @@ from celery_dlq.backends.base import (
     Group,
     LetterSummary,
     MessageKey,
+    QueueEntry,
     QueueSummary,
     RawPage,
     RedriveOutcome,
@@ -231,6 +232,24 @@ class MemoryStore:
                     del self._claims[place]
                 else:
                     self._claims[place] = ("reclaimed", owner, 0.0)
+
+    def marker(self) -> None:
+        """Return ``None``: letters here are never in a broker's database."""
+
+    def redrive(
+        self,
+        dead_letter_queue: str,
+        entries: Sequence[QueueEntry],
+        *,
+        job_id: str,
+        owner: str,
+        previous_run_prefix: str = "",
+    ) -> None:
+        """Return ``None``: see `marker`."""
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:  # noqa: ARG002
+        """Return nothing: see `marker`."""
+        return {}
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None

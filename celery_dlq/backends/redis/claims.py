@@ -10,7 +10,7 @@ from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.scripts import ClaimReply, chunks
 
-_STATES = {
+STATES = {
     ClaimReply.CLAIMED: ClaimState.CLAIMED,
     ClaimReply.RECLAIMED: ClaimState.RECLAIMED,
     ClaimReply.PUBLISHED: ClaimState.PUBLISHED,
@@ -51,7 +51,7 @@ class RedisClaims(RedisPart):
             for some in chunks(letter_ids):
                 args: list[Any] = [owner, int(lease_seconds * 1000), previous_run_prefix, *some]
                 replies = self._scripts.claim(keys=places, args=args)
-                states += [_STATES[ClaimReply(reply)] for reply in replies]
+                states += [STATES[ClaimReply(reply)] for reply in replies]
         return states
 
     def mark_published(

@@ -49,6 +49,10 @@ class Keys:
         """STREAM: the audit log; bounded."""
         return f"{self.prefix}:{{app}}:changes"
 
+    def marker(self, token: str) -> str:
+        """STRING: tells the broker's client if this is the broker's database; expires."""
+        return f"{self.prefix}:{{app}}:marker:{token}"
+
     def counts(self) -> str:
         """HASH: metric and its labels as JSON to a count; bounded."""
         return f"{self.prefix}:{{app}}:counts"
@@ -104,6 +108,10 @@ class Keys:
     def claims(self, dead_letter_queue: str) -> str:
         """HASH: letter id to ``state|owner|lease end`` of a redrive or discard."""
         return f"{self._of(dead_letter_queue)}:claims"
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> str:
+        """HASH: state to letters that a redrive found in it; ``last`` to its reply; expires."""
+        return f"{self._of(dead_letter_queue)}:redriven:{job_id}"
 
     def bin(self, dead_letter_queue: str) -> str:
         """STREAM: discarded letters; expires."""

@@ -19,6 +19,7 @@ from celery_dlq.backends.base import (
     Group,
     LetterSummary,
     MessageKey,
+    QueueEntry,
     QueueSummary,
     RawPage,
     RedriveOutcome,
@@ -343,6 +344,32 @@ class RedisStore(RedisPart):
         """Give unused claims back."""
         self._claims.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
 
+    def marker(self) -> str:
+        """Write a key that expires, and return its name."""
+        return self._redriven.marker()
+
+    def redrive(
+        self,
+        dead_letter_queue: str,
+        entries: Sequence[QueueEntry],
+        *,
+        job_id: str,
+        owner: str,
+        previous_run_prefix: str = "",
+    ) -> list[ClaimState] | None:
+        """Publish and remove in one script; see `DeadLetterStore.redrive`."""
+        return self._redriven.redrive(
+            dead_letter_queue,
+            entries,
+            job_id=job_id,
+            owner=owner,
+            previous_run_prefix=previous_run_prefix,
+        )
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
+        """Return what `redrive` has done for a job."""
+        return self._redriven.redriven(dead_letter_queue, job_id)
+
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
     ) -> int:
@@ -426,8 +453,8 @@ class RedisStore(RedisPart):
             keys.tally(name),
             keys.claims(name),
             keys.groups(name),
-            *bin_places,
             keys.ends(name),
+            *bin_places,
         ]
         removed = 0
         with translated(self._url):

@@ -1,20 +1,31 @@
-"""Redriven messages in Redis: their outcomes, and the counts they begin with."""
+"""Redriven messages in Redis: publishing them, their outcomes, the counts they begin with."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
-from celery_dlq.backends.base import MessageKey, RedriveOutcome
+import redis
+from redis.exceptions import ResponseError
+
+from celery_dlq.backends.base import ClaimState, MessageKey, QueueEntry, RedriveOutcome
+from celery_dlq.backends.redis.claims import STATES
 from celery_dlq.backends.redis.connect import translated
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import ClaimReply
+from celery_dlq.logs import get_logger
 from celery_dlq.record import Delivery, to_micros
+
+logger = get_logger("celery_dlq.store")
+
+_MARKER_MILLIS = 60_000
 
 
 class RedrivenMessages(RedisPart):
-    """Marks and reads redriven messages in the hash of their counts.
+    """Publishes messages of letters; marks and reads redriven ones in the hash of their counts.
 
     Args:
         client: A redis-py client that returns bytes.
@@ -26,6 +37,70 @@ class RedrivenMessages(RedisPart):
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float) -> None:
         super().__init__(client, url, keys)
         self._ttl_millis = int(ttl_seconds * 1000)
+
+    def marker(self) -> str:
+        """Write a key that expires, and return its name."""
+        key = self._keys.marker(uuid4().hex)
+        with translated(self._url):
+            self._client.set(key, 1, px=_MARKER_MILLIS)
+        return key
+
+    def redrive(
+        self,
+        dead_letter_queue: str,
+        entries: Sequence[QueueEntry],
+        *,
+        job_id: str,
+        owner: str,
+        previous_run_prefix: str,
+    ) -> list[ClaimState] | None:
+        """Publish and remove in one script; see `DeadLetterStore.redrive`."""
+        name, keys = dead_letter_queue, self._keys
+        places: list[str | bytes] = [
+            keys.letters(name),
+            keys.ids(name),
+            keys.tally(name),
+            keys.claims(name),
+            keys.groups(name),
+            keys.ends(name),
+            keys.redriven(name, job_id),
+        ]
+        numbers: dict[bytes, int] = {}
+        for entry in entries:
+            numbers.setdefault(entry.list_key, len(places) + 1 + len(numbers))
+        places += numbers
+        # The call has an id, so that it can be made again if its reply is lost.
+        args: list[Any] = [owner, previous_run_prefix, uuid4().hex, len(places), self._ttl_millis]
+        for letter_id, position, reason, fingerprint, list_key, entry_text, seed in entries:
+            text = ""
+            if seed is not None:
+                places.append(self._keys.run(seed.key))
+                text = json.dumps([len(places), *_flat(*seed)])
+            letter = (spelled(letter_id), position, reason, fingerprint)
+            args += (*letter, numbers[list_key], entry_text, text)
+        with translated(self._url):
+            try:
+                reply = self._certainly(self._scripts.redrive, keys=places, args=args)
+            except ResponseError as exc:
+                logger.info("Letters of %s cannot be redriven in one step: %s", name, exc)
+                return None
+        return [STATES[ClaimReply(digit - ord("0"))] for digit in reply]
+
+    @staticmethod
+    def _certainly(script: Any, **options: Any) -> bytes:
+        """Call a script, once more if its reply is lost: redis-py before 6 does not."""
+        try:
+            reply: bytes = script(**options)
+        except (redis.ConnectionError, redis.TimeoutError):
+            reply = script(**options)
+        return reply
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
+        """Return what the script has counted for a job."""
+        key = self._keys.redriven(dead_letter_queue, job_id)
+        with translated(self._url):
+            counts = self._client.hgetall(key)
+        return {state: int(counts.get(b"%d" % reply, 0)) for reply, state in STATES.items()}
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
         """Set a mark in the hash of the message's counts."""
@@ -46,15 +121,21 @@ class RedrivenMessages(RedisPart):
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Write the count with an ended last delivery, which must not look vanished."""
-        run, place = self._keys.run(key), f"{key.retries}:{deliveries}"
-        end = json.dumps(last.to_json(), separators=(",", ":"))
-        start = f"{to_micros(last.started_at)}|{last.worker_pid or 0}@{last.worker_hostname}#0"
-        fields = {f"count:{key.retries}": deliveries, f"start:{place}": start, f"end:{place}": end}
+        run = self._keys.run(key)
         with translated(self._url):
             pipe = self._client.pipeline(transaction=True)
-            pipe.hset(run, mapping=fields)
+            pipe.hset(run, items=_flat(key, deliveries, last))
             pipe.pexpire(run, self._ttl_millis)
             pipe.execute()
+
+
+def _flat(key: MessageKey, deliveries: int, last: Delivery) -> list[str]:
+    """Return the names and values of a seeded count, in turn."""
+    place = f"{key.retries}:{deliveries}"
+    end = json.dumps(last.to_json(), separators=(",", ":"))
+    start = f"{to_micros(last.started_at)}|{last.worker_pid or 0}@{last.worker_hostname}#0"
+    count = (f"count:{key.retries}", str(deliveries))
+    return [*count, f"start:{place}", start, f"end:{place}", end]
 
 
 def _outcome(names: Sequence[bytes]) -> RedriveOutcome:

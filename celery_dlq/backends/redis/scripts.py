@@ -47,7 +47,7 @@ class DeadLetterReply(IntEnum):
 
 
 class ClaimReply(IntEnum):
-    """Replies of ``claim.lua``, one per letter id."""
+    """Replies of ``claim.lua`` and ``redrive.lua``, one per letter id."""
 
     CLAIMED = 1
     RECLAIMED = 2
@@ -99,6 +99,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
     "claim": ClaimReply,
+    "redrive": ClaimReply,
     "note_exported": NoteExportedReply,
     "node": NodeReply,
     "report": ReportReply,
@@ -115,6 +116,12 @@ def source(name: str, package: str = "celery_dlq.backends.redis") -> str:
     return (files(package) / "lua" / f"{name}.lua").read_text("utf-8")
 
 
+def whole(name: str, package: str = "celery_dlq.backends.redis") -> str:
+    """Return the text of a script with the parts that it shares with others."""
+    return _INCLUDE.sub(lambda found: source(f"parts/{found[1]}", package), source(name, package))
+
+
+_INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n|^\s+|  --.*$", re.MULTILINE)
 
 
@@ -138,7 +145,7 @@ class ScriptText:
 @cache
 def script_text(name: str, package: str = "celery_dlq.backends.redis") -> ScriptText:
     """Return a script of a package, ready to be sent."""
-    text = _COMMENT.sub("", source(name, package))
+    text = _COMMENT.sub("", whole(name, package))
     return ScriptText(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -150,6 +157,7 @@ class Scripts:
     ended: Script
     dead_letter: Script
     remove: Script
+    redrive: Script
     empty_bin: Script
     restore: Script
     claim: Script

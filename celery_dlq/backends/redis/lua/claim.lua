@@ -10,6 +10,7 @@
 --          4 = HELD (by a live operation), 5 = GONE (no such letter)
 -- Complexity: O(number of ids)
 local CLAIMS_EXPIRE_MILLIS = 2592000000  -- 30 days
+-- include: claim_state
 local owner, previous_run_prefix, time = ARGV[1], ARGV[3], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local claim = '|' .. owner .. '|' .. string.format('%.0f', now + tonumber(ARGV[2]))
@@ -23,22 +24,7 @@ local states = {}
 for i = 4, #ARGV do
   local id, state, note = ARGV[i], 5, nil
   if exists(id) then
-    local held = redis.call('HGET', KEYS[1], id)
-    local what, who, till = string.match(held or '', '^(%a+)|(.*)|(%d+)$')
-    -- The owner's own claim, sent again after a timeout, gets the same reply.
-    local free = who ~= owner and (not who or tonumber(till) <= now
-      or (previous_run_prefix ~= '' and string.sub(who, 1, #previous_run_prefix) == previous_run_prefix))
-    if not who then
-      state, note = 1, 'claimed'
-    elseif who ~= owner and not free then
-      state = 4
-    elseif what == 'published' then
-      state, note = 3, what
-    elseif who == owner and what == 'claimed' then
-      state, note = 1, what
-    else
-      state, note = 2, 'reclaimed'
-    end
+    state, note = claim_state(redis.call('HGET', KEYS[1], id), owner, previous_run_prefix, now)
     if note then redis.call('HSET', KEYS[1], id, note .. claim) end
   end
   states[#states + 1] = state

@@ -1,0 +1,133 @@
+"""Redrive in one step, where the broker's queues and the letters are in one Redis database.
+
+A batch of letters is published and removed by one script, so that a letter is either in its
+dead-letter queue or published, wherever the redrive is killed. Claims are not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from celery_dlq.backends.base import ClaimState, DeadLetterStore, QueueEntry, Seed
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
+from celery_dlq.operations.background import Background
+from celery_dlq.operations.jobs import JobRun
+from celery_dlq.operations.message import Outgoing
+from celery_dlq.operations.publisher import Publisher
+from celery_dlq.operations.selection import RawEntry
+from celery_dlq.transport.envelope import Envelopes
+
+MOST_LETTERS = 500
+"""Letters in one step: Redis serves nobody else for about ten milliseconds."""
+
+MOST_BYTES = 6 * 1024 * 1024
+"""Bytes of bodies and headers in one step; in Base64 a third more. A larger letter goes alone."""
+
+
+class Prepared(NamedTuple):
+    """A letter that is ready to be redriven."""
+
+    found: RawEntry
+    message: Outgoing
+    seed: Seed | None
+
+
+class OneStep:
+    """Redrives batches of letters in the background, each in one step.
+
+    Args:
+        store: Keeps the letters.
+        run: The job.
+        envelopes: Makes the entries of the broker's queues.
+        background: Its thread; used for nothing else.
+    """
+
+    def __init__(
+        self, store: DeadLetterStore, run: JobRun, envelopes: Envelopes, background: Background
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._envelopes = envelopes
+        self._background = background
+        self._batch: Sequence[Prepared] = ()
+
+    @classmethod
+    def of(
+        cls, store: DeadLetterStore, run: JobRun, publisher: Publisher, background: Background
+    ) -> OneStep | None:
+        """Return one if the broker's client sees a key that the store has just written."""
+        envelopes = publisher.envelopes()
+        with suppress(StoreUnavailable, *publisher.errors):
+            key = None if envelopes is None else store.marker()
+            if envelopes is not None and key is not None and envelopes.reaches(key):
+                return cls(store, run, envelopes, background)
+        return None
+
+    def takes(self, publisher: Publisher, queues: set[str]) -> bool:
+        """Declare queues as for a publish; return True if messages to them can go in one step."""
+        try:
+            publisher.declare(queues)
+        except publisher.errors:
+            return False
+        return not any(map(self._envelopes.expires, queues))
+
+    def entry(self, prepared: Prepared) -> QueueEntry:
+        """Return what the letter becomes.
+
+        Raises:
+            TypeError: The message cannot be encoded.
+            ValueError: So, too.
+        """
+        found, message, seed = prepared
+        queue, properties = message.queue, message.properties
+        entry: str | bytes = message.body
+        if message.content_type != CONTENT_TYPE_OF_ENTRY:
+            entry = self._envelopes.text(
+                message.body,
+                queue=queue,
+                content_type=message.content_type,
+                content_encoding=message.content_encoding,
+                headers=message.headers_text or message.headers,
+                properties=properties,
+            )
+        key = self._envelopes.list_key(queue, properties.get("priority"))
+        fields = found.fields
+        return QueueEntry(
+            found.key, found.position, fields[b"reason"], fields[b"fingerprint"], key, entry, seed
+        )
+
+    def start(
+        self,
+        batch: Sequence[Prepared],
+        entries: Sequence[QueueEntry],
+    ) -> None:
+        """Redrive a batch; `finish` must have returned the one before."""
+        run = self._run
+        self._batch = batch
+        self._background.start(
+            lambda: self._store.redrive(
+                run.job.queue,
+                entries,
+                job_id=run.job.id,
+                owner=run.owner,
+                previous_run_prefix=run.previous_run_prefix,
+            )
+        )
+
+    def finish(self) -> tuple[Sequence[Prepared], Sequence[ClaimState] | None]:
+        """Wait for the last batch; return it with the states in which its letters were found.
+
+        Returns:
+            The batch, empty if there is none, and its states: ``None`` if the store refused.
+
+        Raises:
+            StoreUnavailable: The store does not answer; the batch may have been redriven.
+        """
+        if not self._batch:
+            return (), ()
+        states = self._background.wait()
+        batch, self._batch = self._batch, ()
+        return batch, states

@@ -1,0 +1,142 @@
+"""What kombu's Redis transport writes for a message: the key of a list, and its entry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import redis
+from kombu.messaging import Producer
+from kombu.transport import redis as kombu_redis
+from kombu.utils.json import JSONEncoder
+
+# Steps of `Producer.publish` and `Channel.basic_publish` that `Envelopes` does by itself.
+_STEPS = (
+    "basic_publish",
+    "prepare_message",
+    "_inplace_augment_message",
+    "_next_delivery_tag",
+    "_put",
+)
+_TAGS_AT_ONCE = 500
+_encode = JSONEncoder().encode  # as kombu's `dumps`, which makes an encoder for each text
+
+
+class Envelopes:
+    """Makes the entries that a producer of kombu's Redis transport would write.
+
+    A message published to the default exchange is one entry of one list: JSON text with the body,
+    headers and properties. Making it without the producer takes a third of the time, and it can
+    be written by a script.
+
+    Args:
+        producer: A producer of `supported`.
+
+    Source: ``Channel._put`` in https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
+    """
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self._channel = producer.channel
+        self._tags = _tags()
+        self._list_key = lru_cache(maxsize=1024)(self._new_list_key)
+
+    @staticmethod
+    def supported(producer: Any) -> bool:
+        """Return True if nothing but kombu's Redis transport writes what is published.
+
+        A producer or channel of one's own may override how a message is written.
+        """
+        kind, own = type(producer.channel), kombu_redis.Channel
+        return (
+            issubclass(kind, own)
+            and all(getattr(kind, step) is getattr(own, step) for step in _STEPS)
+            and type(producer).publish is Producer.publish
+            and not producer.compression
+        )
+
+    def reaches(self, key: str) -> bool:
+        """Return True if the broker's database has a key, without the broker's prefix."""
+        client = redis.Redis(connection_pool=self._channel.pool)
+        return bool(client.exists(key))
+
+    def expires(self, queue: str) -> bool:
+        """Return True if a declared queue expires, which every publish would put off."""
+        return queue in getattr(self._channel, "_expires", ())  # new in kombu 5.6
+
+    def list_key(self, queue: str, priority: object) -> bytes:
+        """Return the key of a queue's list for a priority, with the broker's prefix."""
+        known = isinstance(priority, (int, float, str))  # else kombu takes the default
+        return self._list_key(queue, priority if known else None)
+
+    def text(
+        self,
+        body: bytes,
+        *,
+        queue: str,
+        content_type: str,
+        content_encoding: str,
+        headers: Mapping[str, Any] | str,
+        properties: Mapping[str, Any],
+    ) -> str:
+        """Return the entry for a message.
+
+        Args:
+            body: Its bytes.
+            queue: The queue to publish to.
+            content_type: Content type of the body.
+            content_encoding: Content encoding of the body.
+            headers: Its headers, or their JSON text.
+            properties: Its properties, without those that kombu sets.
+
+        Raises:
+            TypeError: A header or property cannot be encoded.
+            ValueError: So, too.
+        """
+        channel = self._channel
+        body_text, encoding = channel.encode_body(body, channel.body_encoding)
+        mode = properties.get("delivery_mode")
+        if type(mode) is not int or not mode:
+            _, mode = self._producer._delivery_details(self._producer.exchange, mode)  # noqa: SLF001
+        properties = {
+            **properties,
+            "delivery_mode": mode,
+            "delivery_info": {"exchange": "", "routing_key": queue},
+            "priority": properties.get("priority") or channel.default_priority,
+            "body_encoding": encoding,
+            "delivery_tag": next(self._tags),
+        }
+        # Base64 needs no escapes, and the body is most of the text.
+        quoted = f'"{body_text}"' if encoding == "base64" else _encode(body_text)
+        rest = {
+            "content-encoding": content_encoding,
+            "content-type": content_type,
+            "properties": properties,
+        }
+        headers_text = headers if isinstance(headers, str) else _encode(headers)
+        return f'{{"body": {quoted}, "headers": {headers_text}, {_encode(rest)[1:]}'
+
+    def push(self, queue: str, priority: object, entry: bytes) -> None:
+        """Write an entry as it is."""
+        redis.Redis(connection_pool=self._channel.pool).lpush(self.list_key(queue, priority), entry)
+
+    def _new_list_key(self, queue: str, priority: object) -> bytes:
+        channel = self._channel
+        message = {"properties": {"priority": priority}}
+        step = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
+        key: str = channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
+        return key.encode()
+
+
+def _tags() -> Iterator[str]:
+    """Texts of random UUIDs, as kombu's; one read of random bytes for many, and no objects."""
+    while True:
+        some = os.urandom(16 * _TAGS_AT_ONCE).hex()
+        for at in range(0, len(some), 32):
+            variant = "89ab"[int(some[at + 16], 16) % 4]
+            yield (
+                f"{some[at : at + 8]}-{some[at + 8 : at + 12]}-4{some[at + 13 : at + 16]}-"
+                f"{variant}{some[at + 17 : at + 20]}-{some[at + 20 : at + 32]}"
+            )

@@ -95,7 +95,7 @@ class Adoption:
         what = [
             {name: value for name, value in headers.items() if name not in _TRAVEL_HEADERS},
             {name: properties.get(name) for name in ("correlation_id", "timestamp", "type")},
-            wire_body(message.body, None),
+            wire_body(message.body, None, message.content_encoding),
         ]
         digest = hashlib.sha256(json_codec.dumps(what).encode("utf-8", "backslashreplace"))
         return Identity(f"adopted-{digest.hexdigest()[:32]}", certain=False)

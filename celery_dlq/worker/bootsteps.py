@@ -14,6 +14,7 @@ from celery.worker import state
 
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
+from celery_dlq.worker.amqp_properties import read_leniently
 from celery_dlq.worker.dispatched import starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
@@ -56,6 +57,9 @@ class GuardStep(bootsteps.StartStopStep):
         here = starts_here(worker.pool_cls)
         worker.dead_letter_tasks = TaskGuard(self.guard, worker.dead_letter_retry_later, here)
         worker.dead_letter_tasks(worker.app)
+        guarded = any(map(self.guard.may_guard, [None, *worker.app.tasks.values()]))
+        if guarded and _driver_type(worker) == "amqp":
+            read_leniently()
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
 
     def terminate(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature

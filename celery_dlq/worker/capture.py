@@ -58,7 +58,7 @@ def captured(message: Any, request: Mapping[str, Any]) -> Message:
     headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
     # A body that could not be decompressed is still compressed.
     compression = None if message.errors else headers.get("compression")
-    body = wire_body(message.body, compression)
+    body = wire_body(message.body, compression, message.content_encoding)
     content_type = _text(message.content_type) or ""
     args_json, kwargs_json = (None, None)
     if not headers.get("compression"):
@@ -97,15 +97,22 @@ def message_id(message: Any, request: Mapping[str, Any]) -> str:
     return str(known or properties.get("delivery_tag") or uuid4())
 
 
-def wire_body(body: Any, compression: str | None) -> bytes:
-    """The body as sent: kombu decompresses on arrival, so compress it again."""
-    data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body or b"")
+def wire_body(body: Any, compression: str | None, encoding: Any = "utf-8") -> bytes:
+    """The body as sent: py-amqp decodes it on arrival and kombu decompresses it; undo both."""
+    data = _encoded(body, encoding) if isinstance(body, str) else bytes(body or b"")
     if not compression:
         return data
     try:
         return bytes(compress(data, compression)[0])  # type: ignore[no-untyped-call]
     except (KeyError, KombuError, ValueError):
         return data
+
+
+def _encoded(body: str, encoding: Any) -> bytes:
+    try:
+        return body.encode(encoding)
+    except (LookupError, TypeError, ValueError):  # it is no encoding, or no text of it
+        return body.encode("utf-8", "surrogatepass")
 
 
 def json_parts(body: bytes, content_type: str) -> tuple[str | None, str | None]:

@@ -20,6 +20,7 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_dlq import logs
 from celery_dlq.record import Reason
+from celery_dlq.worker.amqp_properties import are_unreadable
 from celery_dlq.worker.failure import dropped_failure
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.lifecycle import HANDLING, DeliveryState
@@ -45,7 +46,9 @@ def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
     invalid_task, decode_error = consumer.on_invalid_task, consumer.on_decode_error
 
     def on_unknown_message(body: Any, message: Any) -> None:
-        drop(message, body, Reason.INVALID_MESSAGE, None, lambda: unknown_message(body, message))
+        unreadable = are_unreadable(message.headers)
+        reason = Reason.UNDECODABLE_MESSAGE if unreadable else Reason.INVALID_MESSAGE
+        drop(message, body, reason, None, lambda: unknown_message(body, message))
 
     def on_unknown_task(body: Any, message: Any, exc: Exception) -> None:
         drop(message, body, Reason.UNKNOWN_TASK, exc, lambda: unknown_task(body, message, exc))

@@ -193,6 +193,14 @@ def test_the_body_in_the_queue_is_bytes_in_any_case() -> None:
     assert wire_body(None, None) == b""
 
 
+def test_a_body_that_was_decoded_on_arrival_is_encoded_as_its_message_says() -> None:
+    """py-amqp decodes by the content encoding; a redrive publishes it with that encoding."""
+    assert wire_body("\xe9", None, "latin-1") == b"\xe9"
+    assert wire_body("\u20ac", None, "utf-16").decode("utf-16") == "\u20ac"
+    for unusable in ("utf-9", "latin-1", "zlib", "binary", None, b"\xff"):
+        assert wire_body("\u20ac", None, unusable) == "\u20ac".encode()
+
+
 def test_the_body_in_the_queue_is_compressed_as_its_header_says() -> None:
     """Short names and content types are both known; an unknown one changes nothing."""
     assert zlib.decompress(wire_body(b"ab", "application/x-gzip")) == b"ab"

@@ -87,7 +87,7 @@ def test_the_hooks_of_a_request_are_as_we_override_them(method: str, expected: l
 def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_itself() -> None:
     """`celery_dlq.transport.envelope` makes its entries; test_envelope.py compares them."""
     for step in _STEPS:
-        assert callable(getattr(Channel, step)), step
+        assert callable(getattr(kombu_redis.Channel, step)), step
     assert parameters(kombu_redis.Channel._q_for_pri) == ["self", "queue", "pri"]
     assert parameters(kombu_redis.Channel._get_message_priority) == ["self", "message", "reverse"]
     assert parameters(kombu_redis.Channel.encode_body) == ["self", "body", "encoding"]

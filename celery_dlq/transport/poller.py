@@ -34,9 +34,12 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
             return None
         if kind == "WAKE":
             return channel.wake_read()  # whether it may consume or not
-        if kind == "BRPOP" and not hasattr(self, "_paused_brpop"):
-            # kombu before 5.7 leaves it unread while the channel may not consume, and spins.
-            return channel.handlers[kind]()
+        if kind == "BRPOP" and not hasattr(self, "_paused_brpop") and not channel.qos.can_consume():
+            # kombu before 5.7 reads nothing then, and spins.
+            if channel._in_poll:  # noqa: SLF001
+                return channel.handlers[kind]()
+            # Closed by Redis. That is seen again, and the worker connects anew, once it may fetch.
+            return self.forget(channel, channel.client, kind)
         return super().on_readable(fileno)
 
     def handle_event(self, fileno: int, event: int) -> Any:
@@ -63,11 +66,11 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
         if self.loop is not None:
             self.loop.add_reader(fileno, self.on_readable, fileno)
 
-    def forget(self, channel: Any, wake: WakeConnection) -> None:
-        """Undo `listen`; the socket may be closed already."""
-        self._chan_to_sock.pop((channel, wake, "WAKE"), None)
+    def forget(self, channel: Any, client: Any, kind: str = "WAKE") -> None:
+        """Watch a socket no longer; it may be closed already."""
+        self._chan_to_sock.pop((channel, client, kind), None)
         for fileno, listener in list(self._fd_to_chan.items()):
-            if listener == (channel, "WAKE"):
+            if listener == (channel, kind):
                 del self._fd_to_chan[fileno]
                 with suppress(KeyError, ValueError, OSError):
                     remove = self.poller.unregister if self.loop is None else self.loop.remove

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from kombu import Connection
-from kombu.transport.redis import Channel
+from kombu.transport.redis import Channel, Transport
 from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from servers import RedisServer
 
+from celery_dlq import DeadLetters
 from celery_dlq.transport.broker import broker_of
+from celery_dlq.transport.channel import ReliableChannel
 from celery_dlq.transport.entries import Entry, EntryMessage, record_end, recorded, redelivered
 from celery_dlq.transport.fetch import _may_skip_replies, refusal
+from celery_dlq.transport.poller import ReliablePoller
 from celery_dlq.transport.wake import WakeConnection
+from celery_dlq.worker.bootsteps import assembly_of
 
 ENVELOPE: dict[str, Any] = {
     "body": "W10=",
@@ -40,8 +47,6 @@ def message_of(raw: bytes) -> EntryMessage:
 
 class _Channel:
     def decode_body(self, body: str, encoding: str | None = None) -> Any:
-        import base64
-
         return base64.b64decode(body) if encoding else body
 
 
@@ -342,3 +347,72 @@ def test_waits_for_acknowledgements_are_bounded(
     made = broker_of(channel).client.connection_pool.make_connection()
     made.disconnect()
     assert (made.socket_timeout, made.socket_connect_timeout) == (2.0, 1.0)
+
+
+def test_a_socket_that_nobody_knows_is_ignored() -> None:
+    """The event loop may report one that was closed in the same turn."""
+    assert ReliablePoller().on_readable(10_000) is None
+
+
+class _Client:
+    """As kombu's, with a connection that is open."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.connection = SimpleNamespace(_sock=sock, disconnect=sock.close)
+
+
+class _IdleChannel:
+    """A channel whose window is full, and that waits for no reply."""
+
+    _in_poll = None
+    qos = SimpleNamespace(can_consume=lambda: False)
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.client = _Client(sock)
+
+
+def test_a_closed_connection_does_not_keep_a_full_worker_busy() -> None:
+    """Its socket is readable for ever; kombu before 5.7 would be called again and again."""
+    ours, redis = socket.socketpair()
+    channel, poller = _IdleChannel(ours), ReliablePoller()
+    poller._register(channel, channel.client, "BRPOP")
+    redis.close()
+    assert poller.poller.poll(1)
+    poller.on_readable(ours.fileno())
+    if not hasattr(poller, "_paused_brpop"):
+        assert not poller.poller.poll(0.01)
+        assert (poller._fd_to_chan, poller._chan_to_sock) == ({}, {})
+    ours.close()
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """Give an app that is nobody's current one."""
+    app = Celery("transport", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    yield app
+    app.close()
+
+
+def test_an_app_without_a_policy_keeps_kombus_transport(app: Celery) -> None:
+    """Nothing at all is changed there; a policy of a queue changes it."""
+    DeadLetters(app)
+    assert assembly_of(app).reliable_fetch() is None
+
+
+def test_only_the_consumers_own_connection_is_changed(app: Celery) -> None:
+    """Events and remote control connect through the same method of the consumer."""
+    app.conf.dlq_queues = {"orders": {"max_deliveries": 3}}
+    DeadLetters(app)
+    fetch = assembly_of(app).reliable_fetch()
+    assert fetch is not None
+    consumer = SimpleNamespace(ensure_connected=lambda connection: connection)
+    consumer.connect = lambda: consumer.ensure_connected(app.connection_for_read())
+    fetch.watch(consumer)
+    fetch.watch(consumer)
+
+    consumed = consumer.connect().get_transport_cls()
+    other = consumer.ensure_connected(app.connection_for_write()).get_transport_cls()
+
+    assert other is Transport
+    assert issubclass(consumed, Transport)
+    assert issubclass(consumed.Channel, ReliableChannel)

@@ -328,7 +328,11 @@ def test_a_shutdown_leaves_nothing_behind(
 
     left = [name for name, _ in held_back(broker)]
     finished = "running" not in left
-    assert left == ["eta", *([] if finished else ["running"]), *waiting]
+    expected = ["eta", *([] if finished else ["running"]), *waiting]
+    if celery.VERSION < (5, 5):  # it ends the pool first, and rejects what that runs
+        assert sorted(left) == sorted(expected)
+    else:
+        assert left == expected
     assert finished or end not in ("warm", "remote")
     assert [
         broker.hlen("unacked"),

@@ -286,7 +286,7 @@ SOFT = {"worker_soft_shutdown_timeout": 0.5}
 ENDS = {
     "warm": (2, [signal.SIGTERM], {}),
     "cold": (4, [signal.SIGQUIT], {}),
-    "interrupted twice": (60, [signal.SIGINT, signal.SIGINT], {}),
+    "interrupted twice": (4, [signal.SIGINT, signal.SIGINT], {}),
     "soft": (4, [signal.SIGQUIT], SOFT),
     "remote": (4, [], {}),
 }
@@ -328,14 +328,18 @@ def test_a_shutdown_leaves_nothing_behind(
 
     left = [name for name, _ in held_back(broker)]
     finished = "running" not in left
-    assert left == ["eta", *([] if finished else ["running"]), *waiting]
+    expected = ["eta", *([] if finished else ["running"]), *waiting]
+    if celery.VERSION < (5, 5):  # it ends the pool first, and rejects what that runs
+        assert sorted(left) == sorted(expected)
+    else:
+        assert left == expected
     assert finished or end not in ("warm", "remote")
     assert [
         broker.hlen("unacked"),
         broker.zcard("unacked_index"),
         broker.zcard("unacked_leases"),
     ] == [0, 0, 0], worker.output
-    assert "celery_dlq/" not in worker.output  # in no traceback
+    assert "guard failed" not in worker.output
 
 
 def test_replaced_pool_processes_neither_double_nor_lose_anything(

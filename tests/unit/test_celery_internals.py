@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import weakref
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from redis.connection import Connection as RedisConnection
 
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
 from celery_dlq.transport.envelope import _STEPS
+from celery_dlq.transport.qos import ReliableQoS
 
 
 class Pool:
@@ -392,3 +394,28 @@ def test_redis_pys_connections_are_made_and_read_as_we_do_it() -> None:
     pool = ConnectionPool(max_connections=1)
     assert pool.connection_class is RedisConnection
     assert isinstance(pool.connection_class(**pool.connection_kwargs), RedisConnection)
+
+
+def test_a_request_and_its_job_say_whether_it_is_at_work() -> None:
+    """What a lost connection leaves running is held; a weak reference says when it ended."""
+    made = inspect.getsource(create_request_cls)
+    assert "self._apply_result = maybe(ref, result)" in made
+    assert "__weakref__" in Request.__slots__
+    assert Request._apply_result is None
+    assert ApplyResult._write_to is None
+    assert inspect.getsource(state.task_accepted).count("active_requests") >= 1
+    assert isinstance(state.active_requests, weakref.WeakSet)
+    assert isinstance(state.reserved_requests, weakref.WeakSet)
+
+
+def test_a_channel_that_closes_restores_and_acknowledges_as_we_override_it() -> None:
+    """Kombu calls these; an acknowledgement works after the channel was closed."""
+    assert "restore_unacked_once()" in inspect.getsource(virtual.Channel.close)
+    assert "self.restore_unacked()" in inspect.getsource(virtual.QoS.restore_unacked_once)
+    assert "self.qos.ack(" in inspect.getsource(virtual.Channel.basic_ack)
+    assert "self.restore_by_tag(tag, client)" in inspect.getsource(kombu_redis.QoS.restore_visible)
+    for name in ("ack", "reject", "restore_unacked", "restore_by_tag"):
+        mine = inspect.signature(getattr(ReliableQoS, name))
+        assert list(mine.parameters) == list(
+            inspect.signature(getattr(kombu_redis.QoS, name)).parameters
+        )

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -201,13 +201,10 @@ def test_events_mingle_gossip_and_broadcasts_go_through_a_mixed_fleet(fleet: Fle
     def note(event: dict[str, Any]) -> None:
         seen.setdefault(event["type"], set()).add(event["hostname"].partition("-")[0])
 
-    def capture() -> None:
-        with fleet.app.connection_for_read() as connection:
-            receiver = fleet.app.events.Receiver(connection, handlers={"*": note})
-            with suppress(TimeoutError):  # nothing comes any more
-                receiver.capture(limit=None, timeout=10, wakeup=False)
-
-    threading.Thread(target=capture, daemon=True).start()
+    connection = fleet.app.connection_for_read()
+    receiver = fleet.app.events.Receiver(connection, handlers={"*": note})
+    capture = threading.Thread(target=receiver.capture, kwargs={"wakeup": False}, daemon=True)
+    capture.start()
     workers = [fleet.start(kind, "-E", queues="orders,news", alone=False) for kind in KINDS]
     for _ in range(3):
         fleet.app.send_task(
@@ -216,4 +213,7 @@ def test_events_mingle_gossip_and_broadcasts_go_through_a_mixed_fleet(fleet: Fle
     poll(lambda: len(fleet.ran("news")) == 6, timeout_seconds=20)
     for name in ("worker-online", "task-succeeded"):
         poll(lambda: seen.get(name) == {*KINDS}, timeout_seconds=20)  # noqa: B023
+    receiver.should_stop = True
+    capture.join(10)
+    connection.close()
     assert "sync with 1 nodes" in workers[1].output

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import VERSION, Celery
 from kombu import Exchange
 from waiting import poll
 from workers import Worker
@@ -50,6 +51,7 @@ class Fleet:
         pool: str = "prefork",
         queues: str = "orders",
         alone: bool = True,
+        conf: dict[str, Any] | None = None,
     ) -> Worker:
         """Start a worker of a kind; one that is not alone looks for others."""
         guarded = kind == "guarded"
@@ -58,7 +60,11 @@ class Fleet:
             self._redis_url,
             self._folder / f"{name}.log",
             arguments=("-n", f"{name}@fleet", "-Q", queues, "-c", "1", *arguments),
-            env={"FLEET_REDIS": self.url, "FLEET_GUARDED": "1" if guarded else ""},
+            env={
+                "FLEET_REDIS": self.url,
+                "FLEET_GUARDED": "1" if guarded else "",
+                "FLEET_CONF": json.dumps(conf or {}),
+            },
             pool=pool,
             app="fleet_app",
             python=(sys.executable,) if guarded else (PEER,),
@@ -157,6 +163,47 @@ def test_a_plain_worker_leaves_a_living_workers_messages_alone(fleet: Fleet) -> 
     fleet.start("plain")
     poll(fleet.rests, timeout_seconds=60)
     assert [len(fleet.ran(key)) for key in ("long", "late", "next")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("conf", "fetched"),
+    [
+        ({}, [4, 8]),
+        ({"worker_prefetch_multiplier": 1}, [1, 2]),
+        pytest.param(
+            {"worker_disable_prefetch": True},
+            [1, 2],
+            marks=pytest.mark.skipif(VERSION < (5, 6), reason="new in Celery 5.6"),
+        ),
+    ],
+)
+def test_a_busy_worker_takes_no_more_than_its_prefetch_window(
+    fleet: Fleet, kind: str, conf: dict[str, Any], fetched: list[int]
+) -> None:
+    """Also after its pool grew; the plain worker is the oracle."""
+    fleet.start(kind, conf=conf)
+    for n in range(12):
+        fleet.send("healthy", f"window-{n}", 60)
+    poll(lambda: fleet.broker.hlen("unacked") == fetched[0])
+    fleet.app.control.pool_grow(1, reply=True, timeout=1)
+    poll(lambda: fleet.broker.hlen("unacked") == fetched[1])
+    # The answer comes after whatever it had fetched beyond.
+    fleet.app.control.inspect(timeout=2, limit=1).ping()
+    assert fleet.broker.hlen("unacked") == fetched[1]
+    assert fleet.broker.llen("orders") == 12 - fetched[1]
+
+
+def test_rate_limits_hold_messages_and_not_the_worker(fleet: Fleet) -> None:
+    """Two a second of these, while others run."""
+    fleet.start("guarded")
+    begun = time.monotonic()
+    for n in range(6):
+        fleet.send("limited", f"limited-{n}")
+    fleet.send("healthy", "free")
+    poll(fleet.rests, timeout_seconds=30)
+    assert time.monotonic() - begun > 1.5
+    assert [len(fleet.ran(f"limited-{n}")) for n in range(6)] == [1] * 6
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])

@@ -228,7 +228,7 @@ def test_a_message_without_anything_is_captured() -> None:
         ("t-1", {"correlation_id": "c"}, "tag", "t-1"),
         (None, {"correlation_id": "c", "message_id": "m"}, "tag", "c"),
         ("", {"message_id": "m"}, "tag", "m"),
-        (None, {}, "tag", "tag"),
+        (None, {"delivery_tag": "of-the-envelope"}, "tag", "of-the-envelope"),
         (17, {}, "tag", "17"),
     ],
 )

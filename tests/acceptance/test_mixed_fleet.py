@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,9 +17,8 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import VERSION, Celery
 from kombu import Exchange
-from kombu.common import Broadcast
 from waiting import poll
 from workers import Worker
 
@@ -50,6 +51,7 @@ class Fleet:
         pool: str = "prefork",
         queues: str = "orders",
         alone: bool = True,
+        conf: dict[str, Any] | None = None,
     ) -> Worker:
         """Start a worker of a kind; one that is not alone looks for others."""
         guarded = kind == "guarded"
@@ -58,7 +60,11 @@ class Fleet:
             self._redis_url,
             self._folder / f"{name}.log",
             arguments=("-n", f"{name}@fleet", "-Q", queues, "-c", "1", *arguments),
-            env={"FLEET_REDIS": self.url, "FLEET_GUARDED": "1" if guarded else ""},
+            env={
+                "FLEET_REDIS": self.url,
+                "FLEET_GUARDED": "1" if guarded else "",
+                "FLEET_CONF": json.dumps(conf or {}),
+            },
             pool=pool,
             app="fleet_app",
             python=(sys.executable,) if guarded else (PEER,),
@@ -159,11 +165,52 @@ def test_a_plain_worker_leaves_a_living_workers_messages_alone(fleet: Fleet) -> 
     assert [len(fleet.ran(key)) for key in ("long", "late", "next")] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("conf", "fetched"),
+    [
+        ({}, [4, 8]),
+        ({"worker_prefetch_multiplier": 1}, [1, 2]),
+        pytest.param(
+            {"worker_disable_prefetch": True},
+            [1, 2],
+            marks=pytest.mark.skipif(VERSION < (5, 6), reason="new in Celery 5.6"),
+        ),
+    ],
+)
+def test_a_busy_worker_takes_no_more_than_its_prefetch_window(
+    fleet: Fleet, kind: str, conf: dict[str, Any], fetched: list[int]
+) -> None:
+    """Also after its pool grew; the plain worker is the oracle."""
+    fleet.start(kind, conf=conf)
+    for n in range(12):
+        fleet.send("healthy", f"window-{n}", 60)
+    poll(lambda: fleet.broker.hlen("unacked") == fetched[0])
+    fleet.app.control.pool_grow(1, reply=True, timeout=1)
+    poll(lambda: fleet.broker.hlen("unacked") == fetched[1])
+    # The answer comes after whatever it had fetched beyond.
+    fleet.app.control.inspect(timeout=2, limit=1).ping()
+    assert fleet.broker.hlen("unacked") == fetched[1]
+    assert fleet.broker.llen("orders") == 12 - fetched[1]
+
+
+def test_rate_limits_hold_messages_and_not_the_worker(fleet: Fleet) -> None:
+    """Two a second of these, while others run."""
+    fleet.start("guarded")
+    begun = time.monotonic()
+    for n in range(6):
+        fleet.send("limited", f"limited-{n}")
+    fleet.send("healthy", "free")
+    poll(fleet.rests, timeout_seconds=30)
+    assert time.monotonic() - begun > 1.5
+    assert [len(fleet.ran(f"limited-{n}")) for n in range(6)] == [1] * 6
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_remote_control_works_while_the_worker_is_idle_and_busy(fleet: Fleet, pool: str) -> None:
     """Ping, queues, reserved, revoke, consumers added and cancelled, shutdown."""
     worker = fleet.start("guarded", pool=pool)
-    inspect = fleet.app.control.inspect(timeout=2)
+    inspect = fleet.app.control.inspect(timeout=2, limit=1)
     control = fleet.app.control
 
     def said(name: str, *args: Any) -> Any:
@@ -196,25 +243,24 @@ def test_remote_control_works_while_the_worker_is_idle_and_busy(fleet: Fleet, po
 def test_events_mingle_gossip_and_broadcasts_go_through_a_mixed_fleet(fleet: Fleet) -> None:
     """Workers see each other; every worker gets what is for all."""
     seen: dict[str, set[str]] = {}
-    news = Broadcast("news", exchange=Exchange("news", type="fanout"))
+    news = Exchange("news", type="fanout")
 
     def note(event: dict[str, Any]) -> None:
         seen.setdefault(event["type"], set()).add(event["hostname"].partition("-")[0])
 
-    with fleet.app.connection_for_read() as connection:
-        receiver = fleet.app.events.Receiver(connection, handlers={"*": note})
-        workers = [fleet.start(kind, "-E", queues="orders,news", alone=False) for kind in KINDS]
-        for _ in range(3):
-            fleet.app.send_task("fleet.news", ("news",), queue=news)
-        poll(lambda: len(fleet.ran("news")) == 6, timeout_seconds=20)
-        for n in range(20):
-            fleet.send("healthy", f"e-{n}", 0.02)
-        poll(fleet.rests, timeout_seconds=20)
-        for _ in range(5):
-            try:
-                receiver.capture(limit=None, timeout=1, wakeup=False)
-            except TimeoutError:
-                break
-    assert seen["task-succeeded"] == set(KINDS)
-    assert seen["worker-online"] == set(KINDS)
+    connection = fleet.app.connection_for_read()
+    receiver = fleet.app.events.Receiver(connection, handlers={"*": note})
+    capture = threading.Thread(target=receiver.capture, kwargs={"wakeup": False}, daemon=True)
+    capture.start()
+    workers = [fleet.start(kind, "-E", queues="orders,news", alone=False) for kind in KINDS]
+    for _ in range(3):
+        fleet.app.send_task(
+            "fleet.news", ("news",), exchange="news", routing_key="orders", declare=[news]
+        )
+    poll(lambda: len(fleet.ran("news")) == 6, timeout_seconds=20)
+    for name in ("worker-online", "task-succeeded"):
+        poll(lambda: seen.get(name) == {*KINDS}, timeout_seconds=20)  # noqa: B023
+    receiver.should_stop = True
+    capture.join(10)
+    connection.close()
     assert "sync with 1 nodes" in workers[1].output

@@ -45,6 +45,7 @@ def broker_on(client: redis.Redis) -> Broker:
         sep="|",
         steps=[0],
         priority_of=lambda _: 0,
+        decode_body=lambda body, _encoding: body,
     )
 
 

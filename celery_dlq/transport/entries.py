@@ -138,7 +138,7 @@ def redelivered(entry: bytes, decode_body: Callable[..., Any]) -> tuple[bytes, A
         properties, headers = envelope["properties"], envelope.get("headers")
         if envelope.get("body"):
             decode_body(envelope["body"], properties.get("body_encoding"))
-        if headers:
+        if headers or isinstance(headers, dict):  # kombu takes what is false for none
             headers["redelivered"] = True
         properties["delivery_info"]["redelivered"] = True
         return dumps(envelope).encode(), envelope

@@ -168,7 +168,7 @@ def test_a_message_whose_owner_is_unknown_neither_starts_nor_is_acknowledged(
 def test_a_message_that_kombu_gave_to_others_is_not_renewed(
     client: redis.Redis, broker: Broker
 ) -> None:
-    """A worker without leases knows the hash and the index only."""
+    """It knows the hash and the index only; this worker runs the message, and counts with care."""
     leases = leases_on(broker)
     publish(client, "one")
     tag = fetch(leases, broker)
@@ -177,8 +177,26 @@ def test_a_message_that_kombu_gave_to_others_is_not_renewed(
 
     leases.renew(call_on(client), broker)
 
-    assert not leases.still_holds(tag)
+    assert leases.still_holds(tag)
+    assert not leases.is_known(tag)
     assert restore_expired(broker).restored == 0
+
+
+def test_a_message_whose_lease_ended_is_not_held_by_its_first_worker(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """The one that gave it to others leaves a note for it."""
+    leases = leases_on(broker)
+    publish(client, "one")
+    tag = fetch(leases, broker)
+    client.zadd(broker.leases, {tag: 1})
+    assert restore_expired(broker).restored == 1
+
+    leases.renew(call_on(client), broker)
+
+    assert not leases.still_holds(tag)
+    assert leases.taken == 1
+    assert client.zcard(broker.restored) == 1
 
 
 def test_leases_are_renewed_on_a_full_redis() -> None:

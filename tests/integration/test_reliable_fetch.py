@@ -229,8 +229,11 @@ def test_what_is_not_acknowledged_returns_when_the_channel_closes(
         receiver = Receiver(connection, ["a"], prefetch=4, hold=99)
         drain(connection)
         receiver.messages[1].ack()
+        leases = getattr(receiver.consumer.channel, "dlq_leases", None)
         connection.default_channel.close()
         receiver.consumer.channel.close()
+        if leases is not None:
+            leases.close()  # in a worker, a thread gives them back
         other = connection.clone()
         try:
             second = Receiver(other, ["a"])

@@ -247,7 +247,9 @@ def test_a_redis_that_allows_everything_is_used(
     assert redis_server.client().keys() == []
 
 
-@pytest.mark.parametrize("command", ["eval", "evalsha", "zadd", "hget", "rpush", "zrangebyscore"])
+@pytest.mark.parametrize(
+    "command", ["eval", "evalsha", "zadd", "hget", "rpush", "zrevrangebyscore"]
+)
 def test_a_redis_that_forbids_a_command_is_not_used(
     redis_url: str,
     redis_server: RedisServer,

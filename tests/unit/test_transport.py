@@ -395,8 +395,11 @@ def app() -> Iterator[Celery]:
     app.close()
 
 
-def test_an_app_without_a_policy_keeps_kombus_transport(app: Celery) -> None:
+def test_an_app_without_a_policy_keeps_kombus_transport(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing at all is changed there; a policy of a queue changes it."""
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())  # shared tasks of other tests
     DeadLetters(app)
     assert assembly_of(app).reliable_fetch() is None
 

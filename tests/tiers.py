@@ -17,6 +17,8 @@ DEFAULT_TIER = (
     "tests/acceptance/test_deaths.py::test_a_worker_that_is_killed_again_and_again",
     "tests/acceptance/test_deaths.py::test_a_worker_killed_between_storing_and_acknowledging",
     "tests/acceptance/test_dropped.py",
+    "tests/acceptance/test_any_entry.py::test_an_operator_sees_exports_and_discards_such_a_letter",
+    "tests/acceptance/test_leases.py::test_a_worker_that_stood_still_finds_out",
     "tests/acceptance/test_odd_messages.py::test_a_message_that_would_end_the_worker_at_its_receipt",
     "tests/acceptance/test_operations.py",
     "tests/acceptance/test_own_parts.py",

@@ -261,6 +261,7 @@ def test_while_the_store_is_down_the_entry_is_not_acknowledged(
         broker.lpush("orders", json.dumps(envelope("behind")))
         poll(lambda: ran("behind"), timeout_seconds=20)
         poll(lambda: "not dead-lettered yet" in worker.output + other.output)
+        poll(lambda: broker.hlen("unacked") == 1)
         (tag,) = broker.hkeys("unacked")
         end = broker.zscore("unacked_leases", tag)
         poll(lambda: broker.zscore("unacked_leases", tag) > end + 5, timeout_seconds=20)

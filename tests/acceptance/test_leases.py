@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -162,7 +163,8 @@ def test_a_worker_that_stood_still_finds_out_what_others_own(
 
     assert [ran(f"waiting {number}") for number in range(3)] == [1, 1, 1]
     assert first.output.count("stood still") == 1
-    assert "others took 4 of its messages" in first.output
+    # The one that ran, too, unless it ended before the worker found out.
+    assert re.search("others took [34] of its messages", first.output)
     second.stop()
     for number in range(6):
         poison.healthy.delay(f"new {number}")
@@ -322,8 +324,9 @@ def test_a_shutdown_leaves_nothing_behind(
         worker.process.send_signal(number)
         wait(0.2)
     if not signals:
-        poll(lambda: poison.app.control.ping(timeout=1))
-        poison.app.control.shutdown()
+        with poison.app.connection() as fresh:  # another test may have closed those of the pool
+            poll(lambda: poison.app.control.ping(timeout=1, connection=fresh))
+            poison.app.control.shutdown(connection=fresh)
     poll(lambda: worker.process.poll() is not None, timeout_seconds=25)
 
     left = [name for name, _ in held_back(broker)]
@@ -355,7 +358,8 @@ def test_replaced_pool_processes_neither_double_nor_lose_anything(
     for number in range(12):
         poison.healthy.delay(f"m{number}")
     poll(lambda: ran("m5") == 1, timeout_seconds=30)
-    assert poison.app.control.pool_restart(reply=True, timeout=10)
+    with poison.app.connection() as fresh:  # another test may have closed those of the pool
+        assert poison.app.control.pool_restart(reply=True, timeout=10, connection=fresh)
     for number in range(12, 16):
         poison.healthy.delay(f"m{number}")
     poll(all_done, timeout_seconds=30)

@@ -96,8 +96,7 @@ class ReliableChannel(kombu_redis.Channel):
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[queues] = _Plan(self, queues)
-        if self._fetching is not None:  # its connection was lost before the reply
-            self.dlq_leases.interrupted(self._fetching[0])
+        self._interrupted()  # if there is a fetch, its connection was lost before the reply
         tag = self.dlq_leases.new_tag()
         self._fetching = tag, queues
         connection = self._in_poll = self.client.connection
@@ -177,15 +176,15 @@ class ReliableChannel(kombu_redis.Channel):
         return self._brpop_read() if type == "BRPOP" else super()._poll_error(type, **options)
 
     def _fetched_nothing(self) -> None:
-        fetching, self._fetching = self._fetching, None
-        if fetching is not None:
-            self.dlq_leases.drop(fetching[0])
-        self._in_poll = None
+        self._end_fetch(self.dlq_leases.drop)
 
     def _interrupted(self) -> None:
+        self._end_fetch(self.dlq_leases.interrupted)
+
+    def _end_fetch(self, settle: Callable[[str], None]) -> None:
         fetching, self._fetching = self._fetching, None
         if fetching is not None:
-            self.dlq_leases.interrupted(fetching[0])
+            settle(fetching[0])
         self._in_poll = None
 
     def _do_restore_message(self, payload: Any, *args: Any, **kwargs: Any) -> Any:
@@ -385,14 +384,6 @@ class ReliableChannel(kombu_redis.Channel):
                 self._interrupted()
         self._drop_wake()
         super().close()
-
-    def dlq_is_known(self, tag: str) -> bool:
-        """False if Redis has lost its record of a message; see `Leases.is_known`."""
-        return self.dlq_leases.is_known(tag)
-
-    def dlq_still_holds(self, tag: object) -> bool:
-        """True if a message of this channel may start; see `Leases.still_holds`."""
-        return self.dlq_leases.still_holds(tag)
 
 
 class _Plan:

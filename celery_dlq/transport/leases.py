@@ -209,9 +209,8 @@ class Leases:
         left = [*self.to_return(), *self._held]
         self._held.clear()
         self._running.clear()
-        while (
-            left and self.restore_of_another(left[-1]) is not False
-        ):  # so that the oldest is fetched first
+        # From the last, so that the oldest is fetched first.
+        while left and self.restore_of_another(left[-1]) is not False:
             left.pop()
         if left:
             logger.warning("%d messages return when their leases end", len(left))

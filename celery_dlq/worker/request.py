@@ -293,12 +293,12 @@ class DeadLetterRequest(_Base):
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""
-        channel, tag = self.message.channel, self.message.delivery_tag
-        still_holds = getattr(channel, "dlq_still_holds", None)
-        if still_holds is None:
+        leases = getattr(self.message.channel, "dlq_leases", None)  # not of every broker
+        if leases is None:
             return True
-        if still_holds(tag):
-            if not channel.dlq_is_known(tag):
+        tag = self.message.delivery_tag
+        if leases.still_holds(tag):
+            if not leases.is_known(tag):
                 self.delivery_info["redelivered"] = True  # so that its count is awaited
             return True
         logger.info("Task %s does not start here: its message went back to its queue", self.id)

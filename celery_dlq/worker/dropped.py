@@ -24,6 +24,7 @@ from celery_dlq.worker.amqp_properties import are_unreadable
 from celery_dlq.worker.failure import dropped_failure
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.lifecycle import HANDLING, DeliveryState
+from celery_dlq.worker.request import is_stopping
 
 logger = logs.get_logger("celery_dlq.worker")
 
@@ -80,7 +81,8 @@ def _watch_receiving(consumer: Any, drop: _Drop, invalid_task: Callable[..., Non
             try:
                 handle(message)
             except Exception as exc:
-                if _is_not_the_messages(exc, consumer):
+                # Celery's handler of a cold shutdown runs, and may raise, in here too.
+                if is_stopping() or _is_not_the_messages(exc, consumer):
                     raise
                 # Once it was dispatched, the error is not in the message's form.
                 celerys = getattr(message, "dlq_is_dispatched", False)

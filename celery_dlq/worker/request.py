@@ -433,7 +433,12 @@ class DeadLetterRequest(_Base):
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
             return _S.WAITING_FOR_STORE  # another thread is storing the letter right now
-        if requeued and failure.end and failure.end.outcome is Outcome.WORKER_LOST and _stopping():
+        if (
+            requeued
+            and failure.end
+            and failure.end.outcome is Outcome.WORKER_LOST
+            and is_stopping()
+        ):
             # Celery before 5.5 ends the pool first and sees its children as lost.
             _guarded(self.dlq_guard.interrupted, self)
             self.dlq_move(_S.RELEASED)
@@ -555,7 +560,7 @@ def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
     return kind(f"{task} {where}: {verdict.description}")
 
 
-def _stopping() -> bool:
+def is_stopping() -> bool:
     """True during a cold shutdown; Celery's flag is an exit code, which may be 0."""
     return state.should_terminate is not None and state.should_terminate is not False
 

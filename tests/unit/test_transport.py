@@ -277,7 +277,10 @@ def test_a_user_who_may_not_switch_replies_off_acknowledges_with_replies(
 ) -> None:
     """That is no reason to fetch as kombu does."""
     del redis_url
-    channel = channel_of(user(redis_server, "~*", "&*", "+@all", "-client|reply"))
+    # Redis before 7.0 can forbid the whole command only.
+    newer = int(redis_server.client().info("server")["redis_version"].split(".")[0]) >= 7
+    forbidden = "-client|reply" if newer else "-client"
+    channel = channel_of(user(redis_server, "~*", "&*", "+@all", forbidden))
     assert refusal(channel) is None
     assert not _may_skip_replies(channel)
 

@@ -164,7 +164,7 @@ def refusal(channel: Any) -> str | None:
     except ResponseError as exc:
         if refuses_for_now(exc):  # no reason to fall back
             return None
-        if server.get("redis_mode") == "cluster":
+        if "cluster" in (server.get("redis_mode"), server.get("server_mode")):  # Redis, Valkey
             return f"expected a broker that is no Redis Cluster, or all its keys in one slot: {exc}"
         return f"expected Redis to allow what it needs, got {exc}"
     except (RedisError, OSError) as exc:

@@ -20,7 +20,7 @@ from kombu.utils.url import maybe_sanitize_url
 from celery_dlq import __version__, signals
 from celery_dlq.adopt.run import AdoptRun, consumed_already
 from celery_dlq.backends.base import Backend, Clock, DeadLetterStore
-from celery_dlq.config import Settings
+from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable, StoreUnavailable
 from celery_dlq.events import DeadLettered, Event, Events
@@ -142,6 +142,8 @@ class Assembly:
         """
         self._settings = None  # as they are now, e.g. in a test that changed them
         settings, table = self.settings, self._policy_table()
+        check_broker_url(self.app.conf.broker_read_url)
+        check_broker_url(self.app.conf.broker_write_url)
         table.check()
         for name, policy in table.tasks.items():
             settings.check_delays(policy, f"dead_letter_policy of {name}")
@@ -154,7 +156,7 @@ class Assembly:
         if settings.store == "broker":
             settings.check_broker(self.app.connection_for_write().transport.driver_type)
         if settings.store != "memory":
-            settings.redis_url(self.app.conf.broker_url)
+            settings.store_at(self.app.conf)
 
     # -- for operators ------------------------------------------------------------
 
@@ -234,10 +236,10 @@ class Assembly:
             )
         self.check_exchanges()
         measuring = Measuring(lambda: backend.metrics)
-        place = _shown_place(settings, self.app.conf.broker_url)
+        place = _shown_place(settings, self.app.conf)
         letter_writer = LetterWriter(
             backend.letters,
-            Spool(settings.spool_dir, f"{place} {settings.key_prefix}"),
+            Spool(settings.spool_dir, place),
             outbox=self.letter_outbox(backend),
             events=self.events,
             mark=None if settings.sentry == sentry.OFF else self._marker(backend),
@@ -435,9 +437,10 @@ def backend_for(settings: Settings, app: Any) -> Backend:
     from celery_dlq.backends.redis.backend import RedisBackend
 
     broker = settings.store == "broker"
+    address, prefix = settings.store_at(app.conf)
     return RedisBackend(
-        settings.redis_url(app.conf.broker_url),
-        prefix=settings.key_prefix,
+        address,
+        prefix=prefix,
         timeout_seconds=settings.store_timeout,
         count_ttl_seconds=settings.count_ttl,
         make_letters=partial(_letters_on_broker, settings, app) if broker else None,
@@ -459,14 +462,16 @@ def _letters_on_broker(settings: Settings, app: Any, redis: RedisBackend) -> Dea
     return BrokerStore(driver, index, expected)
 
 
-def _shown_place(settings: Settings, broker_url: Any) -> str:
-    """The store's URL without the password, which may change; names the spool's folder."""
+def _shown_place(settings: Settings, conf: Any) -> str:
+    """The store without its password, which may change; names the spool's folder."""
     if settings.store == "redis":
-        return str(maybe_sanitize_url(settings.redis_url(broker_url)))
+        return " ".join(map(str, settings.store_at(conf)))
+    place = settings.store
     if settings.store == "broker":
-        urls = broker_url if isinstance(broker_url, (list, tuple)) else str(broker_url).split(";")
-        return ";".join(str(maybe_sanitize_url(str(url))) for url in urls)
-    return settings.store
+        urls = conf.broker_write_url
+        urls = urls if isinstance(urls, (list, tuple)) else str(urls).split(";")
+        place = ";".join(str(maybe_sanitize_url(str(url))) for url in urls)
+    return f"{place} {settings.key_prefix}"
 
 
 def _trimming(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from celery_dlq.backends.redis.address import OPTIONS as TRANSPORT_OPTIONS
+from celery_dlq.backends.redis.address import SCHEMES, Address, address_of
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.policies.policy import (
@@ -35,7 +37,6 @@ _LEASED = ("redis", "rediss", "sentinel")
 _LEASE_SECONDS = 60.0
 _SHORTEST_LEASE_SECONDS = 5.0
 _SENTRY = ("groups", "beside", "off")
-_REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+socket://")
 
 
 def _setting(
@@ -110,12 +111,35 @@ def _lease(where: str, value: object) -> float:
     return lease
 
 
-def _redis_url(where: str, value: object) -> str:
-    if not isinstance(value, str) or not value.startswith(_REDIS_SCHEMES):
+def _urls(where: str, value: object) -> tuple[str, ...]:
+    urls = value.split(";") if isinstance(value, str) else value
+    known = isinstance(urls, (list, tuple)) and urls and all(map(_is_redis, urls))
+    if not known:
         raise SettingsError(
             f"expected {where} to be a Redis URL such as redis://localhost:6379/0, "
             f"got {_shown(value)}"
         )
+    return tuple(urls)  # type: ignore[arg-type]
+
+
+def _tls(where: str, value: object) -> Mapping[str, Any] | bool:
+    if not isinstance(value, (bool, Mapping)):
+        raise SettingsError(
+            f"expected {where} to be True, False or a mapping, got {_shown(value)}; "
+            f"a mapping has redis-py's arguments such as ssl_ca_certs"
+        )
+    return value
+
+
+def _transport_options(where: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"expected {where} to be a mapping, got {_shown(value)}")
+    for name in value:
+        if name not in TRANSPORT_OPTIONS:
+            raise SettingsError(
+                f"expected only known options in {where}, got {name!r}; "
+                f"{suggestion(str(name), TRANSPORT_OPTIONS)}"
+            )
     return value
 
 
@@ -142,11 +166,27 @@ def _adopt(where: str, value: object) -> Mapping[str, str | None]:
 class Settings:
     """The checked settings of one app; see each field's ``doc``."""
 
-    url: str | None = _setting(
+    url: tuple[str, ...] | None = _setting(
         None,
-        _redis_url,
-        "Redis that keeps counters and letters. Unit: URL. Special value: none. "
-        "Defaults to the broker URL when that is a Redis.",
+        _urls,
+        "Redis that keeps counters and letters: redis://, rediss:// (TLS), unix://, valkey://, "
+        "sentinel:// or redis+cluster://. Unit: URL, or several as a list or separated by "
+        "semicolons. Special value: none. Defaults to the broker's when that is a Redis.",
+    )
+    use_ssl: Mapping[str, Any] | bool | None = _setting(
+        None,
+        _tls,
+        "TLS to dlq_url: True verifies the server's certificate, a mapping has redis-py's "
+        "arguments such as ssl_ca_certs. Defaults to the broker's broker_use_ssl if dlq_url is the "
+        "broker's or not set.",
+    )
+    transport_options: Mapping[str, Any] | None = _setting(
+        None,
+        _transport_options,
+        "How to reach dlq_url, with the names of broker_transport_options: master_name, "
+        "sentinel_kwargs, min_other_sentinels, credential_provider, socket_keepalive, "
+        "socket_keepalive_options, health_check_interval. Defaults to the broker's if dlq_url is "
+        "the broker's or not set.",
     )
     key_prefix: str = _setting(
         "dlq",
@@ -403,25 +443,64 @@ class Settings:
         lease = self.lease or _LEASE_SECONDS
         return lease if timeout_seconds is None else min(lease, timeout_seconds)
 
-    def redis_url(self, broker_url: object) -> str:
-        """The URL of the Redis that keeps counters and letters.
+    def store_at(self, conf: Any) -> tuple[Address, str]:
+        """The Redis that keeps counters and letters, and the prefix of its keys.
+
+        The broker's, read as kombu reads it and with its ``global_keyprefix``, if ``dlq_url`` is
+        not set or names the broker.
 
         Args:
-            broker_url: The app's ``broker_url``; a list or ``;``-separated for failover.
+            conf: ``app.conf``.
 
         Raises:
-            SettingsError: ``dlq_url`` is not set and the broker is not a Redis.
+            SettingsError: ``dlq_url`` is not set and the broker is not a Redis, or one of the
+                settings cannot be used.
         """
-        if self.url is not None:
-            return self.url
-        urls = broker_url.split(";") if isinstance(broker_url, str) else broker_url
-        for url in urls if isinstance(urls, (list, tuple)) else ():
-            if isinstance(url, str) and url.startswith(_REDIS_SCHEMES):
-                return url
-        raise SettingsError(
-            f"expected dlq_url to be set, because the broker ({_shown(broker_url)}) is not "
-            f"a Redis that could keep dead letters; set dlq_url to a Redis URL such as redis://localhost:6379/0"
-        )
+        broker = tuple(filter(_is_redis, _listed(conf.broker_write_url)))
+        if self.url is not None and self.url != broker:
+            address = address_of(
+                self.url, use_ssl=self.use_ssl, options=self.transport_options or {}
+            )
+            return address, self.key_prefix
+        if not broker:
+            raise SettingsError(
+                f"expected dlq_url to be set, because the broker ({_shown(conf.broker_write_url)}) "
+                f"is not a Redis that could keep dead letters; set dlq_url to a Redis URL such as "
+                f"redis://localhost:6379/0"
+            )
+        options = {**(conf.broker_transport_options or {}), **(self.transport_options or {})}
+        # kombu takes a mapping only: with True it connects without TLS.
+        theirs = conf.broker_use_ssl if isinstance(conf.broker_use_ssl, Mapping) else None
+        tls = theirs if self.use_ssl is None else self.use_ssl
+        address = address_of(broker, "the broker", use_ssl=tls, options=options, of_broker=True)
+        return address, f"{options.get('global_keyprefix') or ''}{self.key_prefix}"
+
+
+def check_broker_url(urls: object) -> None:
+    """Refuse a Redis Cluster as the broker: kombu would read the URL as another one.
+
+    Args:
+        urls: ``broker_url``.
+
+    Raises:
+        SettingsError: It is one.
+    """
+    for url in _listed(urls):
+        if url.partition("://")[0].endswith("+cluster"):
+            raise SettingsError(
+                f"expected a broker that Celery has a transport for, got {_shown(url)}: it has "
+                f"none for Redis Cluster. Take one Redis, Sentinel or RabbitMQ as broker_url; "
+                f"counters and letters may be in the cluster: set dlq_url to it"
+            )
+
+
+def _listed(urls: object) -> tuple[str, ...]:
+    listed = urls.split(";") if isinstance(urls, str) else urls
+    return tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+
+
+def _is_redis(url: object) -> bool:
+    return isinstance(url, str) and "://" in url and url.partition("://")[0] in SCHEMES
 
 
 def visibility_timeout(transport: str, options: Mapping[str, Any] | None) -> float | None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 _UNSAFE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _UNSAFE_IN_TEXT = re.compile(f"[{_UNSAFE}]")
 _UNSAFE_IN_LINE = re.compile(f"[\t\n{_UNSAFE}]")
+_NEXT_URL = re.compile(r";(?=[a-z+]+://)")
 
 
 def printable(text: str) -> str:
@@ -37,13 +38,23 @@ def shortened(text: str, limit: int) -> str:
 def url_without_secrets(url: str) -> str:
     """Remove user, password and options from a URL; only the scheme of a malformed one is kept.
 
+    A password may hold a ``;``, so a list of URLs is one only where a ``://`` follows.
+
     >>> url_without_secrets("redis://:hush@db.internal:6379/0?password=hush")
     'redis://db.internal:6379/0'
+    >>> url_without_secrets("sentinel://:hush@one:26379;sentinel://:hush@two:26379")
+    'sentinel://one:26379;sentinel://two:26379'
     """
+    first, *others = _NEXT_URL.split(url)
+    if others:
+        return ";".join(url_without_secrets(one) for one in (first, *others))
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
+        malformed = "@" in parts.path  # a password with a slash that is not percent-encoded
     except ValueError:
+        malformed = True
+    if malformed:
         return f"{url.partition('://')[0]}://…"
     return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import an_app
 
-from celery_dlq.config import PREFIX, Settings
+from celery_dlq.config import PREFIX, Settings, check_broker_url
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import Policy
 
@@ -22,6 +22,12 @@ def _no_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SENTRY_RELEASE", raising=False)
 
 
+def conf(broker: object, **others: object) -> Any:
+    """What is asked of an app's settings to find the broker."""
+    defaults = {"broker_use_ssl": None, "broker_transport_options": {}}
+    return SimpleNamespace(broker_write_url=broker, **{**defaults, **others})
+
+
 def refusal(conf: Any) -> str:
     """The one-line text with which settings are refused."""
     with pytest.raises(SettingsError) as raised:
@@ -29,6 +35,12 @@ def refusal(conf: Any) -> str:
     text = str(raised.value)
     assert "\n" not in text
     return text
+
+
+def test_a_transport_option_that_is_not_used_is_refused() -> None:
+    """A typing mistake would be a connection without what it was to have."""
+    text = refusal({"dlq_transport_options": {"masters_name": "m"}})
+    assert "did you mean 'master_name'?" in text
 
 
 def test_an_app_without_settings_has_the_documented_defaults() -> None:
@@ -53,6 +65,8 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
     """Every setting reaches its field, durations in seconds."""
     conf = an_app(
         dlq_url="rediss://:pw@redis.example:6380/2",
+        dlq_use_ssl={"ssl_ca_certs": "/etc/redis.pem"},
+        dlq_transport_options={"socket_keepalive": True},
         dlq_key_prefix="shop",
         dlq_queues={"orders": {"max_deliveries": 5}, "*": Policy(max_deliveries=20)},
         dlq_store="memory",
@@ -70,7 +84,9 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
     ).conf
     settings = Settings.from_conf(conf)
     assert settings == Settings(
-        url="rediss://:pw@redis.example:6380/2",
+        url=("rediss://:pw@redis.example:6380/2",),
+        use_ssl={"ssl_ca_certs": "/etc/redis.pem"},
+        transport_options={"socket_keepalive": True},
         key_prefix="shop",
         queues={"orders": Policy(max_deliveries=5), "*": Policy(max_deliveries=20)},
         store="memory",
@@ -167,6 +183,10 @@ def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None
         ("dlq_url", "localhost", "a Redis URL such as redis://localhost:6379/0"),
         ("dlq_url", "", "a Redis URL such as redis://localhost:6379/0"),
         ("dlq_url", 6379, "a Redis URL such as redis://localhost:6379/0"),
+        ("dlq_url", [], "a Redis URL such as redis://localhost:6379/0"),
+        ("dlq_url", "redis://a;amqp://b", "a Redis URL such as redis://localhost:6379/0"),
+        ("dlq_use_ssl", "yes", "True, False or a mapping"),
+        ("dlq_transport_options", "m", "a mapping"),
         ("dlq_key_prefix", "", "a name (text that is not empty)"),
         ("dlq_key_prefix", "{dlq}", "a key prefix without braces"),
         ("dlq_key_prefix", 5, "a name (text that is not empty)"),
@@ -264,32 +284,81 @@ def test_a_delay_above_the_upper_bound_in_a_decorator_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broker", "url"),
+    ("broker", "urls"),
     [
-        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
-        ("rediss://:pw@host/1", "rediss://:pw@host/1"),
-        ("redis+socket:///run/redis.sock", "redis+socket:///run/redis.sock"),
-        ("redis://a/0;redis://b/0", "redis://a/0"),
-        (["amqp://a//", "redis://b/0"], "redis://b/0"),
+        ("redis://localhost:6379/0", ("redis://localhost:6379/0",)),
+        ("rediss://:pw@host/1", ("rediss://:pw@host/1",)),
+        ("redis+socket:///run/redis.sock", ("redis+socket:///run/redis.sock",)),
+        ("redis://a/0;redis://b/0", ("redis://a/0", "redis://b/0")),
+        (["amqp://a//", "redis://b/0"], ("redis://b/0",)),
     ],
 )
-def test_the_broker_is_the_store_when_it_is_a_redis(broker: object, url: str) -> None:
-    """The smallest set-up needs no ``dlq_url``; of a failover list the first Redis is taken."""
-    assert Settings().redis_url(broker) == url
+def test_the_broker_is_the_store_when_it_is_a_redis(broker: object, urls: object) -> None:
+    """The smallest set-up needs no ``dlq_url``; of a failover list each Redis is tried."""
+    address, prefix = Settings().store_at(conf(broker))
+    assert (address.urls, address.of_broker, prefix) == (urls, True, "dlq")
+
+
+def test_how_the_broker_is_reached_goes_for_the_store() -> None:
+    """TLS, Sentinel's name and the prefix of keys are said once."""
+    options = {"master_name": "shop", "global_keyprefix": "shop:", "visibility_timeout": 60}
+    tls = {"ssl_ca_certs": "/etc/redis.pem"}
+    theirs = conf("sentinel://a;sentinel://b", broker_use_ssl=tls, broker_transport_options=options)
+    address, prefix = Settings().store_at(theirs)
+    assert (address.tls, address.options["master_name"], prefix) == (tls, "shop", "shop:dlq")
+    the_same = Settings(url=("sentinel://a", "sentinel://b")).store_at(theirs)
+    assert the_same == (address, prefix)
+
+
+def test_what_is_the_brokers_does_not_go_for_another_store() -> None:
+    """A password, a certificate or a prefix of one server is wrong at another."""
+    theirs = conf(
+        "redis://broker",
+        broker_use_ssl={"ssl_ca_certs": "/etc/redis.pem"},
+        broker_transport_options={"global_keyprefix": "shop:", "socket_keepalive": True},
+    )
+    address, prefix = Settings(url=("redis://letters",)).store_at(theirs)
+    assert (address.tls, address.options, prefix) == (None, {}, "dlq")
+
+
+def test_true_as_the_brokers_tls_is_no_tls_as_in_kombu() -> None:
+    """Kombu's Redis transport takes a mapping only and ignores anything else."""
+    address, _prefix = Settings().store_at(conf("redis://broker", broker_use_ssl=True))
+    assert address.tls is None
+    own = Settings(use_ssl=True).store_at(conf("redis://broker"))[0]
+    assert own.connections()[0]["ssl_cert_reqs"] == "required"
+
+
+def test_a_cluster_as_the_broker_is_refused_with_what_to_do() -> None:
+    """Kombu reads such a URL as one of the server on this machine."""
+    for urls in (f"redis+cluster://:{SECRET}@a", ["redis://a", "rediss+cluster://b"]):
+        with pytest.raises(SettingsError, match=r"none for Redis Cluster.*set dlq_url") as raised:
+            check_broker_url(urls)
+        assert SECRET not in str(raised.value)
+    check_broker_url("redis://a;redis://b")
+
+
+def test_sentinels_need_the_name_of_the_server() -> None:
+    """The message names the setting that is missing."""
+    with pytest.raises(SettingsError, match=r"broker_transport_options\['master_name'\]"):
+        Settings().store_at(conf("sentinel://a"))
+    with pytest.raises(SettingsError, match=r"dlq_transport_options\['master_name'\]"):
+        Settings(url=("sentinel://a",)).store_at(conf("amqp://b"))
 
 
 def test_dlq_url_wins_over_the_broker() -> None:
     """Letters may be kept elsewhere than messages."""
     settings = Settings.from_conf({"dlq_url": "redis://letters/0"})
-    assert settings.redis_url("redis://broker/0") == "redis://letters/0"
-    assert settings.redis_url("amqp://broker//") == "redis://letters/0"
+    for broker in ("redis://broker/0", "amqp://broker//"):
+        address, _prefix = settings.store_at(conf(broker))
+        assert address.urls == ("redis://letters/0",)
 
 
-@pytest.mark.parametrize("broker", ["amqp://guest@host//", "sentinel://host:26379", "", None, []])
+@pytest.mark.parametrize("broker", ["amqp://guest@host//", "", None, []])
 def test_a_broker_that_is_no_redis_needs_dlq_url(broker: object) -> None:
     """The message says what to set."""
     with pytest.raises(SettingsError, match="expected dlq_url to be set") as raised:
-        Settings().redis_url(broker)
+        Settings().store_at(conf(broker))
     assert "\n" not in str(raised.value)
 
 
@@ -299,7 +368,7 @@ def test_a_broker_that_is_no_redis_needs_dlq_url(broker: object) -> None:
         f"amqp://guest:{SECRET}@host//",
         f"redis//:{SECRET}@host/0",
         f":{SECRET}@host:6379",
-        [f"redis://:{SECRET}@host/0"],
+        [f"redis//:{SECRET}@host/0"],
         {"url": f"redis://:{SECRET}@host/0"},
         f"redis://:{SECRET}@host/0".encode(),
     ],
@@ -321,7 +390,7 @@ def test_a_refused_url_does_not_show_its_password(value: object) -> None:
 def test_a_refused_broker_does_not_show_its_password(broker: object) -> None:
     """All URLs of a failover list are covered, and odd ones too."""
     with pytest.raises(SettingsError) as raised:
-        Settings().redis_url(broker)
+        Settings().store_at(conf(broker))
     assert SECRET not in str(raised.value)
 
 

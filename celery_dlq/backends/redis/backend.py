@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from celery_dlq.backends.base import DeadLetterStore
+from celery_dlq.backends.redis.address import Address
 from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.jobs import RedisJobStore
@@ -17,7 +18,9 @@ from celery_dlq.backends.redis.metrics import RedisMetrics
 from celery_dlq.backends.redis.outbox import RedisOutbox
 from celery_dlq.backends.redis.reports import RedisReports
 from celery_dlq.backends.redis.samples import RedisSamples
+from celery_dlq.backends.redis.slots import pipelined
 from celery_dlq.backends.redis.workers import RedisWorkerRegistry
+from celery_dlq.letters.printable import url_without_secrets
 
 MakeLetters = Callable[["RedisBackend"], DeadLetterStore]
 
@@ -26,7 +29,7 @@ class RedisBackend:
     """The `Backend` in Redis; connects when the first command is sent.
 
     Args:
-        url: URL of Redis.
+        where: The Redis, or its URLs alone.
         prefix: The setting ``dlq_key_prefix``.
         timeout_seconds: Maximum wait for a connection and for a reply.
         count_ttl_seconds: Time after its last delivery for which a message's counts are kept.
@@ -35,14 +38,15 @@ class RedisBackend:
 
     def __init__(
         self,
-        url: str,
+        where: Address | str,
         *,
         prefix: str = "dlq",
         timeout_seconds: float = 5.0,
         count_ttl_seconds: float = 72 * 3600.0,
         make_letters: MakeLetters | None = None,
     ) -> None:
-        self.url = url
+        self._where = where
+        self.url = url_without_secrets(where) if isinstance(where, str) else str(where)
         self.keys = Keys(prefix)
         self._timeout = timeout_seconds
         self.count_ttl = count_ttl_seconds
@@ -51,13 +55,13 @@ class RedisBackend:
     @cached_property
     def client(self) -> Any:
         """The pooled, thread-safe client."""
-        return connect(self.url, self._timeout)
+        return connect(self._where, self._timeout)
 
     @cached_property
     def connection(self) -> PipelinedConnection:
         """The connection for writes that do not wait for replies."""
         # No retries: a count whose reply was lost must not be taken twice.
-        return PipelinedConnection(connect(self.url, self._timeout, retries=0), self.url)
+        return pipelined(connect(self._where, self._timeout, retries=0), self.url)
 
     @cached_property
     def counter(self) -> RedisCounter:
@@ -110,7 +114,7 @@ class RedisBackend:
     def separate(self) -> RedisBackend:
         """Return a backend on the same data with its own connections."""
         return RedisBackend(
-            self.url,
+            self._where,
             prefix=self.keys.prefix,
             timeout_seconds=self._timeout,
             count_ttl_seconds=self.count_ttl,

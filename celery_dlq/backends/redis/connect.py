@@ -7,15 +7,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
+from celery_dlq.backends.redis.address import Address, Kind, address_of
+from celery_dlq.backends.redis.cluster import LazyCluster
 from celery_dlq.backends.redis.scripts import ScriptText
-from celery_dlq.errors import SettingsError, StoreUnavailable
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
 
@@ -27,43 +39,88 @@ except ImportError:  # optional, as for redis-py
 logger = get_logger("celery_dlq.store")
 
 Command = tuple[Any, ...]
+ELSEWHERE = (AskError, ClusterDownError, TryAgainError)  # a node refused; MOVED is an AskError
 _NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows
+_SENTINEL_PORT = 26379
 _NO_REPLY_PACKED = b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n"
 
 
-def connect(url: str, timeout_seconds: float | None, *, retries: int = 1) -> Any:
-    """Return a client for a URL; nothing is sent yet.
+def connect(where: Address | str, timeout_seconds: float | None, *, retries: int = 1) -> Any:
+    """Return a client; nothing is sent yet. No other module makes one.
 
     Args:
-        url: A Redis URL as Celery or redis-py writes it.
+        where: The address, or its URLs alone.
         timeout_seconds: Maximum wait for a connection and for a reply; ``None``: no limit.
         retries: Number of times a command is sent again after a lost connection; 0 where it
             must not run twice.
 
     Raises:
-        SettingsError: The URL cannot be used.
+        SettingsError: The address cannot be used.
     """
-    try:
-        return redis.Redis.from_url(
-            _redis_py_url(url),
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-            retry=Retry(NoBackoff(), retries),
-            client_name="celery_dlq",
-            protocol=2,
-        )
-    except ValueError as exc:
-        raise SettingsError(
-            f"expected dlq_url to be a usable Redis URL, got {url_without_secrets(url)}: {exc}"
-        ) from exc
+    address = address_of(where) if isinstance(where, str) else where
+    common = {
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "client_name": "celery_dlq",
+        "protocol": 2,
+    }
+    found = [{**common, **one} for one in address.connections()]
+    if address.kind is Kind.CLUSTER:
+        return LazyCluster(found)
+    retry = Retry(NoBackoff(), retries)
+    if address.kind is Kind.SENTINELS:
+        return _through_sentinels(address, [{**one, "retry": retry} for one in found])
+    return redis.Redis.from_pool(redis.ConnectionPool(retry=retry, **_of_servers(found)))
 
 
-def _redis_py_url(url: str) -> str:
-    """Translate Celery's spellings of a Redis URL to redis-py's."""
-    url = url.replace("redis+socket://", "unix://", 1) if url.startswith("redis+") else url
-    for name in ("NONE", "OPTIONAL", "REQUIRED"):
-        url = url.replace(f"ssl_cert_reqs=CERT_{name}", f"ssl_cert_reqs={name.lower()}")
-    return url
+def _of_servers(connections: list[dict[str, Any]]) -> dict[str, Any]:
+    """The arguments of a pool whose connections go to the first server that answers."""
+    first = dict(connections[0])
+    if "path" in first:
+        first.pop("socket_connect_timeout")
+        return {**first, "connection_class": redis.UnixDomainSocketConnection}
+    kind = redis.SSLConnection if first.pop("ssl", False) else redis.Connection
+    if len(connections) == 1:
+        return {**first, "connection_class": kind}
+    return {**first, "connection_class": _with_failover(kind), "servers": deque(connections)}
+
+
+@cache
+def _with_failover(kind: type) -> type:
+    """A connection class that goes to the next server when one does not answer, as kombu."""
+
+    class WithFailover(kind):  # type: ignore[misc]
+        def __init__(self, *, servers: deque[dict[str, Any]], **options: Any) -> None:
+            super().__init__(**options)
+            self._servers = servers  # of the whole pool: the one that answered comes first
+
+        def _connect(self) -> Any:
+            for last in range(len(self._servers) - 1, -1, -1):
+                for name in ("host", "port", "username", "password", "db", "credential_provider"):
+                    setattr(self, name, self._servers[0].get(name, getattr(self, name, None)))
+                try:
+                    return super()._connect()
+                except (RedisError, OSError):
+                    self._servers.rotate(-1)
+                    if not last:
+                        raise
+            return None
+
+    return WithFailover
+
+
+def _through_sentinels(address: Address, connections: list[dict[str, Any]]) -> Any:
+    """A client of the server that the Sentinels name whenever a connection is made."""
+    known = [(one["host"], one.get("port", _SENTINEL_PORT)) for one in connections]
+    options = {k: v for k, v in connections[0].items() if k not in ("host", "port")}
+    waits = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
+    sentinels = Sentinel(
+        known,
+        min_other_sentinels=int(address.options.get("min_other_sentinels") or 0),
+        sentinel_kwargs={**waits, **(address.options.get("sentinel_kwargs") or {})},
+        **options,
+    )
+    return sentinels.master_for(address.options["master_name"], redis.Redis)
 
 
 def unavailable(exc: Exception, url: str) -> StoreUnavailable:
@@ -85,7 +142,7 @@ def translated(url: str) -> Iterator[None]:
         yield
     except NoScriptError:
         raise
-    except (RedisError, OSError) as exc:
+    except (RedisError, RedisClusterException, OSError) as exc:
         raise unavailable(exc, url) from exc
 
 
@@ -156,6 +213,7 @@ class PipelinedConnection:
 
     _MAX_UNCONFIRMED = 1024  # then wait for a reply; usually a second's worth
     _LOG_SECONDS = 10.0
+    _question: Command = ("PING",)  # asked for the reply alone
 
     def __init__(
         self,
@@ -209,7 +267,7 @@ class PipelinedConnection:
             if again:
                 self._unconfirmed.extend(again)
                 if len(self._unconfirmed) >= self._MAX_UNCONFIRMED:
-                    self.probe("PING")
+                    self.probe(*self._question)
             return True
 
     def probe(self, *command: Any) -> bool:
@@ -220,6 +278,10 @@ class PipelinedConnection:
             self._log(exc)
             return False
         return True
+
+    def probe_writes(self, commands: Sequence[Command]) -> bool:
+        """`probe` each server that these commands write to, with one of them."""
+        return self.probe(*commands[-1])
 
     @property
     def is_open(self) -> bool:
@@ -287,7 +349,7 @@ class PipelinedConnection:
         """Wait until Redis has executed everything, and disconnect. Never raises."""
         with self._lock:
             if self._unconfirmed:
-                self.probe("PING")
+                self.probe(*self._question)
             self._drop()
 
     def _write(self, commands: Sequence[Command]) -> None:
@@ -299,12 +361,15 @@ class PipelinedConnection:
                     return self._send(commands)
                 except (redis.ConnectionError, OSError):
                     self._drop()  # Redis closed an idle connection; it need not be down
-            self._connection = self._client.connection_pool.make_connection()
+            self._connection = self._new_connection()
             self._connection.connect()
             self._send([*_unanswered(self._unconfirmed), *commands])
         except (RedisError, OSError) as exc:
             self._lost(exc)
             raise unavailable(exc, self._url) from exc
+
+    def _new_connection(self) -> Any:
+        return self._client.connection_pool.make_connection()
 
     def _send(self, commands: Sequence[Command]) -> None:
         self._connection.send_packed_command(self._packed(commands), check_health=False)
@@ -340,7 +405,8 @@ class PipelinedConnection:
             if not isinstance(exc, redis.ConnectionError):  # it hangs, or is not Redis
                 self._lost(exc)
             raise
-        self._unconfirmed.clear()
+        if not isinstance(reply, ELSEWHERE):
+            self._unconfirmed.clear()
         self._breaker.worked()
         return reply
 

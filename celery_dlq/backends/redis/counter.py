@@ -75,7 +75,7 @@ class RedisCounter:
         self._alive_at: dict[str, float] = {}
         self._done: deque[_Done] = deque(maxlen=self._MAX_CLEAN_UPS)
         self._successes: Counter[str] = Counter()
-        self._unprobed = ""  # a queue with writes since the last reply
+        self._unprobed: set[str] = set()  # queues with writes since the last reply
         self._lock = threading.Lock()
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
@@ -133,7 +133,7 @@ class RedisCounter:
         if charged or delivery.outcome is not None:
             end = json.dumps(delivery.to_json(), separators=(",", ":"))
         args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
-        self._unprobed = key.dead_letter_queue
+        self._unprobed.add(key.dead_letter_queue)
         commands = [self._ended.command([self._keys.run(key)], *args)]
         self._connection.send_unanswered(commands, commands, keep=True)
 
@@ -146,7 +146,7 @@ class RedisCounter:
 
     def _show_life(self, dead_letter_queue: str) -> None:
         """Write a heartbeat if due: without one, the start would look like a dead worker's."""
-        self._unprobed = dead_letter_queue
+        self._unprobed.add(dead_letter_queue)
         at = self._alive_at.get(dead_letter_queue)
         if at is None or time.monotonic() - at >= ALIVE_SECONDS:
             self._write_alive(dead_letter_queue)
@@ -158,7 +158,8 @@ class RedisCounter:
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Queue the clean-up for one of the next writes."""
-        done = _Done(self._keys.run(key), key.retries, self._start(delivery), int(first))
+        run = self._keys.run(key)
+        done = _Done(key.dead_letter_queue, run, key.retries, self._start(delivery), int(first))
         self._done.append(done)
 
     def redrive_succeeded(self, redrive_id: str) -> None:
@@ -177,11 +178,14 @@ class RedisCounter:
             pass  # until none is left or Redis fails
         if counted := self._counted():
             self._connection.send_unanswered(counted)
-        name, self._unprobed = self._unprobed, ""
-        if name:  # a heartbeat is the smallest write like a count
-            alive = self._heartbeat_script.command([self._keys.workers(name)], self._worker)
-            if not self._connection.probe(*alive):
-                self._unprobed = name
+        names, self._unprobed = self._unprobed, set()
+        # A heartbeat is the smallest write like a count.
+        alive = [
+            self._heartbeat_script.command([self._keys.workers(name)], self._worker)
+            for name in names
+        ]
+        if alive and not self._connection.probe_writes(alive):
+            self._unprobed |= names
 
     def close(self) -> None:
         """Flush and disconnect."""
@@ -204,15 +208,22 @@ class RedisCounter:
         with self._lock:
             count = min(len(self._done), 4 * self._CLEAN_UPS_PER_WRITE)
             done = [self._done.popleft() for _ in range(count)]
-        keys = [one.run for one in done]
-        args = [value for one in done for value in one[1:]]
-        commands = [self._forget.command(keys, *args)]
+        queues: dict[str, list[_Done]] = {}  # in a cluster, each is on a slot of its own
+        for one in done:
+            queues.setdefault(one.dead_letter_queue, []).append(one)
+        commands = [
+            self._forget.command(
+                [one.run for one in some], *(value for one in some for value in one[2:])
+            )
+            for some in queues.values()
+        ]
         return self._connection.send_unanswered(commands, commands)
 
 
 class _Done(NamedTuple):
-    """A message that is done: the arguments of ``forget.lua``."""
+    """A message that is done: its queue, and the arguments of ``forget.lua``."""
 
+    dead_letter_queue: str
     run: str
     retries: int
     start: str

@@ -53,8 +53,8 @@ class RedisMetrics(RedisPart):
             pipe = self._client.pipeline(transaction=False)
             pipe.hgetall(self._keys.counts())
             pipe.hgetall(self._keys.gauges())
-            pipe.time()
-            counts, gauges, (now, _) = pipe.execute()
+            counts, gauges = pipe.execute()
+            now, _ = self._client.time()
         found = {}
         for field, count in counts.items():
             try:

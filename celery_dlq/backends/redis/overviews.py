@@ -85,7 +85,9 @@ class RedisOverviews(RedisPart):
         return of_each(
             self._client,
             names,
-            lambda pipe, name: pipe.evalsha(glance.sha, 2, keys.letters(name), keys.ends(name)),
+            lambda pipe, name: pipe.execute_command(
+                "EVALSHA", glance.sha, 2, keys.letters(name), keys.ends(name)
+            ),
             *asks,
         )
 

@@ -98,10 +98,8 @@ class PositionIndex(RedisPart):
 
     def _positions(self, dead_letter_queue: str) -> tuple[str | None, list[str], float]:
         with translated(self._url):
-            pipe = self._client.pipeline(transaction=True)
-            pipe.get(self._keys.last(dead_letter_queue))
-            pipe.hvals(self._keys.placing(dead_letter_queue))
-            pipe.time()
-            last, placing, (seconds, micros) = pipe.execute()
+            keys = [self._keys.last(dead_letter_queue), self._keys.placing(dead_letter_queue)]
+            last, placing, (seconds, micros) = self._scripts.positions(keys=keys)
         texts = [text.decode() for text in placing]
-        return (None if last is None else last.decode()), texts, seconds + micros / 1e6
+        at = int(seconds) + int(micros) / 1e6
+        return (last.decode() or None), texts, at

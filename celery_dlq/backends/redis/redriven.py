@@ -123,10 +123,7 @@ class RedrivenMessages(RedisPart):
         """Write the count with an ended last delivery, which must not look vanished."""
         run = self._keys.run(key)
         with translated(self._url):
-            pipe = self._client.pipeline(transaction=True)
-            pipe.hset(run, items=_flat(key, deliveries, last))
-            pipe.pexpire(run, self._ttl_millis)
-            pipe.execute()
+            self._scripts.seed(keys=[run], args=[self._ttl_millis, *_flat(key, deliveries, last)])
 
 
 def _flat(key: MessageKey, deliveries: int, last: Delivery) -> list[str]:

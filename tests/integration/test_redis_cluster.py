@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from builders import a_delivery, a_key, a_letter, key_of
 from cluster import ClusterServers
+from letter_writers import QUEUES, more, writing
 from redis.crc import key_slot
 from waiting import poll
 
@@ -17,76 +15,12 @@ from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-QUEUES = [f"orders{n}-DLQ" for n in range(6)]
+    from collections.abc import Callable
 
 
-class Writer(threading.Thread):
-    """Stores letters like a worker: a letter that is not confirmed is stored again later."""
-
-    def __init__(self, backend: RedisBackend, queue: str) -> None:
-        super().__init__()
-        self._backend = backend
-        self._queue = queue
-        self.stop = threading.Event()
-        self.confirmed: list[str] = []
-        self.refused = 0
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Store until told to stop."""
-        try:
-            while not self.stop.is_set():
-                letter = a_letter(dead_letter_queue=self._queue)
-                while not self._stored(letter):
-                    time.sleep(0.02)
-        except BaseException as exc:  # noqa: BLE001 - the test looks at it
-            self.error = exc
-
-    def _stored(self, letter: object) -> bool:
-        try:
-            self._backend.letters.dead_letter(letter, key_of(letter))  # type: ignore[arg-type]
-        except StoreUnavailable:
-            self.refused += 1
-            return self.stop.is_set()
-        self.confirmed.append(letter.id)  # type: ignore[attr-defined]
-        return True
-
-
-@contextmanager
-def writing(url: str) -> Iterator[list[Writer]]:
-    """Letters of several queues are stored; in the end, each that was confirmed is there once."""
-    backends = [RedisBackend(url, timeout_seconds=1.0) for _ in QUEUES]
-    writers = [Writer(backend, queue) for backend, queue in zip(backends, QUEUES, strict=True)]
-    for writer in writers:
-        writer.start()
-    try:
-        poll(lambda: all(len(writer.confirmed) > 20 for writer in writers), timeout_seconds=30)
-        yield writers
-    finally:
-        for writer in writers:
-            writer.stop.set()
-        for writer in writers:
-            writer.join()
-        for backend in backends:
-            backend.close()
-    assert [writer.error for writer in writers] == [None] * len(writers)
-    reader = RedisBackend(url, timeout_seconds=5.0)
-    for writer, queue in zip(writers, QUEUES, strict=True):
-        found = [stored.letter.id for stored in reader.letters.letters(queue, newest_first=False)]
-        assert len(found) == len(set(found))
-        assert set(writer.confirmed) - set(found) == set()
-        assert len(found) - len(writer.confirmed) <= 1  # stopped before it was confirmed
-    assert set(QUEUES) <= set(reader.letters.names())
-    reader.close()
-
-
-def more(writers: list[Writer], letters: int = 20) -> None:
-    """Wait until each has stored more letters."""
-    wanted = [len(writer.confirmed) + letters for writer in writers]
-    pairs = list(zip(writers, wanted, strict=True))
-    poll(lambda: all(len(one.confirmed) >= n for one, n in pairs), timeout_seconds=60)
+def backend_of(servers: ClusterServers) -> Callable[[], RedisBackend]:
+    """What makes backends in a cluster."""
+    return lambda: RedisBackend(servers.url, timeout_seconds=1.0)
 
 
 def letters_key(queue: str) -> str:
@@ -97,7 +31,7 @@ def letters_key(queue: str) -> str:
 def test_letters_are_stored_once_while_slots_move(cluster_servers: ClusterServers) -> None:
     """Slots are on their way, then elsewhere: MOVED, ASK and TRYAGAIN are not the operator's."""
     cluster_servers.flush()
-    with writing(cluster_servers.url) as writers:
+    with writing(backend_of(cluster_servers)) as writers:
         for queue in QUEUES[:3]:
             key = letters_key(queue)
             slot, source = key_slot(key.encode()), cluster_servers.holder(key)
@@ -110,7 +44,7 @@ def test_letters_are_stored_once_while_slots_move(cluster_servers: ClusterServer
 
 def test_letters_that_were_confirmed_survive_the_death_of_their_master() -> None:
     """A replica has them before they are confirmed, and it takes over."""
-    with ClusterServers(masters=3, replicas=1) as servers, writing(servers.url) as writers:
+    with ClusterServers(masters=3, replicas=1) as servers, writing(backend_of(servers)) as writers:
         key = letters_key(QUEUES[0])
         lost = servers.holder(key)
         lost.kill()

@@ -140,11 +140,12 @@ class RedisStore(RedisPart):
             try:
                 reply = connection.call_script(_DEAD_LETTER, places, *args, before=named)
                 connection.wait_for_replica(places[0])
-                return reply
             except StoreUnavailable as exc:
                 # Redis would refuse again, and a second timeout would delay the tasks.
                 if not isinstance(exc.__cause__, redis.ConnectionError):
                     raise
+            else:
+                return reply
         with translated(self._url):
             self._client.execute_command(*named)
             if len(self._named) < _MAX_KNOWN_QUEUES:

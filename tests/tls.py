@@ -1,0 +1,42 @@
+"""A server that speaks TLS, with a certificate that nobody else trusts."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from servers import RedisServer, _free_port, require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class TlsServer(RedisServer):
+    """A `RedisServer` that can be reached over TLS, too.
+
+    Args:
+        folder: For the key and the certificate, which is for 127.0.0.1.
+
+    Attributes:
+        certificate: The certificate's file.
+        tls_port: The port.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.certificate, key = folder / "cert.pem", folder / "key.pem"
+        openssl = require(shutil.which("openssl"), "openssl")
+        request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1"
+        command = [openssl, *request.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
+        command += ["-keyout", str(key), "-out", str(self.certificate)]
+        subprocess.run(command, check=True, capture_output=True)
+        self.tls_port = _free_port()
+        files = ["--tls-cert-file", self.certificate, "--tls-key-file", key]
+        files += ["--tls-ca-cert-file", self.certificate]
+        arguments = ["--tls-port", self.tls_port, "--tls-auth-clients", "no", *files]
+        super().__init__(*map(str, arguments))
+
+    @property
+    def tls_url(self) -> str:
+        """The URL, without what verifies the certificate."""
+        return f"rediss://127.0.0.1:{self.tls_port}/0"

@@ -472,7 +472,14 @@ class Settings:
         # kombu takes a mapping only: with True it connects without TLS.
         theirs = conf.broker_use_ssl if isinstance(conf.broker_use_ssl, Mapping) else None
         tls = theirs if self.use_ssl is None else self.use_ssl
-        address = address_of(broker, "the broker", use_ssl=tls, options=options, of_broker=True)
+        address = address_of(
+            broker,
+            "the broker",
+            use_ssl=tls,
+            options=options,
+            options_where="broker_transport_options",
+            of_broker=True,
+        )
         return address, f"{options.get('global_keyprefix') or ''}{self.key_prefix}"
 
 

@@ -6,12 +6,13 @@ when the DataFrame is made, not by the first task.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
+from celery_dlq.backends.redis.address import Address, address_of
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.printable import url_without_secrets
@@ -19,8 +20,6 @@ from celery_dlq.policies.policy import suggestion
 from celery_dlq.record import field_kinds
 
 T = TypeVar("T", "ReadOptions", "WriteOptions")
-
-_SCHEMES = ("redis", "rediss", "unix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +29,8 @@ class ReadOptions:
     Attributes:
         url: The Redis that keeps the letters, as the setting ``dlq_url``. Required. Plans,
             logs and errors never show it.
+        usessl: The setting ``dlq_use_ssl`` as JSON; defaults to none.
+        transportoptions: The setting ``dlq_transport_options`` as JSON; defaults to none.
         queue: Only this dead-letter queue; ``None``: all of them.
         keyprefix: The setting ``dlq_key_prefix``. Defaults to ``dlq``.
         columns: Only these columns, in this order, separated by commas; by default all.
@@ -51,6 +52,8 @@ class ReadOptions:
     """
 
     url: str
+    usessl: Mapping[str, Any] | bool | None = None
+    transportoptions: Mapping[str, Any] = field(default_factory=dict)
     queue: str | None = None
     keyprefix: str = "dlq"
     columns: tuple[str, ...] = tuple(field_kinds())
@@ -69,7 +72,24 @@ class ReadOptions:
         Raises:
             SettingsError: One is missing, unknown or has an unusable value.
         """
-        return _parsed(cls, options, _READ)
+        parsed = _parsed(cls, options, _READ)
+        _ = parsed.address
+        return parsed
+
+    @property
+    def address(self) -> Address:
+        """Where the letters are.
+
+        Raises:
+            SettingsError: The URL, or what goes with it, cannot be used.
+        """
+        return address_of(
+            self.url,
+            "the option 'url'",
+            use_ssl=self.usessl,
+            options=self.transportoptions,
+            options_where="the option 'transportOptions'",
+        )
 
     @property
     def place(self) -> str:
@@ -126,19 +146,14 @@ def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, _Pars
     return kind(**values)
 
 
-def _url(name: str, value: str) -> str:
-    # The message of urlsplit's ValueError may contain a part of the password.
+def _json(name: str, value: str) -> Any:
     try:
-        parts = urlsplit(value)
-        usable = parts.scheme in _SCHEMES and (parts.port or 0) >= 0
+        found = json.loads(value)
     except ValueError:
-        usable = False
-    if not usable:
-        raise SettingsError(
-            f"expected the option {name!r} to be a Redis URL such as redis://host:6379/0, got "
-            f"something else; special characters in a password must be percent-encoded"
-        )
-    return value
+        found = None
+    if not isinstance(found, dict) and not (name == "usessl" and isinstance(found, bool)):
+        raise SettingsError(f"expected the option {name!r} to be a JSON object, got something else")
+    return found
 
 
 def _text(name: str, value: str) -> str:
@@ -199,7 +214,9 @@ def _offset(name: str, value: str) -> str:
 
 _Parse = Callable[[str, str], Any]
 _READ: Mapping[str, _Parse] = {
-    "url": _url,
+    "url": _text,
+    "usessl": _json,
+    "transportoptions": _json,
     "queue": _text,
     "keyprefix": _text,
     "columns": _columns,

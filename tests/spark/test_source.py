@@ -22,6 +22,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
@@ -206,10 +207,26 @@ def test_empty_redis_has_no_rows(source: SparkSession, redis_url: str) -> None:
     assert live(source, redis_url).count() == 0
 
 
+def test_letters_in_a_cluster_are_read_by_spark(source: SparkSession, cluster_url: str) -> None:
+    """Executors ask its nodes; the options are those of the settings."""
+    backend = RedisBackend(cluster_url)
+    for queue in ("orders-DLQ", "mail-DLQ", "slow-DLQ"):
+        for _ in range(10):
+            letter = a_letter(dead_letter_queue=queue)
+            backend.letters.dead_letter(letter, key_of(letter))
+    backend.close()
+    rows = live(source, cluster_url, transportOptions='{"socket_keepalive": true}', usessl="false")
+    counts = rows.groupBy("dead_letter_queue").count().collect()
+    assert sorted(row["count"] for row in counts) == [10, 10, 10]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({}, r"option 'url' to be set"),
+        ({"url": "sentinel://a"}, r"'transportOptions'\['master_name'\]"),
+        ({"useSsl": "yes"}, "'usessl' to be a JSON object"),
+        ({"transportOptions": "true"}, "'transportoptions' to be a JSON object"),
         ({"url": "localhost"}, r"option 'url' to be a Redis URL"),
         ({"queu": "a"}, r"got 'queu'; did you mean 'queue'\?"),
         ({"columns": "idd"}, r"got 'idd'; did you mean 'id'\?"),

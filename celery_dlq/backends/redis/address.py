@@ -139,6 +139,7 @@ def address_of(
     urls: str | Sequence[str],
     where: str = "dlq_url",
     *,
+    options_where: str = "dlq_transport_options",
     use_ssl: Mapping[str, Any] | bool | None = None,
     options: Mapping[str, Any] | None = None,
     of_broker: bool = False,
@@ -148,6 +149,7 @@ def address_of(
     Args:
         urls: A list of URLs, or a text in which ``;`` separates them.
         where: Their name in the error.
+        options_where: The name of the options in the error.
         use_ssl: TLS arguments of redis-py; True for TLS that verifies the certificate.
         options: Transport options.
         of_broker: See `Address`.
@@ -179,9 +181,8 @@ def address_of(
             f"in a password must be percent-encoded"
         ) from None
     if address.kind is Kind.SENTINELS and not address.options.get("master_name"):
-        options_name = "broker_transport_options" if of_broker else "dlq_transport_options"
         raise SettingsError(
-            f"expected {options_name}['master_name'] to be the name of the server that the "
+            f"expected {options_where}['master_name'] to be the name of the server that the "
             f"Sentinels at {address} watch, got none"
         )
     return address

@@ -18,6 +18,7 @@ import billiard.pool
 import redis
 from celery import Celery
 from celery.exceptions import Ignore, Reject
+from celery.worker.request import Request
 from kombu import Exchange, Queue
 
 from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy
@@ -331,6 +332,22 @@ def sleeps_early(key: str, seconds: float) -> str:
     trace("ran", key)
     time.sleep(seconds)
     return key
+
+
+class StopsAtReceipt(Request):
+    """A request whose making is when the worker is told to stop at once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGQUIT)
+
+
+@app.task
+def stops_at_receipt(key: str) -> None:
+    trace("ran", key)
+
+
+stops_at_receipt.Request = StopsAtReceipt
 
 
 def die_after_storing() -> None:

@@ -284,6 +284,21 @@ def test_live_workers_keep_their_messages_when_redis_was_away(
                 assert "back in their queues" not in worker.output
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_message_during_whose_receipt_the_worker_is_stopped_is_not_to_blame(
+    poison: ModuleType, start_worker: Start, ran: Ran, broker: redis.Redis, pool: str
+) -> None:
+    """With threads, Celery's handler of a cold shutdown raises where the signal strikes."""
+    conf = {"worker_prefetch_multiplier": 4}
+    worker = start_worker(conf, pool=pool, arguments=("-c", "1"))
+    poison.sleeps.delay("running", 4)
+    poll(lambda: ran("running") == 1)
+    poison.stops_at_receipt.delay("innocent")
+    poll(lambda: worker.process.poll() is not None, timeout_seconds=25)
+    poll(lambda: [name for name, _ in held_back(broker)][-1:] == ["innocent"], timeout_seconds=25)
+    assert poison.dlq.queues() == []
+
+
 SOFT = {"worker_soft_shutdown_timeout": 0.5}
 ENDS = {
     "warm": (2, [signal.SIGTERM], {}),

@@ -49,6 +49,9 @@ TEST = [
     "moto[s3]>=5",
     "pandas>=2.1,<3",
     "polars>=1",
+    # They have the schemas of Kubernetes and of compose files, for those of examples/.
+    "check-jsonschema>=0.29",
+    "kubernetes-validate>=1.31",
     # They run the notebook of examples/.
     "ipykernel>=6",
     "jupytext>=1.16",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from celery_dlq.decorators import RejectToDLQ, dead_letter_policy
     from celery_dlq.errors import DLQError
     from celery_dlq.filters import LetterFilter
+    from celery_dlq.loader import Loader
     from celery_dlq.plugin import DeadLetters
     from celery_dlq.policies.policy import Policy
     from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
@@ -27,6 +28,7 @@ _HOME = {
     "DeadLetters": "plugin",
     "Delivery": "record",
     "LetterFilter": "filters",
+    "Loader": "loader",
     "Outcome": "record",
     "Policy": "policies.policy",
     "Reason": "record",
@@ -40,6 +42,7 @@ __all__ = [
     "DeadLetters",
     "Delivery",
     "LetterFilter",
+    "Loader",
     "Outcome",
     "Policy",
     "Reason",

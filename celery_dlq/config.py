@@ -1,12 +1,15 @@
 """All settings of celery_dlq: Celery settings with the prefix ``dlq_``.
 
 Set them like any Celery setting: ``app.conf.dlq_queues = …``, a config module, or Django
-(``CELERY_DLQ_QUEUES`` by namespace). All are checked at start-up, not at the first message.
+(``CELERY_DLQ_QUEUES`` by namespace). What the environment variable ``CELERY_DLQ_SETTINGS`` has goes
+before that: a JSON object such as ``{"dlq_queues": {"orders": {"max_deliveries": 5}}}``. All are
+checked at start-up, not at the first message.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -29,6 +32,8 @@ from celery_dlq.policies.policy import (
 from celery_dlq.policies.table import PolicyTable
 
 PREFIX = "dlq_"
+ENVIRONMENT = "CELERY_DLQ_SETTINGS"
+"""Environment variable of settings for an app whose configuration is somebody else's."""
 _STORES = ("redis", "broker", "memory")
 # Seconds, where broker_transport_options do not say otherwise.
 # Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
@@ -288,7 +293,7 @@ class Settings:
 
     @classmethod
     def from_conf(cls, conf: Any) -> Settings:
-        """Read and check the ``dlq_*`` settings of an app.
+        """Read and check the ``dlq_*`` settings of an app, and of the environment.
 
         Args:
             conf: ``app.conf``, or any mapping.
@@ -299,11 +304,14 @@ class Settings:
         """
         known = {f.name: f for f in dataclasses.fields(cls)}
         _refuse_unknown(conf, known)
+        environment = _from_environment(known)
         values = {}
         for name, f in known.items():
-            value = conf.get(PREFIX + name)
+            where, value = PREFIX + name, conf.get(PREFIX + name)
+            if where in environment:
+                where, value = f"{ENVIRONMENT}[{where!r}]", environment[where]
             if value is not None:
-                values[name] = f.metadata["check"](PREFIX + name, value)
+                values[name] = f.metadata["check"](where, value)
         settings = cls(**values)
         settings.policies.check()
         settings.check_delays()
@@ -525,6 +533,27 @@ def visibility_timeout(transport: str, options: Mapping[str, Any] | None) -> flo
     if default is None or given is None:
         return None
     return positive_seconds("broker_transport_options['visibility_timeout']", given)
+
+
+def _from_environment(known: Mapping[str, object]) -> Mapping[str, Any]:
+    given = os.environ.get(ENVIRONMENT, "").strip()
+    try:
+        found = json.loads(given) if given else {}
+    except ValueError as exc:  # names the place and not the text, which may have a password in it
+        raise SettingsError(f"expected {ENVIRONMENT} to be JSON, got a mistake: {exc}") from None
+    if not isinstance(found, dict):
+        raise SettingsError(
+            f'expected {ENVIRONMENT} to be a JSON object such as {{"dlq_queues": {{}}}}, '
+            f"got one of type {type(found).__name__}"
+        )
+    names = [PREFIX + name for name in known]
+    for key in found:
+        if key not in names:
+            hint = suggestion(key, names)
+            raise SettingsError(
+                f"expected only dlq_ settings in {ENVIRONMENT}, got {key!r}; {hint}"
+            )
+    return found
 
 
 def _refuse_unknown(conf: Any, known: Mapping[str, object]) -> None:

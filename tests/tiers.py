@@ -24,10 +24,12 @@ DEFAULT_TIER = (
     "tests/acceptance/test_own_parts.py",
     "tests/acceptance/test_redrive.py",
     "tests/acceptance/test_store_down.py",
+    "tests/examples/test_containers.py",
 )
 """Beginnings of test ids."""
 
 FULL_TIER = (
+    "tests/examples/test_containers.py::test_a_worker_runs_as_it_is_described",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_export_s3.py",
     "tests/integration/test_reliable_fetch.py::test_queues_that_are_added_and_cancelled_while_idle",

@@ -292,7 +292,13 @@ def _driver_type(worker: Any) -> str:
 
 
 def refuse_to_start(exc: DLQError) -> NoReturn:
-    """Exit with one line and code 1 on the command line; raise in an embedded worker."""
+    """Exit with one line and code 1 on the command line; raise in an embedded worker.
+
+    ``Celery.worker_main``, with which Airflow starts its workers, lets click's own exceptions out
+    as tracebacks.
+    """
     if click.get_current_context(silent=True) is None:
         raise exc
-    raise click.ClickException(str(exc)) from exc
+    error = click.ClickException(str(exc))
+    error.show()
+    raise SystemExit(error.exit_code) from exc

@@ -5,6 +5,7 @@
 - Console blocks run in a shell, in the same folder. Output that the page shows must come, as
   far as it is the same on every machine. What only reads is asked again until it has come.
 - ``celery … worker`` runs until the page is over, or until the page starts it once more.
+- ``export NAME=VALUE`` is for all that follows on the page.
 - JSON, TOML, INI and YAML are read.
 
 A page without a ``shop.py`` of its own has that of this folder, and some letters.
@@ -16,6 +17,7 @@ import configparser
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -169,7 +171,10 @@ class PageRunner:
             command = self._placed(re.sub(r"\s+# .*", "", line))
             if self._exempt(block.page, command):
                 continue
-            if _WORKER.match(command):
+            if command.startswith("export "):
+                name, _, value = shlex.split(command)[1].partition("=")
+                self._env[name] = value
+            elif _WORKER.match(command):
                 self.worker(command)
             else:
                 self._command(command, [self._placed(text) for text in expected])

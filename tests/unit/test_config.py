@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import an_app
 
-from celery_dlq.config import PREFIX, Settings, check_broker_url
+from celery_dlq.config import ENVIRONMENT, PREFIX, Settings, check_broker_url
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import Policy
 
@@ -122,6 +122,45 @@ def test_the_release_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SENTRY_RELEASE", "shop@7")
     assert Settings.from_conf({}).release == "shop@7"
     assert Settings.from_conf({"dlq_release": "shop@8"}).release == "shop@8"
+
+
+def test_the_environment_goes_before_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does not own an app's configuration can still set policies; the rest stays."""
+    monkeypatch.setenv(ENVIRONMENT, '{"dlq_queues": {"orders": {"default_delay": 2}}}')
+    conf = {"dlq_queues": {"mails": {"max_deliveries": 5}}, "dlq_key_prefix": "shop"}
+    settings = Settings.from_conf(conf)
+    assert settings.queues == {"orders": Policy(default_delay=2.0)}
+    assert settings.key_prefix == "shop"
+
+
+def test_an_empty_environment_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose files pass variables on that are not set."""
+    monkeypatch.setenv(ENVIRONMENT, " ")
+    assert Settings.from_conf({"dlq_key_prefix": "shop"}).key_prefix == "shop"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{'dlq_url': 'redis://:s3cret@r/0'}", "to be JSON, got a mistake: Expecting property"),
+        ('["dlq_queues"]', "a JSON object such as"),
+        ('{"dlq_queue": {}}', "got 'dlq_queue'; did you mean 'dlq_queues'?"),
+        ('{"broker_url": "redis://:s3cret@r/0"}', "got 'broker_url'"),
+        (
+            '{"dlq_queues": {"orders": {"max_deliveries": 0}}}',
+            "CELERY_DLQ_SETTINGS['dlq_queues']['orders']['max_deliveries'] to be a whole number",
+        ),
+    ],
+)
+def test_a_mistake_in_the_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, given: str, said: str
+) -> None:
+    """The message names the variable, and shows no password."""
+    monkeypatch.setenv(ENVIRONMENT, given)
+    text = refusal({})
+    assert ENVIRONMENT in text
+    assert said in text
+    assert SECRET not in text
 
 
 def test_none_means_the_default() -> None:

@@ -15,6 +15,7 @@ NAMES = [
     "DeadLetters",
     "Delivery",
     "LetterFilter",
+    "Loader",
     "Outcome",
     "Policy",
     "Reason",

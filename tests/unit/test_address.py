@@ -149,6 +149,7 @@ def test_an_own_url_with_tls_verifies_the_certificate() -> None:
         f"redis://user:{SECRET}@a;sentinel://b",
         f"unix:///a.sock;redis://user:{SECRET}@b",
         f"redis+cluster://user:{SECRET}@a/1",
+        f"redis://user:{SECRET}@host?socket_timeout=3",
         "",
     ],
 )

@@ -43,6 +43,7 @@ _WITH_TLS = ("rediss", "valkeys", "rediss+cluster")
 _SOCKETS = ("unix", "redis+socket")
 _VERIFIED = {"ssl_cert_reqs": "required"}
 
+_IN_URLS = ("db", "virtual_host", "credential_provider")
 _CONNECTION_OPTIONS = ("socket_keepalive", "socket_keepalive_options", "health_check_interval")
 OPTIONS = (
     *_CONNECTION_OPTIONS,
@@ -108,8 +109,14 @@ class Address:
         found["db"] = _database(database)
         if found["db"] and SCHEMES[parts.scheme] is Kind.CLUSTER:
             raise _UnusableError("expected no database after the host: a cluster has one only")
-        options = {**self.options, **query}
-        if provider := _provider(options.get("credential_provider")):
+        others = [name for name in query if name not in _IN_URLS and name[:4] != "ssl_"]
+        if others and not self.of_broker:  # not shown: a password may have a question mark
+            raise _UnusableError(
+                "expected no options after the host but db, virtual_host, credential_provider and "
+                "ssl_…; others are in dlq_store_timeout and dlq_transport_options"
+            )
+        given = query.get("credential_provider") or self.options.get("credential_provider")
+        if provider := _provider(given):
             found["credential_provider"] = provider
         else:
             found["username"] = unquote(parts.username or "") or None
@@ -117,8 +124,8 @@ class Address:
         if "path" in found:
             return found
         for name in _CONNECTION_OPTIONS:
-            if options.get(name) is not None:
-                found[name] = options[name]
+            if self.options.get(name) is not None:
+                found[name] = self.options[name]
         return {**found, **self._tls(parts.scheme, query)}
 
     def _tls(self, scheme: str, query: Mapping[str, str]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ reads whole columns by the layout of the entries (`EntryLayout`): it only splits
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -204,15 +204,19 @@ def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
 class PackedFields(Mapping[bytes, bytes]):
     """The fields of a packed entry.
 
+    A field is looked up by itself, without building a dictionary of all. Looking up a compressed
+    one decompresses all of them; one that cannot be read counts as missing.
+
     Args:
         parts: Names and values in turn, as Redis returns them.
     """
 
-    __slots__ = ("_named", "_parts")
+    __slots__ = ("_all", "_early", "_parts")
 
     def __init__(self, parts: Sequence[bytes]) -> None:
         self._parts = parts
-        self._named: dict[bytes, Any] | None = None  # None: a value not decompressed yet
+        self._early: tuple[_Index, Sequence[bytes]] | None = None
+        self._all: dict[bytes, bytes] | None = None
 
     def pieces(self) -> tuple[EntryLayout, Sequence[bytes]]:
         """The layout, and the parts of the entry.
@@ -253,21 +257,31 @@ class PackedFields(Mapping[bytes, bytes]):
         return sum(map(len, self._parts))
 
     def get(self, name: bytes, default: Any = None) -> Any:
-        """One field; reading a compressed one decompresses all of them."""
-        seen = self._named or self._seen()
-        value = seen.get(name, default)
-        return self._whole().get(name) if value is None and name in seen else value
+        """One field, or the default."""
+        index, values = self._early or self._split()
+        at = index.at.get(name)
+        if at is None:
+            return self._whole().get(name, default) if name in index.names else default
+        source = index.sources.get(at)
+        if source is None:
+            return values[at]
+        try:
+            return _cut(values[source], values[at])
+        except ValueError:
+            return default
 
-    def names(self) -> KeysView[bytes]:
+    def names(self) -> frozenset[bytes]:
         """The names of the fields; nothing is decompressed."""
-        return self._seen().keys()
+        return (self._early or self._split())[0].names
 
     def __getitem__(self, name: bytes) -> bytes:
-        value: bytes | None = self._seen()[name]
-        return value if value is not None else self._whole()[name]
+        value: bytes | None = self.get(name)
+        if value is None:
+            raise KeyError(name)
+        return value
 
     def __contains__(self, name: object) -> bool:
-        return name in self._seen()
+        return name in self.names()
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._whole())  # iterating is followed by reading the values
@@ -275,28 +289,42 @@ class PackedFields(Mapping[bytes, bytes]):
     def __len__(self) -> int:
         return len(self._whole())
 
-    def _seen(self) -> dict[bytes, Any]:
-        if self._named is None:
-            try:
-                layout, values, _ = _split(self._parts)
-                for place, source in layout.early_places:
-                    values[place] = _cut(values[source], values[place])
-                named: dict[bytes, Any] = dict(zip(layout.names, values, strict=False))
-                for name, source in layout.early_same:
-                    named[name] = values[source]
-                named.update(layout.late)
-                self._named = named
-            except _UNREADABLE:
-                self._named = _pairs(self._parts)
-        return self._named
+    def _split(self) -> tuple[_Index, Sequence[bytes]]:
+        try:
+            layout, values, _ = _split(self._parts)
+        except _UNREADABLE:
+            return self._as_stored()
+        self._early = layout.index, values
+        return self._early
 
     def _whole(self) -> dict[bytes, bytes]:
-        if self._named is None or None in self._named.values():
+        if self._all is None:
             try:
-                self._named = self.fields()
+                self._all = self.fields()
             except CorruptLetter:
-                self._named = _pairs(self._parts)
-        return self._named
+                self._all = _pairs(self._parts)
+                self._as_stored()
+        return self._all
+
+    def _as_stored(self) -> tuple[_Index, Sequence[bytes]]:
+        """Have the entry's own fields from now on, for it cannot be unpacked."""
+        at = {name: number for number, name in enumerate(self._parts[::2])}
+        self._early = _Index(at, {}, frozenset(at)), self._parts[1::2]
+        return self._early
+
+
+class _Index(NamedTuple):
+    """Where the fields of an entry are that need no decompression.
+
+    Attributes:
+        at: The index of a field's value, or of its place.
+        sources: For the index of a place, that of the value that it points into.
+        names: All fields, also the compressed ones.
+    """
+
+    at: Mapping[bytes, int]
+    sources: Mapping[int, int]
+    names: frozenset[bytes]
 
 
 @dataclass(slots=True)
@@ -362,9 +390,7 @@ class _Layout:
         compressed: Number of values that are.
         places: Index of a place, and of the value that it points into.
         same: Indexes of the values that the fields at the end equal.
-        early_places: The ``places`` that need no decompression.
-        early_same: The ``same`` that need no decompression, by field.
-        late: Fields that need decompression.
+        index: Where the values are that need no decompression.
         entry_layout: The same for readers of whole columns.
     """
 
@@ -373,9 +399,7 @@ class _Layout:
     compressed: int
     places: tuple[tuple[int, int], ...]
     same: tuple[int, ...]
-    early_places: tuple[tuple[int, int], ...]
-    early_same: tuple[tuple[bytes, int], ...]
-    late: dict[bytes, None]
+    index: _Index
     entry_layout: EntryLayout
 
     @classmethod
@@ -397,11 +421,17 @@ class _Layout:
         pieces = [EntryPart((name,)) for name in plain]
         pieces.insert(before, EntryPart((b"", *inline, *within), joined=True))  # b"": the head
         pieces += [EntryPart(compressed, joined=True, decode=_decompress)] if compressed else []
-        late = {names[place] for place, source in places if source >= len(early)}
-        late |= {
-            name
+        # Places in compressed values, and fields that equal a late one, are late themselves.
+        sources_of_places = {place: source for place, source in places if source < len(early)}
+        index = {
+            name: number
+            for number, name in enumerate(early)
+            if number in sources_of_places or name not in within
+        }
+        index |= {
+            name: source
             for name, source in zip(same, sources, strict=True)
-            if source >= len(early) or names[source] in late
+            if names[source] in index
         }
         return cls(
             names=names,
@@ -409,13 +439,7 @@ class _Layout:
             compressed=len(compressed),
             places=places,
             same=sources,
-            early_places=tuple(pair for pair in places if pair[1] < len(early)),
-            early_same=tuple(
-                (name, source)
-                for name, source in zip(same, sources, strict=True)
-                if name not in late
-            ),
-            late=dict.fromkeys([*compressed, *late]),
+            index=_Index(index, sources_of_places, frozenset(names)),
             entry_layout=EntryLayout(
                 pieces=tuple(one for part in pieces for one in (None, part)),
                 separator=_SEPARATOR,

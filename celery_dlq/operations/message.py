@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,19 +31,23 @@ _STALE_PREFIXES = (
     "x-acquired-count",
 )
 _STALE = ("redelivered", DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
-_MARKERS = frozenset({REDRIVES_HEADER, REDRIVE_HEADER, LETTER_HEADER})
+# A text of headers with one of these cannot be kept.
+_CHANGED = frozenset({*_STALE, REDRIVES_HEADER, REDRIVE_HEADER, LETTER_HEADER})
 # kombu sets these for each publish.
-_TRANSPORT_PROPERTIES = (
-    "delivery_info",
-    "delivery_tag",
-    "body_encoding",
-    "content_type",
-    "content_encoding",
-    "application_headers",
-    "expiration",  # that time to live was the first publish's
+_TRANSPORT_PROPERTIES = frozenset(
+    {
+        "delivery_info",
+        "delivery_tag",
+        "body_encoding",
+        "content_type",
+        "content_encoding",
+        "application_headers",
+        "expiration",  # that time to live was the first publish's
+    }
 )
 
 _quoted = json.JSONEncoder().encode
+_decode = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,21 +134,21 @@ def outgoing(
     if not found.is_letter:
         raise CorruptLetter(f"the entry at {found.position} is not a dead letter")
     try:
-        text = raw.get(b"headers", b"{}")
+        text = _text(raw, b"headers", "{}")
         headers, kept = _clean(text)
-        properties = _json(raw.get(b"properties", b"{}"))
-        for name in _TRANSPORT_PROPERTIES:
-            properties.pop(name, None)
-        if None in properties.values():
-            properties = {name: value for name, value in properties.items() if value is not None}
+        properties = {
+            name: value
+            for name, value in _json(_text(raw, b"properties", "{}"))[0].items()
+            if name not in _TRANSPORT_PROPERTIES and value is not None
+        }
+        task_id, queue = _text(raw, b"task_id"), options.to_queue or _text(raw, b"source_queue")
         redrives = int(raw.get(b"redrives", b"0")) + 1
         expires = raw.get(b"expires")
         if expires is not None and "expires" in headers and from_micros(int(expires)) <= now:
             headers["expires"], kept = None, False  # else the worker would discard it as expired
-    except (ValueError, TypeError, AttributeError, OverflowError) as exc:
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as exc:
         raise CorruptLetter(f"the dead letter at {found.position} cannot be read: {exc!r}") from exc
-    letter_id, task_id = found.key, found.text("task_id")
-    queue = options.to_queue or found.text("source_queue")
+    letter_id = found.key
     if not queue:
         raise RedriveError(
             f"letter {letter_id} does not name its source queue, because the message it was "
@@ -151,10 +156,9 @@ def outgoing(
         )
     if options.delay_seconds:
         _delay(headers, letter_id, now + timedelta(seconds=options.delay_seconds))
-    if options.new_id:
-        task_id = _rename(headers, properties, letter_id)
-    if options.delay_seconds or options.new_id or not headers.keys().isdisjoint(_MARKERS):
         kept = False
+    if options.new_id:
+        task_id, kept = _rename(headers, properties, letter_id), False
     headers[REDRIVES_HEADER] = redrives
     headers[REDRIVE_HEADER] = redrive_id
     headers[LETTER_HEADER] = letter_id
@@ -164,48 +168,63 @@ def outgoing(
         redrives=redrives,
         queue=queue,
         body=raw.get(b"body", b""),
-        content_type=found.text("content_type") or "application/octet-stream",
-        content_encoding=found.text("content_encoding") or "binary",
+        content_type=_text(raw, b"content_type") or "application/octet-stream",
+        content_encoding=_text(raw, b"content_encoding") or "binary",
         headers=headers,
         properties=properties,
         headers_text=_marked(text, redrives, redrive_id, letter_id) if kept else "",
     )
 
 
-def _json(raw: bytes) -> dict[str, Any]:
-    text = raw.decode("utf-8", "replace")
-    # Only text with type tags needs our codec, which is slower.
-    value = json_codec.loads(text) if "__type__" in text else json.loads(text)
+def _text(raw: Mapping[bytes, bytes], name: bytes, default: str = "") -> str:
+    """A field as text, or the default if there is none; ``KeyError`` if it cannot be read."""
+    return raw[name].decode("utf-8", "replace") if name in raw else default
+
+
+def _json(text: str) -> tuple[dict[str, Any], bool]:
+    """An object of JSON text; True if it has values with type tags, which differ from kombu's."""
+    tagged = "__type__" in text
+    value = json_codec.loads(text) if tagged else _loads(text)
     if value is None:
-        return {}
+        return {}, tagged
     if not isinstance(value, dict):
         raise TypeError(type(value))
-    return value
+    return value, tagged
 
 
-def _clean(text: bytes) -> tuple[dict[str, Any], bool]:
+def _loads(text: str) -> Any:
+    """Like `json.loads`, in two thirds of the time for text without spaces around it."""
+    try:
+        value, end = _decode(text)
+    except ValueError:
+        end = -1
+    return value if end == len(text) else json.loads(text)
+
+
+def _clean(text: str) -> tuple[dict[str, Any], bool]:
     """The headers without what is wrong in another delivery; True if that is their text, too."""
-    cleaned = _json(text)
-    before = len(cleaned)
-    for name in _STALE:
-        cleaned.pop(name, None)
-    if b'"x-' in text:
+    cleaned, tagged = _json(text)
+    kept = not tagged and cleaned != {} and text.isascii()
+    if not _CHANGED.isdisjoint(cleaned):
+        kept = False
+        for name in _STALE:
+            cleaned.pop(name, None)
+    if "x-" in "\n".join(cleaned):
         for name in [name for name in cleaned if name.startswith(_STALE_PREFIXES)]:
             del cleaned[name]
-    # Text with type tags is not kombu's: its tags differ from ours.
-    kept = 0 < before == len(cleaned) and b"__type__" not in text and text.isascii()
-    if "retries" in cleaned:
-        kept = kept and type(cleaned["retries"]) is int and cleaned["retries"] == 0
-        cleaned["retries"] = 0
+            kept = False
+    retries = cleaned.get("retries", 0)
+    if retries or type(retries) is not int:
+        cleaned["retries"], kept = 0, False
     if cleaned.get("eta") is not None:
         cleaned["eta"], kept = None, False
     return cleaned, kept
 
 
-def _marked(text: bytes, redrives: int, redrive_id: str, letter_id: str) -> str:
+def _marked(text: str, redrives: int, redrive_id: str, letter_id: str) -> str:
     """JSON text of headers, not empty, with our markers added."""
     return (
-        f'{text.decode().rstrip()[:-1]}, "{REDRIVES_HEADER}": {redrives}, '
+        f'{text.rstrip()[:-1]}, "{REDRIVES_HEADER}": {redrives}, '
         f'"{REDRIVE_HEADER}": {_quoted(redrive_id)}, "{LETTER_HEADER}": {_quoted(letter_id)}}}'
     )
 

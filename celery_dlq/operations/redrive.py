@@ -60,7 +60,7 @@ class Work:
         run: The job.
         report: The results so far.
         transform: Changes each message before it is published.
-        background: Removes letters that were published.
+        background: Removes letters that were published step by step.
         one_step: Publishes and removes them, if both are in one database.
         published: The messages published so far, if they are to be watched.
     """
@@ -131,7 +131,7 @@ class Redriver:
                 report=report,
                 transform=transform,
                 background=background,
-                one_step=OneStep.of(self._store, run, publisher, background),
+                one_step=OneStep.of(self._store, run, publisher),
             )
             try:
                 if canary is not None and not self._canary(publisher, work, where, canary):

@@ -53,7 +53,7 @@ class RawEntry:
         # The keys of packed fields are asked for without unpacking them.
         names = fields.names() if isinstance(fields, PackedFields) else fields.keys()
         self.is_letter = names >= _REQUIRED and fields[b"reason"] in _REASONS
-        self.key = self.text("id") if self.is_letter else position
+        self.key = fields[b"id"].decode("utf-8", "replace") if self.is_letter else position
 
     @property
     def size(self) -> int:

@@ -116,6 +116,8 @@ def _untagged(text: str | bytes) -> Any:
         {"properties": {}},
         {"properties": {"delivery_mode": 1, "priority": 9, "type": "t", "timestamp": 12}},
         {"properties": {"delivery_mode": "transient", "priority": "5", "app_id": "a"}},
+        {"properties": {"nested": {"a": [1, None]}, "half": 0.5, "on": True, 'q"': 'ö"\\'}},
+        {"properties": {"priority": True}},
         {"properties": {"priority": -7}},
         {"properties": {"priority": 2.9}},
         {"properties": {"priority": ["odd"]}},

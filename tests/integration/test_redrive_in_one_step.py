@@ -29,6 +29,7 @@ from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.backends.base import ClaimState, MessageKey, QueueEntry, Seed
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.backends.redis.stream import ReadAhead
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.record import Delivery
@@ -128,9 +129,8 @@ def test_what_is_redriven_is_removed_as_ever(make: Make, client: redis.Redis) ->
             "ends": client.zrange(keys.ends(DLQ), 0, -1, withscores=True),
         }
 
-    states = store.redrive(
-        DLQ, [entry_of(store, letter) for letter in gone], job_id="job", owner="me"
-    )
+    entries = [entry_of(store, letter) for letter in gone]
+    states = store.redrive(DLQ, entries, job_id="job", owner="me").states()
     redriven = state()
     for name, dumped in before.items():
         key = getattr(Keys(), name)(DLQ)
@@ -162,7 +162,8 @@ def test_claims_of_others_are_respected(make: Make, client: redis.Redis) -> None
     asked = [entry_of(store, letter) for letter in (free, held, published, expired, ours)]
     asked += [asked[0], asked[0]._replace(letter_id="unknown")]
 
-    states = store.redrive(DLQ, asked, job_id="job", owner="job:2@host", previous_run_prefix="job:")
+    call = store.redrive(DLQ, asked, job_id="job", owner="job:2@host", previous_run_prefix="job:")
+    states = call.states()
 
     assert states == [
         ClaimState.CLAIMED,
@@ -198,7 +199,7 @@ def test_a_seeded_count_is_written_only_for_a_letter_that_goes(
         ],
         job_id="job",
         owner="me",
-    )
+    ).states()
     written = client.hgetall(Keys().run(keys[0]))
     ttl = client.pttl(Keys().run(keys[0]))
     client.delete(Keys().run(keys[0]))
@@ -230,7 +231,7 @@ def test_what_is_refused_changes_nothing(
         client.acl_setuser("letters", reset_keys=True, keys=["dlq:*", "orders"])
         poll(lambda: client.acl_getuser("letters")["keys"])
 
-    assert dlq.store.redrive(DLQ, entries, job_id="job", owner="me") is None
+    assert dlq.store.redrive(DLQ, entries, job_id="job", owner="me").states() is None
 
     assert client.llen("orders") == 0
     assert dlq.store.length(DLQ) == 4
@@ -346,20 +347,33 @@ def test_a_queue_that_expires_gets_its_messages_from_kombu(
 def lose_replies(dlq: DeadLetters, client: redis.Redis, monkeypatch: Any, times: int) -> None:
     """Cut the connection after a redrive was executed, before its reply is read."""
     store_client = dlq.store._client  # type: ignore[attr-defined]
-    inner, lost = store_client.parse_response, []
+    parse, answer, lost = store_client.parse_response, ReadAhead.answer, []
 
-    def parse_response(connection: Any, command: str, **options: Any) -> Any:
-        if command == "EVALSHA" and len(lost) < times:
+    def lose() -> bool:
+        if len(lost) < times:
             lost.append(poll(lambda: client.llen("orders")))
+            return True
+        return False
+
+    def lost_answer(self: ReadAhead) -> Any:
+        if self.asked is not None and self.asked[0] == "EVALSHA" and lose():
+            self.close()
+            raise StoreUnavailable("the connection was cut")
+        return answer(self)
+
+    def lost_response(connection: Any, command: str, **options: Any) -> Any:
+        if command == "EVALSHA" and lose():
             connection.disconnect()
             raise redis.ConnectionError("the connection was cut")
-        return inner(connection, command, **options)
+        return parse(connection, command, **options)
 
-    monkeypatch.setattr(store_client, "parse_response", parse_response)
+    monkeypatch.setattr(ReadAhead, "answer", lost_answer)
+    monkeypatch.setattr(store_client, "parse_response", lost_response)
 
 
+@pytest.mark.parametrize("times", [1, 2])
 def test_a_lost_reply_is_asked_for_again(
-    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """The script is called once more, and replies what it did the first time."""
     dlq = make()
@@ -367,7 +381,7 @@ def test_a_lost_reply_is_asked_for_again(
     dlq.redrive(DLQ)  # else the first reply would be that the script is not known
     client.delete("orders")
     letters = put(dlq.store, 700)
-    lose_replies(dlq, client, monkeypatch, times=1)
+    lose_replies(dlq, client, monkeypatch, times)
     report = dlq.redrive(DLQ)
     assert (report.published, report.skipped, report.maybe_twice) == (700, 0, 0)
     assert went(client) == [letter.id for letter in letters]
@@ -384,16 +398,41 @@ def test_a_redrive_that_loses_its_redis_is_finished_by_resuming_its_job(
     dlq.redrive(DLQ)  # else the first reply would be that the script is not known
     client.delete("orders")
     letters = put(dlq.store, 700)
-    lose_replies(dlq, client, monkeypatch, times=10)
+    lose_replies(dlq, client, monkeypatch, times=100)
     with pytest.raises(StoreUnavailable):
         dlq.redrive(DLQ)
     monkeypatch.undo()
     job, _first = dlq.jobs()
-    assert (job.state, dlq.store.length(DLQ)) == ("failed", 200)
+    assert (job.state, dlq.store.length(DLQ)) == ("failed", 600)
     report = dlq.resume(job.id)
     assert went(client) == [letter.id for letter in letters]
     assert (report.state, report.skipped, report.maybe_twice) == ("done", 0, 0)
     assert report.published == 700
+
+
+def test_ctrl_c_while_a_batch_is_on_its_way_counts_it(
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been sent or not: the call is made again, and does nothing twice."""
+    dlq = make()
+    put(dlq.store)
+    dlq.redrive(DLQ)
+    client.delete("orders")
+    letters = put(dlq.store, 250)
+    answer = ReadAhead.answer
+
+    def interrupted(self: ReadAhead) -> Any:
+        if self.asked is not None and self.asked[0] == "EVALSHA":
+            poll(lambda: client.llen("orders"))
+            raise KeyboardInterrupt
+        return answer(self)
+
+    monkeypatch.setattr(ReadAhead, "answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dlq.redrive(DLQ)
+    assert went(client) == [letter.id for letter in letters[:100]]
+    assert dlq.store.length(DLQ) == 150
+    assert dlq.jobs()[0].counts["published"] == 100
 
 
 REDRIVES = """

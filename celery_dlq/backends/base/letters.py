@@ -167,6 +167,25 @@ class QueueEntry(NamedTuple):
     seed: Seed | None = None
 
 
+class RedriveCall(Protocol):
+    """A call of `DeadLetterStore.redrive`. It does nothing twice, however often it is made."""
+
+    def send(self) -> None:
+        """Send the call and do not wait; never raises for a failure of the store."""
+
+    def states(self) -> list[ClaimState] | None:
+        """Wait for the states in which the letters were found; make the call if need be.
+
+        Returns:
+            The states in the order of the entries. Letters that were claimed or
+            reclaimed are published and removed, published ones only removed, the others
+            untouched. ``None`` if the store refused; then nothing was changed.
+
+        Raises:
+            StoreUnavailable: The store does not answer; the letters may have been redriven.
+        """
+
+
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
 """Entries as (position, raw fields in storage form); nothing is decoded."""
 
@@ -358,7 +377,7 @@ class DeadLetterStore(Protocol):
         job_id: str,
         owner: str,
         previous_run_prefix: str = "",
-    ) -> list[ClaimState] | None:
+    ) -> RedriveCall | None:
         """Publish the messages of letters and remove the letters, in one atomic step.
 
         Only if the letters are in the broker's database; see `marker`. No letter has to be
@@ -372,9 +391,7 @@ class DeadLetterStore(Protocol):
             previous_run_prefix: As for `claim`.
 
         Returns:
-            The state in which each letter was found, in their order. Letters that were claimed or
-            reclaimed are published and removed, published ones only removed, the others
-            untouched. ``None`` if the store cannot, or refused; then nothing was changed.
+            The call, which is not sent yet; ``None`` if the store never can.
         """
 
     def redriven(self, dead_letter_queue: str, job_id: str) -> Mapping[ClaimState, int]:

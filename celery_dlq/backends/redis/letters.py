@@ -22,6 +22,7 @@ from celery_dlq.backends.base import (
     QueueEntry,
     QueueSummary,
     RawPage,
+    RedriveCall,
     RedriveOutcome,
     Restored,
     Stored,
@@ -362,7 +363,7 @@ class RedisStore(RedisPart):
         job_id: str,
         owner: str,
         previous_run_prefix: str = "",
-    ) -> list[ClaimState] | None:
+    ) -> RedriveCall:
         """Publish and remove in one script; see `DeadLetterStore.redrive`."""
         return self._redriven.redrive(
             dead_letter_queue,
@@ -445,6 +446,7 @@ class RedisStore(RedisPart):
     def close(self) -> None:
         """Disconnect."""
         self._reader.close()
+        self._redriven.close()
         with suppress(Exception):
             self._client.close()
 

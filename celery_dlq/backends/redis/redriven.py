@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import redis
-from redis.exceptions import RedisClusterException, ResponseError
+from redis.exceptions import NoScriptError, RedisClusterException, ResponseError
 
-from celery_dlq.backends.base import ClaimState, MessageKey, QueueEntry, RedriveOutcome
+from celery_dlq.backends.base import ClaimState, MessageKey, QueueEntry, RedriveCall, RedriveOutcome
 from celery_dlq.backends.redis.claims import STATES
 from celery_dlq.backends.redis.cluster import LazyCluster
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.scripts import ClaimReply
+from celery_dlq.backends.redis.stream import ReadAhead
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.record import Delivery, to_micros
 
@@ -38,6 +42,7 @@ class RedrivenMessages(RedisPart):
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float) -> None:
         super().__init__(client, url, keys)
         self._ttl_millis = int(ttl_seconds * 1000)
+        self._idle: list[ReadAhead] = []  # connections for calls
 
     def marker(self) -> str | None:
         """Write a key that expires, and return its name; no broker is a cluster."""
@@ -56,7 +61,7 @@ class RedrivenMessages(RedisPart):
         job_id: str,
         owner: str,
         previous_run_prefix: str,
-    ) -> list[ClaimState] | None:
+    ) -> RedriveCall:
         """Publish and remove in one script; see `DeadLetterStore.redrive`."""
         name, keys = dead_letter_queue, self._keys
         places: list[str | bytes] = [
@@ -81,22 +86,12 @@ class RedrivenMessages(RedisPart):
                 text = json.dumps([len(places), *_flat(*seed)])
             letter = (spelled(letter_id), position, reason, fingerprint)
             args += (*letter, numbers[list_key], entry_text, text)
-        with translated(self._url):
-            try:
-                reply = self._certainly(self._scripts.redrive, keys=places, args=args)
-            except (ResponseError, RedisClusterException) as exc:
-                logger.info("Letters of %s cannot be redriven in one step: %s", name, exc)
-                return None
-        return [STATES[ClaimReply(digit - ord("0"))] for digit in reply]
+        return _Call(self._url, self._scripts.redrive, places, args, self._idle)
 
-    @staticmethod
-    def _certainly(script: Any, **options: Any) -> bytes:
-        """Call a script, once more if its reply is lost: redis-py before 6 does not."""
-        try:
-            reply: bytes = script(**options)
-        except (redis.ConnectionError, redis.TimeoutError):
-            reply = script(**options)
-        return reply
+    def close(self) -> None:
+        """Disconnect."""
+        while self._idle:
+            self._idle.pop().close()
 
     def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
         """Return what the script has counted for a job."""
@@ -127,6 +122,72 @@ class RedrivenMessages(RedisPart):
         run = self._keys.run(key)
         with translated(self._url):
             self._scripts.seed(keys=[run], args=[self._ttl_millis, *_flat(key, deliveries, last)])
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of the script; see `RedriveCall`.
+
+    Attributes:
+        url: Shown in messages, without its password.
+        script: The script.
+        keys: Its keys.
+        args: Its arguments.
+        idle: Connections of earlier calls.
+        sent: The connection on which the reply will come.
+    """
+
+    url: str
+    script: Any
+    keys: list[str | bytes]
+    args: list[Any]
+    idle: list[ReadAhead]
+    sent: ReadAhead | None = None
+
+    def send(self) -> None:
+        """Send the call over a connection of its own; if that fails, `states` makes it."""
+        ahead = self.idle.pop() if self.idle else ReadAhead(self.script.registered_client, self.url)
+        try:
+            ahead.ask("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+        except StoreUnavailable:
+            ahead.close()
+        else:
+            self.sent = ahead
+
+    def states(self) -> list[ClaimState] | None:
+        """Wait for the reply. If it is lost, make the call again: it does nothing twice."""
+        reply = self._reply()
+        with translated(self.url):
+            try:
+                if reply is None:
+                    reply = self._again()
+            except (ResponseError, RedisClusterException) as exc:
+                logger.info("Letters cannot be redriven in one step: %s", exc)
+                return None
+        return [STATES[ClaimReply(digit - ord("0"))] for digit in reply]
+
+    def _reply(self) -> bytes | None:
+        """The reply to what was sent; ``None`` if there is none."""
+        reply: bytes | None = None
+        ahead, self.sent = self.sent, None
+        if ahead is not None:
+            try:
+                with suppress(StoreUnavailable, NoScriptError):
+                    reply = ahead.answer()
+            finally:  # also on Ctrl-C
+                if reply is None:
+                    ahead.close()
+                else:
+                    self.idle.append(ahead)
+        return reply
+
+    def _again(self) -> bytes:
+        """Call the script, once more if its reply is lost: redis-py before 6 does not."""
+        try:
+            reply: bytes = self.script(keys=self.keys, args=self.args)
+        except (redis.ConnectionError, redis.TimeoutError):
+            reply = self.script(keys=self.keys, args=self.args)
+        return reply
 
 
 def _flat(key: MessageKey, deliveries: int, last: Delivery) -> list[str]:

@@ -101,7 +101,7 @@ class StreamReader:
 
 
 class ReadAhead:
-    """Lets Redis prepare the next page while the caller works on the last one.
+    """Lets Redis work on a command while the caller does something else.
 
     It has a connection of its own, because a reply may be left unread.
 

@@ -1,0 +1,81 @@
+"""The message of a letter: what is kept as text equals what was decoded."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from builders import NOW, a_letter, a_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters.packed import fields_of, packed
+from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
+from celery_dlq.operations.selection import RawEntry
+
+NAMES = st.one_of(
+    st.text(max_size=5),
+    st.sampled_from(
+        ["retries", "eta", "expires", "redelivered", "x-death", "x-y", "dlq_letter", "dlq_redrives"]
+    ),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(NAMES, inner)),
+    max_leaves=5,
+)
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"separators": (",", ":")},
+    {"indent": 1},
+    {"ensure_ascii": False},
+]
+
+
+def found(entry: dict[str, bytes]) -> RawEntry:
+    """An entry as a store gives it."""
+    return RawEntry("1-1", fields_of([part for n, v in entry.items() for part in (n.encode(), v)]))
+
+
+def sent(entry: dict[str, bytes], **options: Any) -> Outgoing:
+    """What it becomes."""
+    options = RedriveOptions(**options)  # type: ignore[assignment]
+    return outgoing(found(entry), options, redrive_id="redrive", now=NOW)  # type: ignore[arg-type]
+
+
+@given(st.dictionaries(NAMES, VALUES), st.sampled_from(FORMS), st.sampled_from(["", " ", "\n"]))
+def test_headers_kept_as_text_are_those_decoded(
+    headers: dict[str, Any], form: dict[str, Any], space: str
+) -> None:
+    """Whatever the headers, and however their text is spaced and escaped."""
+    letter = a_letter(expires=NOW - timedelta(days=1))
+    text = space + json.dumps(headers, **form) + space
+    fields = {**letter.to_fields(), "headers": text.encode()}
+    message = sent(packed(fields))
+    assert message.headers["dlq_letter"] == letter.id
+    if message.headers_text:
+        assert json.loads(message.headers_text) == message.headers
+
+
+def test_the_headers_of_a_plain_task_are_kept_as_text() -> None:
+    """Else every letter would take the slower way."""
+    letter = a_letter(headers=json.dumps(a_request()))
+    assert sent(packed(letter.to_fields())).headers_text
+    assert not sent(packed(letter.to_fields()), delay_seconds=5).headers_text
+    assert not sent(packed(letter.to_fields()), new_id=True).headers_text
+
+
+def test_headers_that_cannot_be_read_are_not_taken_for_none() -> None:
+    """The message would be published without its headers."""
+    task_id = "0b1c2d3e-0000-4000-8000-00000000000f"
+    headers = json.dumps({"lang": "py", "id": task_id})
+    entry = packed(a_letter(task_id=task_id, headers=headers).to_fields())
+    assert sent(entry).task_id == task_id
+    assert b"lang" not in entry["+"], "the message is small: its headers are compressed"
+    read = found({**entry, "-": entry["-"][:5]})
+    assert read.is_letter
+    with pytest.raises(CorruptLetter, match="cannot be read"):
+        outgoing(read, RedriveOptions(), redrive_id="redrive", now=NOW)

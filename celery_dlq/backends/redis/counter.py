@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from celery_dlq.backends.base import Count, CountStatus, MessageKey
@@ -73,7 +73,7 @@ class RedisCounter:
         self._token = uuid4().hex[:8]
         self._worker = ""
         self._alive_at: dict[str, float] = {}
-        self._done: deque[_Done] = deque(maxlen=self._MAX_CLEAN_UPS)
+        self._done: deque[tuple[MessageKey, Delivery, bool]] = deque(maxlen=self._MAX_CLEAN_UPS)
         self._successes: Counter[str] = Counter()
         self._unprobed = ""  # a queue with writes since the last reply
         self._lock = threading.Lock()
@@ -158,8 +158,8 @@ class RedisCounter:
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Queue the clean-up for one of the next writes."""
-        done = _Done(self._keys.run(key), key.retries, self._start(delivery), int(first))
-        self._done.append(done)
+        # What it needs is made with many others: here every task would pay for it.
+        self._done.append((key, delivery, first))
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success, to be written with the next flush; bounded."""
@@ -204,19 +204,14 @@ class RedisCounter:
         with self._lock:
             count = min(len(self._done), 4 * self._CLEAN_UPS_PER_WRITE)
             done = [self._done.popleft() for _ in range(count)]
-        keys = [one.run for one in done]
-        args = [value for one in done for value in one[1:]]
+        keys = [self._keys.run(key) for key, _, _ in done]
+        args = [
+            value
+            for key, delivery, first in done
+            for value in (key.retries, self._start(delivery), int(first))
+        ]
         commands = [self._forget.command(keys, *args)]
         return self._connection.send_unanswered(commands, commands)
-
-
-class _Done(NamedTuple):
-    """A message that is done: the arguments of ``forget.lua``."""
-
-    run: str
-    retries: int
-    start: str
-    first: int
 
 
 def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:

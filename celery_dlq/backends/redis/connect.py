@@ -315,13 +315,13 @@ class PipelinedConnection:
             # A socket with a timeout asks first if it can be written to: one more call of the
             # operating system, and in gevent several. It does not block, so just write.
             with suppress(BlockingIOError):
-                sent = os.write(sock.fileno(), packed[0])
-                if sent == len(packed[0]):
+                rest = memoryview(packed[0])[os.write(sock.fileno(), packed[0]) :]
+                if not rest:
                     return
-                packed = [packed[0][sent:]]
+                packed = [rest]
         self._connection.send_packed_command(packed, check_health=False)
 
-    def _packed(self, commands: Sequence[Command]) -> list[bytes]:
+    def _packed(self, commands: Sequence[Command]) -> list[bytes | memoryview]:
         """Pack like redis-py, without its checks of each argument: these are all our own."""
         if pack_command is None:
             return list(self._connection.pack_commands(commands))

@@ -14,6 +14,7 @@ from celery.worker import state
 
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
+from celery_dlq.transport.frames import read_ahead
 from celery_dlq.worker.amqp_properties import read_leniently
 from celery_dlq.worker.dispatched import starts_here
 from celery_dlq.worker.dropped import watch
@@ -103,6 +104,8 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(room.tick)
 
         _quietly(read_before_put_back, consumer.pool)
+        if self._fetch is not None:
+            _quietly(read_ahead, consumer)
         # The first heartbeat before the first message.
         _quietly(guard.tick)
         self._entry = consumer.timer.call_repeatedly(TICK_SECONDS, tick)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import socket
 import weakref
 from typing import Any
 
+import amqp
 import pytest
+from amqp.transport import TCPTransport
 from billiard.pool import ApplyResult
 from billiard.pool import Pool as BilliardPool
 from celery import VERSION, Celery, shared_task
@@ -25,8 +28,8 @@ from celery.worker.worker import WorkController
 from kombu import Connection, Producer
 from kombu.asynchronous import Hub
 from kombu.message import Message
+from kombu.transport import pyamqp, virtual
 from kombu.transport import redis as kombu_redis
-from kombu.transport import virtual
 from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
@@ -394,6 +397,29 @@ def test_redis_pys_connections_are_made_and_read_as_we_do_it() -> None:
     pool = ConnectionPool(max_connections=1)
     assert pool.connection_class is RedisConnection
     assert isinstance(pool.connection_class(**pool.connection_kwargs), RedisConnection)
+
+
+def test_py_amqp_and_kombu_read_frames_as_we_do_in_their_place() -> None:
+    """`celery_dlq.transport.frames` shares py-amqp's buffer and takes kombu's place in the loop."""
+    transport = TCPTransport("localhost")
+    assert transport._read_buffer == b""
+    assert inspect.getsource(TCPTransport._read).count("self._read_buffer") >= 3
+    assert "read(7, True)" in inspect.getsource(TCPTransport.read_frame)
+    drains = inspect.getsource(amqp.Connection.drain_events)
+    assert "while not self.blocking_read(timeout)" in drains
+    reads = inspect.getsource(amqp.Connection.blocking_read)
+    assert "self.on_inbound_frame(frame)" in reads
+    registers = inspect.getsource(pyamqp.Transport.register_with_event_loop)
+    assert "loop.add_reader(connection.sock, self.on_readable" in registers
+    assert "register_with_event_loop(conn.connection, self.hub)" in inspect.getsource(
+        Consumer.connect
+    )
+    hub, (one, other) = Hub(), socket.socketpair()
+    with one, other:
+        hub.add_reader(one, print)
+        hub.add_reader(one, repr)  # takes its place
+        assert hub.readers[one.fileno()] == (repr, ())
+        hub.close()
 
 
 def test_a_request_and_its_job_say_whether_it_is_at_work() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections import deque
@@ -407,9 +409,19 @@ class PipelinedConnection:
         return self._client.connection_pool.make_connection()
 
     def _send(self, commands: Sequence[Command]) -> None:
-        self._connection.send_packed_command(self._packed(commands), check_health=False)
+        packed = self._packed(commands)
+        sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
+        if type(sock) is socket.socket and len(packed) == 1:  # TLS has a class of its own
+            # A socket with a timeout asks first if it can be written to: one more call of the
+            # operating system, and in gevent several. It does not block, so just write.
+            with suppress(BlockingIOError):
+                rest = memoryview(packed[0])[os.write(sock.fileno(), packed[0]) :]
+                if not rest:
+                    return
+                packed = [rest]
+        self._connection.send_packed_command(packed, check_health=False)
 
-    def _packed(self, commands: Sequence[Command]) -> list[bytes]:
+    def _packed(self, commands: Sequence[Command]) -> list[bytes | memoryview]:
         """Pack like redis-py, without its checks of each argument: these are all our own."""
         if pack_command is None:
             return list(self._connection.pack_commands(commands))

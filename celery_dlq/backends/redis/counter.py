@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from celery_dlq.backends.base import Count, CountStatus, MessageKey
@@ -37,6 +37,10 @@ _STATUSES = {
     CountReply.SUSPECT: CountStatus.SUSPECT,
     CountReply.DEAD: CountStatus.DEAD,
 }
+
+
+_Done = tuple[MessageKey, Delivery, bool]
+"""A message that is done, its last delivery, and whether that was its first."""
 
 
 class RedisCounter:
@@ -158,9 +162,8 @@ class RedisCounter:
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Queue the clean-up for one of the next writes."""
-        run = self._keys.run(key)
-        done = _Done(key.dead_letter_queue, run, key.retries, self._start(delivery), int(first))
-        self._done.append(done)
+        # What it needs is made with many others: here every task would pay for it.
+        self._done.append((key, delivery, first))
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success, to be written with the next flush; bounded."""
@@ -210,24 +213,19 @@ class RedisCounter:
             done = [self._done.popleft() for _ in range(count)]
         queues: dict[str, list[_Done]] = {}  # in a cluster, each is on a slot of its own
         for one in done:
-            queues.setdefault(one.dead_letter_queue, []).append(one)
-        commands = [
-            self._forget.command(
-                [one.run for one in some], *(value for one in some for value in one[2:])
-            )
-            for some in queues.values()
-        ]
+            queues.setdefault(one[0].dead_letter_queue, []).append(one)
+        commands = [self._forgotten(some) for some in queues.values()]
         return self._connection.send_unanswered(commands, commands)
 
-
-class _Done(NamedTuple):
-    """A message that is done: its queue, and the arguments of ``forget.lua``."""
-
-    dead_letter_queue: str
-    run: str
-    retries: int
-    start: str
-    first: int
+    def _forgotten(self, done: list[_Done]) -> Command:
+        """Return the command that deletes the counts of messages of one queue."""
+        keys = [self._keys.run(key) for key, _, _ in done]
+        args = [
+            value
+            for key, delivery, first in done
+            for value in (key.retries, self._start(delivery), int(first))
+        ]
+        return self._forget.command(keys, *args)
 
 
 def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:

@@ -1,0 +1,119 @@
+"""Reading from RabbitMQ: several frames with one call of the operating system.
+
+py-amqp reads the beginning, the content and the last byte of each of a message's three frames by
+a call of their own, and sets the socket's timeout twice a frame: 15 calls a message. In a pool of
+threads, each also lets another thread go first. What this saves is more than what counting costs.
+
+What was read and not yet handled stays in py-amqp's own buffer, so its own reads go on there.
+
+Source: ``_AbstractTransport.read_frame`` in
+https://github.com/celery/py-amqp/blob/main/amqp/transport.py
+"""
+
+from __future__ import annotations
+
+from socket import MSG_DONTWAIT
+from struct import unpack_from
+from typing import Any
+
+from amqp import Connection, RecoverableConnectionError  # type: ignore[import-untyped]
+from amqp.transport import TCPTransport  # type: ignore[import-untyped]
+
+_READ_BYTES = 8192  # a dozen messages of usual size
+_MOST_BYTES = 1 << 20
+_AROUND = 8  # bytes of a frame around its content: type, channel, size; end
+_END = 0xCE
+
+_HUB_POOLS = frozenset(f"celery.concurrency.{name}" for name in ("prefork", "thread"))
+
+
+def read_ahead(consumer: Any) -> None:
+    """Let a consumer read its messages a few at a time, where that is safe.
+
+    Not with TLS, whose socket cannot be asked for what is there without waiting. Not with solo:
+    tasks run while their message is handled, and the event loop must have its turn in between.
+
+    Args:
+        consumer: Celery's consumer, just connected.
+    """
+    connection = consumer.connection.connection
+    if not isinstance(connection, Connection) or type(connection.transport) is not TCPTransport:
+        return
+    frames = Frames(connection)
+    if consumer.hub is None:
+        if consumer.pool.is_green:
+            connection.drain_events = frames.drain_events
+    elif type(consumer.pool).__module__ in _HUB_POOLS:
+        consumer.hub.add_reader(connection.sock, frames.on_readable)
+
+
+class Frames:
+    """The frames that arrive on a connection.
+
+    Args:
+        connection: An open connection of py-amqp.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._transport = connection.transport
+        self._recv = connection.transport.sock.recv
+        self._missing = 0  # bytes of the frame of which only a part has arrived
+
+    def on_readable(self) -> None:
+        """Read once, without waiting, and handle all frames that are whole.
+
+        Called by kombu's event loop. It waits for the socket afterwards, so no whole frame may
+        be left.
+        """
+        if not self._connection.connected:
+            raise RecoverableConnectionError("Socket was disconnected")
+        try:
+            self._read(MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        while self._handle_next() is not None:
+            pass
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        """Handle frames until one ends a message, as py-amqp does it.
+
+        Args:
+            timeout: Longest wait for bytes, in seconds; ``None``: no limit.
+        """
+        ended: bool | None = False
+        while not ended:
+            ended = self._handle_next()
+            if ended is None:
+                with self._transport.having_timeout(timeout):
+                    self._read()
+
+    def _read(self, flags: int = 0) -> None:
+        transport = self._transport
+        try:
+            data = self._recv(min(max(_READ_BYTES, self._missing), _MOST_BYTES), flags)
+            if not data:
+                raise OSError("Server unexpectedly closed connection")  # noqa: TRY301 - as py-amqp
+        except (BlockingIOError, TimeoutError):
+            raise
+        except OSError:
+            transport.connected = False
+            raise
+        transport._read_buffer += data  # noqa: SLF001 - shared with py-amqp's own reads
+
+    def _handle_next(self) -> bool | None:
+        """Handle a frame; True if it ended a message or method, ``None`` if none is whole."""
+        transport = self._transport
+        data = transport._read_buffer  # noqa: SLF001
+        self._missing = 0
+        if len(data) < _AROUND:
+            return None
+        kind, channel, size = unpack_from(">BHI", data)
+        if len(data) < size + _AROUND:
+            self._missing = size + _AROUND - len(data)
+            return None
+        if data[size + 7] != _END:
+            transport.read_frame()  # raises py-amqp's error
+        # Before it is handled: whoever handles it may read the next one.
+        transport._read_buffer = data[size + _AROUND :]  # noqa: SLF001
+        return bool(self._connection.on_inbound_frame((kind, channel, data[7 : size + 7])))

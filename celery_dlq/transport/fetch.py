@@ -12,6 +12,7 @@ from kombu.transport import redis as kombu_redis
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from celery_dlq.backends.redis.check import is_cluster_node, too_old
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import url_without_secrets
@@ -28,7 +29,6 @@ _OFF = (
     "Reliable fetch is off: %s. Messages are fetched as kombu does: a worker that dies may take "
     "one along"
 )
-_OLDEST_REDIS = (6, 2)
 _TRANSPORTS = tuple(
     getattr(kombu_redis, name)
     for name in ("Transport", "SentinelTransport")
@@ -155,16 +155,15 @@ def refusal(channel: Any) -> str | None:
     server: dict[str, Any] = {}
     with suppress(RedisError):  # INFO may be forbidden
         server = client.info("server")
-    version = str(server.get("redis_version", ""))
-    with suppress(ValueError):
-        if version and tuple(map(int, version.split(".")[:2])) < _OLDEST_REDIS:
-            return f"expected Redis 6.2 or later, got {version}"
+    version = too_old(server)
+    if version is not None:
+        return f"expected Redis 6.2 or later, got {version}"
     try:
         _probe(client.execute_command, broker_of(channel).keys)
     except ResponseError as exc:
         if refuses_for_now(exc):  # no reason to fall back
             return None
-        if "cluster" in (server.get("redis_mode"), server.get("server_mode")):  # Redis, Valkey
+        if is_cluster_node(server):
             return f"expected a broker that is no Redis Cluster, or all its keys in one slot: {exc}"
         return f"expected Redis to allow what it needs, got {exc}"
     except (RedisError, OSError) as exc:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from celery_dlq.backends.redis.check import check
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import Scripts
@@ -30,10 +32,9 @@ class RedisPart:
     def _scripts(self) -> Scripts:
         return Scripts.on(self._client)
 
-    def check(self) -> None:
-        """Ping Redis."""
-        with translated(self._url):
-            self._client.ping()
+    def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
+        """Check that Redis does all that is asked of it; see `celery_dlq.backends.redis.check`."""
+        check(self._client, self._url, self._keys, dead_letter_queues)
 
     def now(self) -> datetime:
         """Return the time of Redis, the clock that all machines share."""

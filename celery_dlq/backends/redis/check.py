@@ -92,7 +92,7 @@ _FAULTS = (
         "take another number, or raise the server's setting 'databases'",
     ),
     _Fault(
-        r"(?i)unknown (redis )?command",
+        r"(?i)(unknown|unsupported) (redis )?command",
         "to know the commands of Redis 6.2",
         "rename none, and connect to it without a proxy that leaves some out",
     ),

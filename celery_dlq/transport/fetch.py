@@ -125,7 +125,7 @@ class ReliableFetch:
         """Use the broker of a new connection, unless it refuses."""
         self._refusal = refusal(channel)
         if self._refusal is None:
-            broker = broker_of(channel, no_reply=_may_skip_replies(channel))
+            broker = broker_of(channel)
             self.leases.connected(broker)
             self._keeper.connected(broker)
 
@@ -188,18 +188,3 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("HDEL", unacked, "probe")
     run("ZREM", index, "probe")
     run("DEL", *keys)
-
-
-def _may_skip_replies(channel: Any) -> bool:
-    """True if ``CLIENT REPLY SKIP`` is allowed; in Redis 6.2 it is not to users without @admin."""
-    commands = [("CLIENT", "REPLY", "SKIP"), ("PING",), ("ECHO", "probe")]
-    connection = None
-    try:
-        connection = broker_of(channel).client.connection_pool.make_connection()
-        connection.send_packed_command(connection.pack_commands(commands))
-        return bool(connection.read_response() == b"probe")
-    except (RedisError, OSError):
-        return False
-    finally:
-        if connection is not None:
-            connection.disconnect()

@@ -344,6 +344,6 @@ def test_a_user_who_may_not_skip_replies_is_counted_all_the_same(
     poll(operator.letters, timeout_seconds=30)
     (letter,) = operator.letters()
     assert (letter.task_id, letter.deliveries, ran("poison")) == (sent.id, 3, 3)
-    assert "refuses CLIENT REPLY" in worker.output
+    assert "CLIENT REPLY is refused" in worker.output
     poll(lambda: not list(store.client().scan_iter("dlq:*:run:*healthy*")))
     assert "failed in the background" not in worker.output

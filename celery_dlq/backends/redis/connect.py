@@ -357,8 +357,8 @@ class PipelinedConnection:
         for _ in range(2):
             self._connection.read_response()
         logger.warning(
-            "Each count waits for its reply, because the store at %s refuses CLIENT REPLY: %s; "
-            "allow its user +client|reply",
+            "Each write to %s waits for its reply, because CLIENT REPLY is refused: %s; allow it "
+            "with +client|reply",
             url_without_secrets(self._url),
             error_without_secrets(refusal),
         )

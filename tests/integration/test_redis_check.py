@@ -14,7 +14,7 @@ from builders import DLQ, a_delivery, a_key, a_letter, an_ended_delivery, key_of
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.base import CountStatus, MessageKey
+from celery_dlq.backends.base import CountStatus, MessageKey, OutboxEntry
 from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.errors import SettingsError, StoreUnavailable
@@ -206,11 +206,17 @@ def test_a_redis_that_hangs_costs_one_time_out(server: RedisServer) -> None:
     backend = RedisBackend(server.url, timeout_seconds=TIMEOUT_SECONDS)
     server.pause()
     begun, letter = time.monotonic(), a_letter()
+    an_entry = OutboxEntry(letter_id=letter.id, exchange="fanout", routing_key="orders")
     with pytest.raises(StoreUnavailable):
         backend.letters.check(QUEUES)
     for _ in range(5):
-        with pytest.raises(StoreUnavailable):
-            backend.letters.dead_letter(letter, key_of(letter))
+        for write in (
+            lambda: backend.letters.dead_letter(letter, key_of(letter)),
+            lambda: backend.reports.of(letter),
+            lambda: backend.outbox.add(DLQ, an_entry),
+        ):
+            with pytest.raises(StoreUnavailable):
+                write()
     assert time.monotonic() - begun < 3 * TIMEOUT_SECONDS
     server.resume()
     poll(lambda: stored(backend, letter), timeout_seconds=10)

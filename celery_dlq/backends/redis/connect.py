@@ -118,6 +118,11 @@ class Breaker:
         return self._reason is not None and self._clock() < self._closed_at
 
     @property
+    def has_failed(self) -> bool:
+        """True from a failure to the next reply."""
+        return self._reason is not None
+
+    @property
     def reason(self) -> Exception:
         """The last failure."""
         return self._reason or ConnectionError("not connected")
@@ -309,13 +314,14 @@ class PipelinedConnection:
                 raise unavailable(reply, self._url) from reply
         return True
 
-    def raise_if_resting(self) -> None:
-        """Raise `StoreUnavailable` while nothing is sent because Redis has just failed."""
-        if self._breaker.is_open:
-            raise unavailable(self._breaker.reason, self._url) from self._breaker.reason
+    def raise_if_away(self) -> None:
+        """Raise `StoreUnavailable` if Redis failed and does not answer yet."""
+        if self._breaker.has_failed:
+            self.call("PING")
 
     def _write(self, commands: Sequence[Command], *, reply: bool = True) -> None:
-        self.raise_if_resting()
+        if self._breaker.is_open:
+            raise unavailable(self._breaker.reason, self._url) from self._breaker.reason
         try:
             if self._connection is not None:
                 try:

@@ -29,7 +29,6 @@ from celery_dlq.backends.base import (
     position_at,
     stored_at,
 )
-from celery_dlq.backends.redis.check import check
 from celery_dlq.backends.redis.claims import RedisClaims
 from celery_dlq.backends.redis.connect import Command, PipelinedConnection, translated
 from celery_dlq.backends.redis.exports import RedisExports
@@ -91,19 +90,14 @@ class RedisStore(RedisPart):
         ttl_seconds: float = 72 * 3600.0,
         connection: PipelinedConnection | None = None,
     ) -> None:
-        super().__init__(client, url, keys)
+        super().__init__(client, url, keys, connection)
         self._ttl_millis = int(ttl_seconds * 1000)
         self._reader = StreamReader(client, url)
         self._claims = RedisClaims(client, url, keys)
         self._exports = RedisExports(client, url, keys)
         self._overviews = RedisOverviews(client, url, keys)
         self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
-        self._connection = connection
         self._named: set[str] = set()
-
-    def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
-        """Check that Redis does all that is asked of it; see `celery_dlq.backends.redis.check`."""
-        check(self._client, self._url, self._keys, dead_letter_queues, self._connection)
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""
@@ -138,8 +132,7 @@ class RedisStore(RedisPart):
     def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
         """Name the queue, then store: in one write once naming it has worked."""
         named: Command = ("SADD", self._keys.queues(), spelled(name))
-        if self._connection is not None:
-            self._connection.raise_if_resting()  # a timeout for each letter would stop the tasks
+        self._raise_if_away()
         if self._connection is not None and self._connection.is_open and name in self._named:
             try:
                 return self._connection.call_script(_DEAD_LETTER, places, *args, before=named)

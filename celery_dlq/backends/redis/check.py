@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import redis
 from redis.exceptions import ResponseError
 
 from celery_dlq.backends.redis.connect import PipelinedConnection, unavailable
@@ -133,8 +132,7 @@ def check(
     """
     try:
         if connection is not None:
-            connection.call("PING")
-            connection.close()  # processes of a pool must not inherit it
+            _check_connection(connection, keys)
         _check_kind(client, url)
         _check_commands(client, keys, dict.fromkeys(dead_letter_queues))
     except SettingsError:
@@ -169,6 +167,17 @@ def is_cluster_node(server: Mapping[str, Any]) -> bool:
     return "cluster" in (server.get("redis_mode"), server.get("server_mode"))
 
 
+def _check_connection(connection: PipelinedConnection, keys: Keys) -> None:
+    try:
+        connection.call("EXISTS", keys.queues())
+    except StoreUnavailable as exc:
+        if not isinstance(exc.__cause__, ResponseError):
+            raise
+        # It answers. The client will be told why it refuses.
+    finally:
+        connection.close()  # processes of a pool must not inherit it
+
+
 def _check_kind(client: Any, url: str) -> None:
     server: dict[str, Any] = {}
     with suppress(ResponseError):  # INFO may be forbidden
@@ -184,7 +193,7 @@ def _check_kind(client: Any, url: str) -> None:
 
 
 def _is_cluster_client(client: Any) -> bool:
-    return isinstance(client, redis.RedisCluster)
+    return hasattr(client, "get_node_from_key")
 
 
 def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from celery_dlq.adopt.run import AdoptRun, consumed_already
 from celery_dlq.backends.base import Backend, Clock, DeadLetterStore
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
-from celery_dlq.errors import BrokerUnavailable, StoreUnavailable
+from celery_dlq.errors import BrokerUnavailable
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measuring, WorkerGauges
@@ -204,7 +203,7 @@ class Assembly:
     # -- for workers --------------------------------------------------------------
 
     def make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Guard:
-        """Make the guard of one worker, as soon as its store answers.
+        """Make the guard of one worker, and check its store.
 
         Args:
             hostname: Node name of the worker.
@@ -212,8 +211,8 @@ class Assembly:
             flags_redelivery: True if the broker marks redelivered messages.
 
         Raises:
-            SettingsError: A setting is wrong.
-            StoreUnavailable: The store did not answer within ``dlq_start_timeout``.
+            SettingsError: A setting is wrong, or the store's password, permissions or version.
+            StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
         """
         from celery_dlq.contrib import sentry
         from celery_dlq.worker.guard import Guard
@@ -224,10 +223,17 @@ class Assembly:
         from celery_dlq.worker.policy_cache import PolicyCache
         from celery_dlq.worker.sampling import Sampler
         from celery_dlq.worker.spool import Spool
+        from celery_dlq.worker.start_check import StartCheck
 
         self.validate()
         settings, backend = self.settings, self.backend.separate()
-        _wait_for(backend.letters, settings.start_timeout)
+        measuring = Measuring(lambda: backend.metrics)
+        start_check = StartCheck(
+            partial(backend.letters.check, [*_dead_letter_queues(settings)]),
+            settings.start_timeout if settings.start == "refuse" else None,
+            measuring.counts,
+        )
+        start_check.run()
         table = self._policy_table()
         policy_cache = PolicyCache(table, self.app.amqp.queues, self.app.conf.task_default_queue)
         for name, hint in table.unknown_queues(known_queues(self.app)).items():
@@ -235,7 +241,6 @@ class Assembly:
                 "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
             )
         self.check_exchanges()
-        measuring = Measuring(lambda: backend.metrics)
         place = _shown_place(settings, self.app.conf)
         letter_writer = LetterWriter(
             backend.letters,
@@ -282,6 +287,7 @@ class Assembly:
         )
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
         guard.periodic_tasks.add(
+            start_check,
             Heartbeat(backend.workers, info, policy_cache.obey),
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
@@ -456,10 +462,14 @@ def _letters_on_broker(settings: Settings, app: Any, redis: RedisBackend) -> Dea
     settings.check_broker(app.connection_for_write().transport.driver_type)
     index = PositionIndex(redis.client, redis.url, redis.keys, redis.count_ttl)
     driver = QueueDriver(app.connection_for_write, max(_BROKER_SECONDS, settings.store_timeout))
+    return BrokerStore(driver, index, _dead_letter_queues(settings))
+
+
+def _dead_letter_queues(settings: Settings) -> Iterator[str]:
+    """The dead-letter queues that the settings name; others follow from patterns and tasks."""
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
     targets = (target for target in settings.adopt.values() if target is not None)
-    expected = (name for name in (*named, *targets) if not set(name) & set("*?["))
-    return BrokerStore(driver, index, expected)
+    return (name for name in (*named, *targets) if not set(name) & set("*?["))
 
 
 def _shown_place(settings: Settings, conf: Any) -> str:
@@ -487,23 +497,6 @@ def _trimming(
             "dead_letter_max_length take effect when `celery dlq trim` runs"
         )
     return []
-
-
-def _wait_for(store: DeadLetterStore, timeout_seconds: float) -> None:
-    """Wait until a store answers.
-
-    Raises:
-        StoreUnavailable: The store did not answer in time.
-    """
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            return store.check()
-        except StoreUnavailable as exc:
-            if time.monotonic() >= deadline:
-                raise
-            logger.warning("Waiting for the dead-letter store: %s", exc)
-            time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
 
 def _is_death(kind: type[Event]) -> bool:

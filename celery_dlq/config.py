@@ -34,14 +34,12 @@ from celery_dlq.policies.table import PolicyTable
 PREFIX = "dlq_"
 ENVIRONMENT = "CELERY_DLQ_SETTINGS"
 """Environment variable of settings for an app whose configuration is somebody else's."""
-_STORES = ("redis", "broker", "memory")
 # Seconds, where broker_transport_options do not say otherwise.
 # Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 _LEASED = ("redis", "rediss", "sentinel")
 _LEASE_SECONDS = 60.0
 _SHORTEST_LEASE_SECONDS = 5.0
-_SENTRY = ("groups", "beside", "off")
 
 
 def _setting(
@@ -80,16 +78,15 @@ def _shown(value: object) -> str:
     )
 
 
-def _store(where: str, value: object) -> str:
-    if value not in _STORES:
-        raise SettingsError(f"expected {where} to be one of {', '.join(_STORES)}, got {value!r}")
-    return str(value)
+def _one_of(*choices: str) -> Callable[[str, object], str]:
+    def check(where: str, value: object) -> str:
+        if value not in choices:
+            raise SettingsError(
+                f"expected {where} to be one of {', '.join(choices)}, got {value!r}"
+            )
+        return str(value)
 
-
-def _sentry(where: str, value: object) -> str:
-    if value not in _SENTRY:
-        raise SettingsError(f"expected {where} to be one of {', '.join(_SENTRY)}, got {value!r}")
-    return str(value)
+    return check
 
 
 def _share(where: str, value: object) -> float:
@@ -207,7 +204,7 @@ class Settings:
     )
     store: str = _setting(
         "redis",
-        _store,
+        _one_of("redis", "broker", "memory"),
         "Where letters are kept: redis, broker (real queues on a broker that is RabbitMQ; Redis is "
         "still needed for counting), or memory (tests; gone with the process). Defaults to redis.",
     )
@@ -231,11 +228,19 @@ class Settings:
         "How long counts and history of a message are kept after its last delivery. "
         "Unit: seconds or timedelta. Defaults to 72 hours, sliding.",
     )
+    start: str = _setting(
+        "go_on",
+        _one_of("go_on", "refuse"),
+        "What a starting worker does when the store is away (no connection, read-only, full): "
+        "go_on starts without it, as in an outage, or refuse waits for dlq_start_timeout and then "
+        "ends with exit code 1. What is wrong (password, permissions, version, a node of a "
+        "cluster) ends it in both cases. Defaults to go_on.",
+    )
     start_timeout: float = _setting(
         10.0,
         seconds,
-        "How long a starting worker waits for the store to answer before it gives up. "
-        "Unit: seconds or timedelta. Special value: 0 tries once. Defaults to 10.",
+        "With dlq_start = 'refuse': how long a starting worker waits for the store before it "
+        "gives up. Unit: seconds or timedelta. Special value: 0 tries once. Defaults to 10.",
     )
     store_timeout: float = _setting(
         2.0,
@@ -279,7 +284,7 @@ class Settings:
     )
     sentry: str = _setting(
         "groups",
-        _sentry,
+        _one_of("groups", "beside", "off"),
         "What Sentry is told, if sentry_sdk is initialised in the worker: groups (one event per "
         "group of letters when it is new, came back or grew tenfold, instead of the "
         "CeleryIntegration's event per failure), beside (the integration's events stay, and only "

@@ -23,6 +23,7 @@ DEFAULT_TIER = (
     "tests/acceptance/test_operations.py",
     "tests/acceptance/test_own_parts.py",
     "tests/acceptance/test_redrive.py",
+    "tests/acceptance/test_start.py::test_a_worker_starts_without_its_store_and_is_whole_when_it_comes_back[refused",
     "tests/acceptance/test_store_down.py",
     "tests/examples/test_containers.py",
 )

@@ -18,6 +18,8 @@ _UNSAFE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u20
 _UNSAFE_IN_TEXT = re.compile(f"[{_UNSAFE}]")
 _UNSAFE_IN_LINE = re.compile(f"[\t\n{_UNSAFE}]")
 _NEXT_URL = re.compile(r";(?=[a-z+]+://)")
+_ARGUMENTS = re.compile(r",? with args beginning with:.*")
+_PASSWORD = re.compile(r"(?<=password=).*?(?=,\s*\w+=|\)|$)")
 
 
 def printable(text: str) -> str:
@@ -57,6 +59,20 @@ def url_without_secrets(url: str) -> str:
     if malformed:
         return f"{url.partition('://')[0]}://…"
     return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+
+
+def error_without_secrets(exc: BaseException) -> str:
+    """Describe an error in one line, without what its client was given to log in.
+
+    Redis repeats the arguments of a command that it does not know, e.g. of a renamed ``AUTH``;
+    redis-py before 8 prints the passwords of Sentinels that it could not ask.
+
+    >>> error_without_secrets(OSError("<Redis(host=a,password=hush,db=0)> is away"))
+    'OSError: <Redis(host=a,password=**,db=0)> is away'
+    """
+    text = _ARGUMENTS.sub("", " ".join(str(exc).split()))
+    text = _PASSWORD.sub("**", text)
+    return f"{type(exc).__name__}: {text}"
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

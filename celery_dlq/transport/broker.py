@@ -40,7 +40,6 @@ class Broker:
         steps: The priorities that have a list.
         priority_of: Returns the priority of an envelope.
         decode_body: Decodes the body of an envelope, given its encoding.
-        no_reply: True if commands may be sent to which Redis does not reply.
     """
 
     client: Any
@@ -52,7 +51,6 @@ class Broker:
     steps: Sequence[int]
     priority_of: Callable[[Any], int]
     decode_body: Callable[..., Any]
-    no_reply: bool = True
 
     @property
     def leases(self) -> str:
@@ -104,7 +102,7 @@ class _Client:
     connection_pool: _Connections
 
 
-def broker_of(channel: Any, *, no_reply: bool = True) -> Broker:
+def broker_of(channel: Any) -> Broker:
     """The Redis of a channel, as the worker's leases use it; see `Broker`."""
     prefix = channel.global_keyprefix
     return Broker(
@@ -115,7 +113,6 @@ def broker_of(channel: Any, *, no_reply: bool = True) -> Broker:
         prefix=prefix,
         sep=channel.sep,
         steps=channel.priority_steps,
-        no_reply=no_reply,
         priority_of=partial(channel._get_message_priority, reverse=False),  # noqa: SLF001
         decode_body=channel.decode_body,
     )

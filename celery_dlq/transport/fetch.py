@@ -12,6 +12,7 @@ from kombu.transport import redis as kombu_redis
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from celery_dlq.backends.redis.check import is_cluster_node, too_old
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import url_without_secrets
@@ -28,7 +29,6 @@ _OFF = (
     "Reliable fetch is off: %s. Messages are fetched as kombu does: a worker that dies may take "
     "one along"
 )
-_OLDEST_REDIS = (6, 2)
 _TRANSPORTS = tuple(
     getattr(kombu_redis, name)
     for name in ("Transport", "SentinelTransport")
@@ -125,7 +125,7 @@ class ReliableFetch:
         """Use the broker of a new connection, unless it refuses."""
         self._refusal = refusal(channel)
         if self._refusal is None:
-            broker = broker_of(channel, no_reply=_may_skip_replies(channel))
+            broker = broker_of(channel)
             self.leases.connected(broker)
             self._keeper.connected(broker)
 
@@ -155,16 +155,15 @@ def refusal(channel: Any) -> str | None:
     server: dict[str, Any] = {}
     with suppress(RedisError):  # INFO may be forbidden
         server = client.info("server")
-    version = str(server.get("redis_version", ""))
-    with suppress(ValueError):
-        if version and tuple(map(int, version.split(".")[:2])) < _OLDEST_REDIS:
-            return f"expected Redis 6.2 or later, got {version}"
+    version = too_old(server)
+    if version is not None:
+        return f"expected Redis 6.2 or later, got {version}"
     try:
         _probe(client.execute_command, broker_of(channel).keys)
     except ResponseError as exc:
         if refuses_for_now(exc):  # no reason to fall back
             return None
-        if "cluster" in (server.get("redis_mode"), server.get("server_mode")):  # Redis, Valkey
+        if is_cluster_node(server):
             return f"expected a broker that is no Redis Cluster, or all its keys in one slot: {exc}"
         return f"expected Redis to allow what it needs, got {exc}"
     except (RedisError, OSError) as exc:
@@ -189,18 +188,3 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("HDEL", unacked, "probe")
     run("ZREM", index, "probe")
     run("DEL", *keys)
-
-
-def _may_skip_replies(channel: Any) -> bool:
-    """True if ``CLIENT REPLY SKIP`` is allowed; in Redis 6.2 it is not to users without @admin."""
-    commands = [("CLIENT", "REPLY", "SKIP"), ("PING",), ("ECHO", "probe")]
-    connection = None
-    try:
-        connection = broker_of(channel).client.connection_pool.make_connection()
-        connection.send_packed_command(connection.pack_commands(commands))
-        return bool(connection.read_response() == b"probe")
-    except (RedisError, OSError):
-        return False
-    finally:
-        if connection is not None:
-            connection.disconnect()

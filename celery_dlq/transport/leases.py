@@ -108,10 +108,7 @@ class Leases:
         self._acknowledged.append(tag)
         connection, broker = self._connection, self._broker
         if connection is not None and broker is not None:
-            if broker.no_reply:
-                connection.send_unanswered([("HDEL", broker.unacked, tag)])
-            else:
-                connection.probe("HDEL", broker.unacked, tag)
+            connection.send_unanswered([("HDEL", broker.unacked, tag)])
         if len(self._acknowledged) > _MAX_UNCONFIRMED:
             self._confirm_here()
 

@@ -165,7 +165,14 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"dlq_queues": {"orders": {"max_deliveries": -1}}}, "1 or more, got -1"),
     ({"dlq_queues": {"orders": {"dead_letter_queue": "orders"}}}, "another queue, got 'orders'"),
     ({"dlq_url": "amqp://guest:hush@localhost"}, "to be a Redis URL"),
-    ({"dlq_url": "redis://:hush@127.0.0.1:1/0", "dlq_start_timeout": 0}, "check that Redis runs"),
+    (
+        {
+            "dlq_url": "redis://:hush@127.0.0.1:1/0",
+            "dlq_start": "refuse",
+            "dlq_start_timeout": 0,
+        },
+        "check that Redis runs",
+    ),
 ]
 
 

@@ -52,7 +52,6 @@ app.conf.update(
     dlq_url=f"{URL}/0",
     dlq_queues={QUEUE: {"max_deliveries": MAX_DELIVERIES, "dead_letter_ttl": TTL_SECONDS}},
     dlq_spool_dir=str(FOLDER / "spool"),
-    dlq_start_timeout=30,
     dlq_reliable_fetch=RELIABLE_FETCH,
 )
 if BROKER.startswith("redis"):

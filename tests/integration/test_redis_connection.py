@@ -727,8 +727,10 @@ def test_a_wrong_password_is_an_outage_that_never_shows_it(
     connection = parts.connection()
     counter = parts.counter(connection)
     with caplog.at_level(logging.DEBUG):
+        with pytest.raises(SettingsError, match="to accept the user and password") as wrong:
+            store.check()
         texts = [
-            unavailable(store.check),
+            str(wrong.value),
             unavailable(lambda: store.dead_letter(letter, key_of(letter))),
             unavailable(lambda: list(store.letters(DLQ, newest_first=False))),
             unavailable(lambda: counter.count(key, a_delivery(), None)),
@@ -805,7 +807,8 @@ def test_something_that_is_no_redis_is_an_outage() -> None:
             counter = parts.counter()
             unavailable(lambda: counter.count(a_key(), a_delivery(), None))
             counter.count_first(a_key(), a_delivery())
-            unavailable(parts.store().check)
+            with pytest.raises(SettingsError, match="to be a Redis, got InvalidResponse"):
+                parts.store().check()
         finally:
             parts.close()
             stop.set()

@@ -19,10 +19,11 @@ from redis.exceptions import RedisError
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
+from celery_dlq.backends.redis.connect import PipelinedConnection
 from celery_dlq.transport.broker import broker_of
 from celery_dlq.transport.channel import ReliableChannel
 from celery_dlq.transport.entries import Entry, EntryMessage, record_end, recorded, redelivered
-from celery_dlq.transport.fetch import _may_skip_replies, refusal
+from celery_dlq.transport.fetch import refusal
 from celery_dlq.transport.poller import ReliablePoller
 from celery_dlq.transport.wake import WakeConnection
 from celery_dlq.worker.bootsteps import assembly_of
@@ -243,7 +244,6 @@ def test_a_redis_that_allows_everything_is_used(
     """The probe leaves nothing behind."""
     channel = channel_of(redis_url, global_keyprefix="shop:")
     assert refusal(channel) is None
-    assert _may_skip_replies(channel)
     assert redis_server.client().keys() == []
 
 
@@ -282,7 +282,13 @@ def test_a_user_who_may_not_switch_replies_off_acknowledges_with_replies(
     forbidden = "-client|reply" if newer else "-client"
     channel = channel_of(user(redis_server, "~*", "&*", "+@all", forbidden))
     assert refusal(channel) is None
-    assert not _may_skip_replies(channel)
+    broker, client = broker_of(channel), redis_server.client()
+    client.hset(broker.unacked, "tag", "a message")
+    connection = PipelinedConnection(broker.client, broker.url)
+    assert connection.send_unanswered([("HDEL", broker.unacked, "tag")])
+    assert not client.hexists(broker.unacked, "tag")
+    assert connection.call("ECHO", "mine") == b"mine"
+    connection.close()
 
 
 @pytest.mark.parametrize(

@@ -203,8 +203,16 @@ class DeadLetterStore(Protocol):
 
     capabilities: Capabilities
 
-    def check(self) -> None:
-        """Return if the store answers, raise if it does not."""
+    def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
+        """Check that letters can be stored here; leaves nothing behind.
+
+        Args:
+            dead_letter_queues: Names of queues that will be used.
+
+        Raises:
+            StoreUnavailable: Not now: the store does not answer, is read-only or full.
+            SettingsError: Never, until somebody changes its URL, its user's rights or its version.
+        """
 
     def now(self) -> datetime:
         """Return the current time by the store's clock, by which letters age and leases end."""

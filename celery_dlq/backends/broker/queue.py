@@ -21,7 +21,7 @@ from kombu.exceptions import KombuError
 
 from celery_dlq.backends.broker.message import LetterMessage, publish
 from celery_dlq.backends.broker.snapshot import Entry, Snapshot
-from celery_dlq.errors import StoreError, StoreUnavailable
+from celery_dlq.errors import SettingsError, StoreError, StoreUnavailable
 from celery_dlq.events import whoami
 from celery_dlq.logs import get_logger
 
@@ -50,6 +50,7 @@ _LOCK_SUFFIX = ".reader"
 
 _FIRST_MAJOR_WITH_LIMIT = 4  # RabbitMQ 4 has a delivery limit by default
 _NOT_FOUND, _LOCKED, _DECLARED_OTHERWISE = 404, 405, 406  # AMQP's reply codes
+_REFUSED, _NOT_ALLOWED = 403, 530
 
 
 class QueueDriver:
@@ -77,8 +78,21 @@ class QueueDriver:
         self._lock = threading.RLock()
 
     def check(self) -> None:
-        """Connect."""
-        self._tried(self._open)
+        """Connect.
+
+        Raises:
+            StoreUnavailable: The broker does not answer.
+            SettingsError: It refuses the user, or has no such virtual host.
+        """
+        try:
+            self._tried(self._open)
+        except StoreUnavailable as exc:
+            if getattr(exc.__cause__, "code", None) in (_REFUSED, _NOT_ALLOWED):
+                raise SettingsError(
+                    f"expected broker_url to name a user, its password and a virtual host of "
+                    f"RabbitMQ, got: {exc}; correct them"
+                ) from exc
+            raise
 
     def put(self, queue: str, letter: LetterMessage) -> None:
         """Publish a letter and wait until the broker has confirmed it.

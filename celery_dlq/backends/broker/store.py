@@ -73,9 +73,9 @@ class BrokerStore:
         self._seen: tuple[str, object, float, Snapshot] | None = None
         self._lock = threading.RLock()
 
-    def check(self) -> None:
+    def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
         """Check Redis and the broker."""
-        self._index.check()
+        self._index.check(dead_letter_queues)
         self._driver.check()
 
     def now(self) -> datetime:

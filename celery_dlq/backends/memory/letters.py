@@ -51,7 +51,7 @@ class MemoryStore:
         self._bin: dict[tuple[str, str], tuple[float, DeadLetter]] = {}
         self._lock = threading.RLock()
 
-    def check(self) -> None:
+    def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
         """Do nothing: memory always answers."""
 
     def now(self) -> datetime:

@@ -88,7 +88,7 @@ class RedisBackend:
     @cached_property
     def outbox(self) -> RedisOutbox:
         """Letters still to be published to dead-letter exchanges."""
-        return RedisOutbox(self.client, self.url, self.keys)
+        return RedisOutbox(self.client, self.url, self.keys, self.connection)
 
     @cached_property
     def metrics(self) -> RedisMetrics:
@@ -109,7 +109,9 @@ class RedisBackend:
     def reports(self) -> RedisReports:
         """Decides which letters are reported to an error tracker."""
         tallied = self._make_letters is None
-        return RedisReports(self.client, self.url, self.keys, tallied=tallied)
+        return RedisReports(
+            self.client, self.url, self.keys, connection=self.connection, tallied=tallied
+        )
 
     def separate(self) -> RedisBackend:
         """Return a backend on the same data with its own connections."""

@@ -31,7 +31,7 @@ from celery_dlq.backends.redis.address import Address, Kind, address_of
 from celery_dlq.backends.redis.cluster import LazyCluster
 from celery_dlq.backends.redis.scripts import ScriptText
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.letters.printable import url_without_secrets
+from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 from celery_dlq.logs import get_logger
 
 try:
@@ -129,7 +129,7 @@ def _through_sentinels(address: Address, connections: list[dict[str, Any]]) -> A
 def unavailable(exc: Exception, url: str) -> StoreUnavailable:
     """Return the error for a failure of Redis; it shows no password."""
     return StoreUnavailable(
-        f"the store at {url_without_secrets(url)} failed with {type(exc).__name__}: {exc}; "
+        f"the store at {url_without_secrets(url)} failed with {error_without_secrets(exc)}; "
         f"check that Redis runs there and accepts writes, and that dlq_url is right"
     )
 
@@ -178,6 +178,11 @@ class Breaker:
         return self._reason is not None and self._clock() < self._closed_at
 
     @property
+    def has_failed(self) -> bool:
+        """True from a failure to the next reply."""
+        return self._reason is not None
+
+    @property
     def reason(self) -> Exception:
         """The last failure."""
         return self._reason or ConnectionError("not connected")
@@ -204,6 +209,8 @@ class PipelinedConnection:
 
     Commands without a reply also survive if this process is killed right after the write: Redis
     drops a client to which it cannot write a reply, with all that it has not read from it yet.
+
+    To a user who may not run ``CLIENT REPLY``, Redis replies all the same; each reply is awaited.
 
     Thread-safe.
 
@@ -237,6 +244,7 @@ class PipelinedConnection:
         self._breaker = breaker or Breaker()
         self._lock = threading.RLock()
         self._connection: Any = None
+        self._skips: bool | None = None  # True if CLIENT REPLY is allowed
         self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self._logged_at = -self._LOG_SECONDS
         self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
@@ -264,7 +272,9 @@ class PipelinedConnection:
         """
         with self._lock:
             try:
-                self._write(_unanswered(commands))
+                self._write(commands, reply=False)
+                if not self._skips:
+                    return self._awaited(commands, again)
             except StoreUnavailable as exc:
                 if keep:
                     self._unconfirmed.extend(again)
@@ -389,18 +399,43 @@ class PipelinedConnection:
                 self.probe(*self._question)
             self._drop()
 
-    def _write(self, commands: Sequence[Command]) -> None:
+    def _awaited(self, commands: Sequence[Command], again: Sequence[Command]) -> bool:
+        """Read the replies to commands that should have none; True if Redis did not refuse."""
+        try:
+            replies = self._replies(len(commands))
+        except (RedisError, OSError):  # it is unknown if they were executed
+            self._drop()
+            self._unconfirmed.extend(again)
+            self.probe(*self._question)  # sends them over a new connection
+            return True
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise unavailable(reply, self._url) from reply
+        return True
+
+    def raise_if_away(self) -> None:
+        """Raise `StoreUnavailable` if Redis failed and does not answer yet."""
+        if self._breaker.has_failed:
+            self.call(*self._question)
+
+    def _write(self, commands: Sequence[Command], *, reply: bool = True) -> None:
         if self._breaker.is_open:
             raise unavailable(self._breaker.reason, self._url) from self._breaker.reason
         try:
             if self._connection is not None:
                 try:
-                    return self._send(commands)
+                    return self._send(commands, reply=reply)
                 except (redis.ConnectionError, OSError):
                     self._drop()  # Redis closed an idle connection; it need not be down
             self._connection = self._new_connection()
             self._connection.connect()
-            self._send([*_unanswered(self._unconfirmed), *commands])
+            self._skips = None
+            if self._unconfirmed:
+                again = list(self._unconfirmed)
+                self._send(again, reply=False)
+                if not self._skips:
+                    self._replies(len(again))
+            self._send(commands, reply=reply)
         except (RedisError, OSError) as exc:
             self._lost(exc)
             raise unavailable(exc, self._url) from exc
@@ -408,7 +443,12 @@ class PipelinedConnection:
     def _new_connection(self) -> Any:
         return self._client.connection_pool.make_connection()
 
-    def _send(self, commands: Sequence[Command]) -> None:
+    def _send(self, commands: Sequence[Command], *, reply: bool) -> None:
+        if not reply:
+            if self._skips is None:
+                self._skips = self._may_skip_replies()
+            if self._skips:
+                commands = _unanswered(commands)
         packed = self._packed(commands)
         sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
         if type(sock) is socket.socket and len(packed) == 1:  # TLS has a class of its own
@@ -420,6 +460,27 @@ class PipelinedConnection:
                     return
                 packed = [rest]
         self._connection.send_packed_command(packed, check_health=False)
+
+    def _may_skip_replies(self) -> bool:
+        """True if ``CLIENT REPLY`` is allowed; in Redis 6 it is not to users without @admin."""
+        self._send([_NO_REPLY, ("PING",), ("PING",)], reply=True)
+        try:
+            self._connection.read_response()
+        except ResponseError as exc:
+            if "client" not in str(exc).lower():
+                raise
+            refusal = exc
+        else:
+            return True
+        for _ in range(2):
+            self._connection.read_response()
+        logger.warning(
+            "Each write to %s waits for its reply, because CLIENT REPLY is refused: %s; allow it "
+            "with +client|reply",
+            url_without_secrets(self._url),
+            error_without_secrets(refusal),
+        )
+        return False
 
     def _packed(self, commands: Sequence[Command]) -> list[bytes | memoryview]:
         """Pack like redis-py, without its checks of each argument: these are all our own."""
@@ -440,22 +501,24 @@ class PipelinedConnection:
 
     def _answers(self, commands: Sequence[Command]) -> list[Any]:
         self._write(commands)
-        return [self._one() for _ in commands]
+        return self._replies(len(commands))
 
-    def _one(self) -> Any:
-        """Read a reply or a refusal; either confirms everything sent before."""
-        try:
-            reply = self._connection.read_response()
-        except ResponseError as exc:
-            reply = exc
-        except RedisError as exc:
-            if not isinstance(exc, redis.ConnectionError):  # it hangs, or is not Redis
-                self._lost(exc)
-            raise
-        if not isinstance(reply, ELSEWHERE):
+    def _replies(self, number: int) -> list[Any]:
+        """Read replies or refusals; they confirm everything sent before."""
+        replies = []
+        for _ in range(number):
+            try:
+                replies.append(self._connection.read_response())
+            except ResponseError as exc:
+                replies.append(exc)
+            except RedisError as exc:
+                if not isinstance(exc, redis.ConnectionError):  # it hangs, or is not Redis
+                    self._lost(exc)
+                raise
+        if not any(isinstance(reply, ELSEWHERE) for reply in replies):
             self._unconfirmed.clear()
         self._breaker.worked()
-        return reply
+        return replies
 
     def _lost(self, exc: Exception) -> None:
         self._breaker.failed(exc)

@@ -157,6 +157,10 @@ class Keys:
         which = f"{key.redrives}.{key.nesting}" if key.nesting else key.redrives
         return f"{_beginning(self.prefix, key.dead_letter_queue)}:run:{which}:{task_id}"
 
+    def check(self, dead_letter_queue: str, token: str) -> str:
+        """HASH, ZSET, STREAM, SET or STRING: what a worker's start tries; removed at once."""
+        return f"{self._of(dead_letter_queue)}:check:{token}"
+
     def _of(self, dead_letter_queue: str) -> str:
         """Return the start of all keys of a queue, with its name as the hash tag."""
         return _beginning(self.prefix, dead_letter_queue)

@@ -91,14 +91,13 @@ class RedisStore(RedisPart):
         ttl_seconds: float = 72 * 3600.0,
         connection: PipelinedConnection | None = None,
     ) -> None:
-        super().__init__(client, url, keys)
+        super().__init__(client, url, keys, connection)
         self._ttl_millis = int(ttl_seconds * 1000)
         self._reader = StreamReader(client, url)
         self._claims = RedisClaims(client, url, keys)
         self._exports = RedisExports(client, url, keys)
         self._overviews = RedisOverviews(client, url, keys)
         self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
-        self._connection = connection
         self._named: set[str] = set()
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
@@ -134,6 +133,7 @@ class RedisStore(RedisPart):
     def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
         """Name the queue, then store: in one write once naming it has worked."""
         named: Command = ("SADD", self._keys.queues(), spelled(name))
+        self._raise_if_away()
         connection = self._connection
         if connection is not None and (
             connection.is_replicated or (connection.is_open and name in self._named)
@@ -142,8 +142,9 @@ class RedisStore(RedisPart):
                 reply = connection.call_script(_DEAD_LETTER, places, *args, before=named)
                 connection.wait_for_replica(places[0])
             except StoreUnavailable as exc:
-                # Redis would refuse again, and a second timeout would delay the tasks.
-                if not isinstance(exc.__cause__, redis.ConnectionError):
+                # Redis would refuse again, and a second timeout would delay the tasks. Where a
+                # replica takes over, the connection has looked for it.
+                if connection.is_replicated or not isinstance(exc.__cause__, redis.ConnectionError):
                     raise
             else:
                 return reply

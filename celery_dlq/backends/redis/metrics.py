@@ -35,7 +35,7 @@ class RedisMetrics(RedisPart):
     def __init__(self, client: Any, url: str, keys: Keys, connection: PipelinedConnection) -> None:
         super().__init__(client, url, keys)
         self._measure = script_text("measure")
-        self._connection = connection
+        self._writes = connection
 
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Write counts and gauges; see `MetricsStore.add`."""
@@ -43,7 +43,7 @@ class RedisMetrics(RedisPart):
         values = "" if gauges is None else _json([gauges.spool, gauges.waiting])
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
         places = (self._keys.counts(), self._keys.gauges())
-        return self._connection.send_unanswered(
+        return self._writes.send_unanswered(
             [self._measure.command(places, _MOST_FIELDS, worker, values, *fields)]
         )
 

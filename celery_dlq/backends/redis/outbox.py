@@ -16,6 +16,7 @@ class RedisOutbox(RedisPart):
 
     def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
         """Add an entry, due at once."""
+        self._raise_if_away()
         with translated(self._url):
             self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): 0})
 

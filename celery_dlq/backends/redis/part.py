@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.check import check
+from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import Scripts
 from celery_dlq.record import from_micros
@@ -19,21 +21,29 @@ class RedisPart:
         client: A redis-py client that returns bytes.
         url: Shown in messages, without its password.
         keys: Key names.
+        connection: The worker's connection for counts. Its circuit breaker spares what a worker
+            writes the time-outs of a Redis that hangs: each would stop the tasks.
     """
 
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
+    def __init__(
+        self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
+    ) -> None:
         self._client = client
         self._url = url
         self._keys = keys
+        self._connection = connection
 
     @cached_property
     def _scripts(self) -> Scripts:
         return Scripts.on(self._client)
 
-    def check(self) -> None:
-        """Ping Redis."""
-        with translated(self._url):
-            self._client.ping()
+    def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
+        """Check that Redis does all that is asked of it; see `celery_dlq.backends.redis.check`."""
+        check(self._client, self._url, self._keys, dead_letter_queues, self._connection)
+
+    def _raise_if_away(self) -> None:
+        if self._connection is not None:
+            self._connection.raise_if_away()
 
     def now(self) -> datetime:
         """Return the time of Redis, the clock that all machines share."""

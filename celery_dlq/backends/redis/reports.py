@@ -13,7 +13,7 @@ from celery_dlq.backends.base.reports import (
     Report,
     Why,
 )
-from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.connect import PipelinedConnection, translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.scripts import ReportReply
@@ -33,6 +33,7 @@ class RedisReports(RedisPart):
         client: A redis-py client that returns bytes.
         url: Shown in messages, without its password.
         keys: Key names.
+        connection: As for `RedisPart`.
         tallied: True if letters are stored in this Redis, which then knows if a group is empty.
         gap_seconds: Minimum time between two reports that a group came back.
     """
@@ -43,10 +44,11 @@ class RedisReports(RedisPart):
         url: str,
         keys: Keys,
         *,
+        connection: PipelinedConnection | None = None,
         tallied: bool = True,
         gap_seconds: float = GAP_SECONDS,
     ) -> None:
-        super().__init__(client, url, keys)
+        super().__init__(client, url, keys, connection)
         self._options = [
             int(tallied),
             *(int(seconds * 1000) for seconds in (QUIET_SECONDS, gap_seconds)),
@@ -57,6 +59,7 @@ class RedisReports(RedisPart):
 
     def of(self, letter: DeadLetter) -> Report | None:
         """Decide about a letter."""
+        self._raise_if_away()
         queue, fingerprint = letter.dead_letter_queue, letter.fingerprint
         places = [
             self._keys.report(queue, fingerprint),

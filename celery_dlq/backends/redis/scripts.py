@@ -175,6 +175,7 @@ class Scripts:
     report: Script
     measure: Script
     export_lease: Script
+    check: Script
 
     @classmethod
     def on(cls, client: Any) -> Scripts:

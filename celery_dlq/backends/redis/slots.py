@@ -95,7 +95,11 @@ class ClusterConnection(PipelinedConnection):
             if not self._found_again(slot):
                 raise
         with translated(self._url):
-            return self._client.execute_command(*(again or command))
+            try:
+                return self._client.execute_command(*(again or command))
+            except (redis.ConnectionError, redis.TimeoutError) as exc:
+                slot.search.failed(exc)
+                raise
 
     def wait_for_replica(self, key: str) -> None:
         """Wait for a replica of the slot's master; see `PipelinedConnection.wait_for_replica`."""

@@ -41,8 +41,7 @@ class RedisWorkerRegistry(RedisPart):
     def __init__(
         self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
     ) -> None:
-        self._connection = connection
-        super().__init__(client, url, keys)
+        super().__init__(client, url, keys, connection)
 
     def register(self, info: WorkerInfo) -> None:
         """Save a worker's info."""

@@ -84,6 +84,16 @@ class PolicyTable:
         ruling = self.resolve(source) if source != name else None
         return ruling if ruling and ruling.dead_letter_queue_of(source) == name else None
 
+    def unbounded(self) -> list[str]:
+        """The dead-letter queues, or patterns of them, whose letters no policy ever removes."""
+        return sorted(
+            {
+                policy.dead_letter_queue_of(where)
+                for where, policy in self._targeting()
+                if not (policy.dead_letter_ttl or policy.dead_letter_max_length)
+            }
+        )
+
     def unknown_queues(self, known: set[str]) -> dict[str, str]:
         """Queue names with a policy that are not in ``known``, each with a suggestion."""
         exact = [name for name in self.queues if not re.search(r"[*?\[]", name)]

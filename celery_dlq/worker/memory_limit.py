@@ -42,7 +42,9 @@ class MemoryLimit:
 
     Letters lose their text between the limit and halfway to the server's maximum, and wait above
     that. The memory is read once a second, and again whenever this worker has written a hundredth
-    of the room that was left: so a hundred workers together do not overshoot.
+    of the room that was left. N workers, who do not see each other's letters in between, overshoot
+    by at most N hundredths of the room that was left a second before, or by 64 kB (or a letter)
+    each where that is more.
 
     Args:
         read: Returns the server's memory; ``None`` if that is unknown.

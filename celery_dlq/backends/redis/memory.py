@@ -51,7 +51,8 @@ class RedisMemory(RedisPart):
 
     def _masters(self) -> list[Mapping[str, Any]]:
         if hasattr(self._client, "get_primaries"):  # a cluster
-            return list(self._client.info("memory", target_nodes="primaries").values())
+            nodes = self._client.get_primaries()
+            return [self._client.info("memory", target_nodes=node) for node in nodes]
         return [self._client.info("memory")]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
 from celery_dlq.backends.base import ServerMemory
@@ -21,6 +21,7 @@ class MemoryCheck:
     Args:
         settings: The checked settings.
         table: All policies of the app.
+        queues: The names of the app's queues.
         broker_url: The app's ``broker_url``.
         read: Returns the memory of Redis; ``None`` if that is unknown.
     """
@@ -29,11 +30,13 @@ class MemoryCheck:
         self,
         settings: Settings,
         table: PolicyTable,
+        queues: Iterable[str],
         broker_url: object,
         read: Callable[[], ServerMemory | None],
     ) -> None:
         self._settings = settings
         self._table = table
+        self._queues = queues
         self._broker_url = broker_url
         self._read = read
 
@@ -60,7 +63,7 @@ class MemoryCheck:
             return []
         letters = self._settings.store == "redis"
         found = []
-        unbounded = self._table.unbounded()
+        unbounded = self._table.unbounded(self._queues)
         if letters and unbounded and self._is_brokers():
             found.append(
                 f"The letters of {_names(unbounded)} are kept for ever in the broker's Redis: set "

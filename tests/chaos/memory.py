@@ -51,7 +51,6 @@ POLICIES = (
 MOST_WAITING = 200  # messages in the queue: what the broker holds is not what is tried here
 LOOK_SECONDS = 0.1
 QUIET_SECONDS = 10.0
-DRAIN_SECONDS = 900.0
 
 
 @dataclass(slots=True)
@@ -251,7 +250,7 @@ class Flood:
         places: dict[str, tuple[int, ...]] = {}
         dead_letters = DeadLetters(Celery("drain", broker=self.server.url))
         at_first = {name.decode() for name in self.client.hkeys(IDS)}
-        deadline = time.monotonic() + DRAIN_SECONDS
+        deadline = time.monotonic() + self.options.drain
         while len(places) < len(self.expected) and time.monotonic() < deadline:
             found = {i.decode(): entry.decode() for i, entry in self.client.hgetall(IDS).items()}
             places |= {i: tuple(map(int, entry.split("-"))) for i, entry in found.items()}
@@ -293,7 +292,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--maxmemory", default="256mb")
     parser.add_argument("--limit", type=float, default=0.8, help="dlq_memory_limit")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--drain", action="store_true", help="make room, and empty the spools")
+    parser.add_argument("--drain", type=float, default=0.0, help="empty spools for so long")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--report", type=Path, help="write what came of it as JSON")
     parser.add_argument("--keep", action="store_true", help="keep logs and spools")

@@ -14,7 +14,7 @@ from redis.cluster import RedisCluster
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq import DeadLetters
+from celery_dlq import DeadLetters, dead_letter_policy
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.memory import RedisMemory
 from celery_dlq.cli.commands import dlq as commands
@@ -115,6 +115,7 @@ def test_in_a_cluster_the_fullest_master_counts() -> None:
             ["may delete counts of deliveries, and a message is then counted from 1 again"],
         ),
         ({}, {"dlq_queues": {"orders": {"dead_letter_max_length": 9}}}, []),
+        ({}, {"dlq_queues": {"*": {}}}, ["letters of *-DLQ are kept for ever"]),
         ({"maxmemory": 0}, {"dlq_queues": {}}, []),
         ({"maxmemory": 0, "maxmemory-policy": "allkeys-lru"}, {"dlq_store": "memory"}, []),
     ],
@@ -136,6 +137,21 @@ def test_what_endangers_letters_is_said(
     for text, part in zip(found, expected, strict=True):
         assert part in text
         assert ": set " in text
+    dlq.close()
+
+
+def test_letters_of_a_task_with_a_policy_are_bounded_by_that_of_a_queue(
+    server: RedisServer,
+) -> None:
+    """Its decorator cannot: these bounds are for a whole dead-letter queue."""
+    dlq = installed(server.url, dlq_queues={}, task_default_queue="mails")
+
+    @dlq.app.task(shared=False)
+    @dead_letter_policy(max_deliveries=3)
+    def send() -> None: ...
+
+    (warning,) = dlq.warnings()
+    assert "letters of mails-DLQ are kept for ever" in warning
     dlq.close()
 
 
@@ -162,6 +178,12 @@ def test_operators_see_what_letters_take(server: RedisServer) -> None:
     (queue,) = dlq.queues()
     assert queue.bytes is not None
     assert 10_000_000 < queue.bytes < 15_000_000
+    for letter in dlq.letters(DLQ, limit=50):
+        dlq.store.claim(DLQ, [letter.id], owner="me", lease_seconds=60)
+        dlq.store.discard(DLQ, [letter.id], owner="me", keep_seconds=3600)
+    (queue,) = dlq.queues()
+    assert queue.letters == 50
+    assert 10_000_000 < queue.bytes < 15_000_000  # the bin takes memory, too
     text = shown(dlq)
     assert f"The letters take {queue.bytes / 1e6:,.1f} MB of Redis, which uses " in text
     assert "kept for ever" in text

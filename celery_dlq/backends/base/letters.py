@@ -40,7 +40,8 @@ class QueueSummary:
         newest_at: When its newest letter died.
         reasons: Letters by reason.
         last_hour: Letters stored in the last hour.
-        bytes: Memory of its letters, estimated from the oldest ones; ``None`` if unknown.
+        bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
+            ``None`` if unknown.
     """
 
     name: str

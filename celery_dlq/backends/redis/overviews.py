@@ -54,8 +54,9 @@ class RedisOverviews(RedisPart):
                     self._client,
                     names,
                     lambda pipe, name: pipe.memory_usage(keys.letters(name), samples=_SAMPLES),
+                    lambda pipe, name: pipe.memory_usage(keys.bin(name), samples=_SAMPLES),
                 )
-                return {name: int(size or 0) for name, (size,) in found}
+                return {name: sum(size or 0 for size in sizes) for name, sizes in found}
             except ResponseError:
                 return {}
 

@@ -31,7 +31,7 @@ FREE_SHARE = 0.05
 """Share of the disk that the spool leaves free: a full disk would hurt more than one worker."""
 
 _ADDS_PER_COUNT = 1_000  # counting reads the whole folder
-_LETTERS_PER_FLUSH = 1_000
+_FLUSH_SECONDS = 0.25  # a quarter of the time between two ticks: the tasks wait
 _LOOK_SECONDS = 30.0
 
 Save = Callable[[DeadLetter, MessageKey], None]
@@ -97,7 +97,7 @@ class Spool:
             if not self._found:
                 self._found.extend(sorted(self._names()))
             self._may_hold = bool(self._found)
-            for _ in range(min(len(self._found), _LETTERS_PER_FLUSH)):
+            while self._found and time.monotonic() - now < _FLUSH_SECONDS:
                 stored += self._flush_one(self.folder / self._found[0], save)
                 self._found.popleft()
         except (StoreUnavailable, OSError) as exc:

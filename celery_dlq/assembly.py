@@ -198,8 +198,8 @@ class Assembly:
         return self._memory_check(self.backend)
 
     def _memory_check(self, backend: Backend) -> MemoryCheck:
-        queues, url = known_queues(self.app), self.app.conf.broker_url
-        return MemoryCheck(self.settings, self._policy_table(), queues, url, backend.memory)
+        table, queues = self._policy_table(), known_queues(self.app)
+        return MemoryCheck(self.settings, table, queues, self.app.conf, backend.memory)
 
     def adopt_run(self) -> AdoptRun:
         """Adopts messages when an operator asks for it."""

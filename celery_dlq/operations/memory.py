@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from celery_dlq.backends.base import ServerMemory
+from celery_dlq.backends.redis.address import SCHEMES, SOCKETS
 from celery_dlq.config import Settings
-from celery_dlq.errors import DLQError
+from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.policies.table import PolicyTable
 
 _MAX_NAMES_SHOWN = 5
@@ -22,7 +24,7 @@ class MemoryCheck:
         settings: The checked settings.
         table: All policies of the app.
         queues: The names of the app's queues.
-        broker_url: The app's ``broker_url``.
+        conf: ``app.conf``.
         read: Returns the memory of Redis; ``None`` if that is unknown.
     """
 
@@ -31,13 +33,13 @@ class MemoryCheck:
         settings: Settings,
         table: PolicyTable,
         queues: Iterable[str],
-        broker_url: object,
+        conf: Any,
         read: Callable[[], ServerMemory | None],
     ) -> None:
         self._settings = settings
         self._table = table
         self._queues = queues
-        self._broker_url = broker_url
+        self._conf = conf
         self._read = read
 
     def memory(self) -> ServerMemory | None:
@@ -89,26 +91,21 @@ class MemoryCheck:
         return found
 
     def _is_brokers(self) -> bool:
-        """True if one server keeps letters and messages, in whichever of its databases."""
-        try:
-            url = self._settings.redis_url(self._broker_url)
-        except DLQError:
-            return False
-        urls = self._broker_url
-        if isinstance(urls, str):
-            urls = urls.split(";")
-        return isinstance(urls, (list, tuple)) and _server(url) in [_server(str(u)) for u in urls]
+        """True if a server keeps letters and messages, in whichever of its databases."""
+        address, _prefix = self._settings.store_at(self._conf)
+        urls = self._conf.broker_write_url
+        broker = urls.split(";") if isinstance(urls, str) else urls or ()
+        servers = {_server(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
+        return not servers.isdisjoint(map(_server, address.urls))
 
 
-def _server(url: str) -> tuple[str, int, str]:
-    """Host, port and path of a socket; databases of one server share its memory."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or _REDIS_PORT
-    except ValueError:
-        return (url, 0, "")
-    host = parts.hostname or ""
-    return ("localhost" if host in _LOOPBACK else host, port, "" if host else parts.path)
+def _server(url: object) -> tuple[str, str]:
+    """Host and port, or the path of a socket; databases of one server share its memory."""
+    parts = urlsplit(url_without_secrets(str(url)))
+    if parts.scheme in SOCKETS:
+        return ("", parts.path)
+    host = parts.hostname or "localhost"
+    return ("localhost" if host in _LOOPBACK else host, str(parts.port or _REDIS_PORT))
 
 
 def _names(names: Sequence[str]) -> str:

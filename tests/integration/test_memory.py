@@ -10,9 +10,8 @@ import pytest
 import redis
 from builders import DLQ, a_letter, an_app, key_of
 from click.testing import CliRunner
-from redis.cluster import RedisCluster
+from cluster import ClusterServers
 from servers import RedisServer
-from waiting import poll
 
 from celery_dlq import DeadLetters, dead_letter_policy
 from celery_dlq.backends.redis.keys import Keys
@@ -21,6 +20,7 @@ from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.worker.guard import Guard
 
 MEGABYTES = 64
+MASTER = {"master_name": "mymaster"}
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def server() -> Iterator[RedisServer]:
 def installed(url: str, **settings: Any) -> DeadLetters:
     """The plugin on an app whose broker and letters are in this Redis."""
     values = {"dlq_queues": {"orders": {"max_deliveries": 3}}, "dlq_url": None, **settings}
-    return DeadLetters(an_app(broker_url=url, **values))
+    return DeadLetters(an_app(**{"broker_url": url, **values}))
 
 
 def shown(dlq: DeadLetters, *arguments: str) -> str:
@@ -84,18 +84,29 @@ def test_a_user_who_may_not_ask_gets_no_error_and_asks_once(server: RedisServer)
     dlq.close()
 
 
-def test_in_a_cluster_the_fullest_master_counts() -> None:
-    """Each master has its own maximum."""
-    with RedisServer("--cluster-enabled", "yes", "--maxmemory", "64mb") as server:
-        client = server.client()
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383) if _since_7(
-            client
-        ) else client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        poll(lambda: client.cluster("info")["cluster_state"] == "ok")
-        with RedisCluster(host="127.0.0.1", port=server.port) as cluster:
-            found = RedisMemory(cluster, server.url, Keys()).read()
+def test_in_a_cluster_the_fullest_master_counts(
+    cluster_servers: ClusterServers, cluster_url: str
+) -> None:
+    """Each master has its own memory; queues on any of them can be asked for their bytes."""
+    dlq = installed("memory://", dlq_url=cluster_url)
+    queues = [f"q{number}-DLQ" for number in range(10)]
+    for name in queues:
+        letter = a_letter(dead_letter_queue=name, body=b"x" * 50_000)
+        dlq.store.dead_letter(letter, key_of(letter))
+    clients = [server.client() for server in cluster_servers.masters]
+    try:
+        for client, megabytes in zip(clients, (500, 200, 300), strict=True):
+            client.config_set("maxmemory", f"{megabytes}mb")
+        found = dlq.memory()
+    finally:
+        for client in clients:
+            client.config_set("maxmemory", "0")
     assert found is not None
-    assert found.maximum == 64 * 2**20
+    assert found.maximum == 200 * 2**20
+    assert [queue.name for queue in dlq.queues() if (queue.bytes or 0) > 50_000] == queues
+    (warning,) = dlq.warnings()
+    assert "has no maxmemory" in warning
+    dlq.close()
 
 
 @pytest.mark.parametrize(
@@ -104,6 +115,9 @@ def test_in_a_cluster_the_fullest_master_counts() -> None:
         ({}, {}, ["kept for ever"]),
         ({"maxmemory": 0}, {}, ["kept for ever", "has no maxmemory"]),
         ({"maxmemory": 0}, {"dlq_url": "redis://elsewhere.example"}, ["has no maxmemory"]),
+        ({}, {"broker_url": "amqp://localhost//", "dlq_url": "redis://localhost"}, []),
+        ({}, {"broker_url": "redis://127.0.0.1/3", "dlq_url": "redis://localhost"}, ["kept for"]),
+        ({}, {"dlq_url": "sentinel://127.0.0.1", "dlq_transport_options": MASTER}, []),
         (
             {"maxmemory-policy": "allkeys-lru"},
             {},
@@ -127,12 +141,9 @@ def test_what_endangers_letters_is_said(
     for name, value in config.items():
         server.client().config_set(name, value)
     dlq = installed(server.url, **settings)
-    if "dlq_url" in settings:
-        memory = RedisMemory(server.client(), server.url, Keys()).read()
-        assert memory is not None
-        found = dlq.assembly.memory_check().warnings_of(memory)
-    else:
-        found = dlq.warnings()
+    memory = RedisMemory(server.client(), server.url, Keys()).read()
+    assert memory is not None
+    found = dlq.assembly.memory_check().warnings_of(memory)
     assert len(found) == len(expected), found
     for text, part in zip(found, expected, strict=True):
         assert part in text
@@ -189,7 +200,3 @@ def test_operators_see_what_letters_take(server: RedisServer) -> None:
     assert "kept for ever" in text
     assert f'"bytes": {queue.bytes}' in shown(dlq, "--json")
     dlq.close()
-
-
-def _since_7(client: Any) -> bool:
-    return int(str(client.info("server")["redis_version"]).split(".")[0]) >= 7

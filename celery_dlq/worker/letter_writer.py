@@ -235,10 +235,14 @@ class LetterWriter:
 
     def _wait(self, pending: PendingLetter, exc: StoreUnavailable) -> None:
         if len(self._waiting) >= _MAX_WAITING_LETTERS:
-            # Not acknowledged: the broker redelivers it, and it dies again.
+            # Not acknowledged, the broker redelivers it, and it dies again.
             logger.critical(
-                "Task %s stays unacknowledged without a letter: too many letters wait in memory",
+                "Task %s %s: too many letters wait in memory, and the spool takes none: %s",
                 pending.letter.task_id,
+                "was acknowledged and has no letter"
+                if pending.acknowledged
+                else "stays unacknowledged without a letter",
+                exc,
             )
             return
         self._waiting.append(pending)

@@ -48,7 +48,7 @@ POLICIES = (
     "volatile-random",
     "volatile-ttl",
 )
-MOST_WAITING = 200  # messages in the queue: what the broker holds is not what is tried here
+QUEUE_SHARE = 0.02  # of the memory: what the broker holds is not what is tried here
 LOOK_SECONDS = 0.1
 QUIET_SECONDS = 10.0
 
@@ -184,11 +184,13 @@ class Flood:
 
     def publish(self) -> None:
         """Publish with kombu as any service would, as fast as the workers take the messages."""
+        allowed = int(self.client.info("memory")["maxmemory"] * QUEUE_SHARE)
+        most_waiting = allowed // (1400 * self.options.kilobytes)  # in base64
         rng = random.Random(self.options.seed)  # noqa: S311 - no secrets
         with Connection(self.server.url) as connection:
             producer = connection.Producer()
             for _ in range(self.options.letters):
-                while self.client.llen(QUEUE) > MOST_WAITING:
+                while self.client.llen(QUEUE) > most_waiting:
                     time.sleep(0.01)
                 task_id = str(UUID(int=rng.getrandbits(128), version=4))
                 payload = rng.randbytes(self.options.kilobytes * 500).hex()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from kombu.utils.url import maybe_sanitize_url
 
 from celery_dlq import __version__, signals
 from celery_dlq.adopt.run import AdoptRun, consumed_already
-from celery_dlq.backends.base import Backend, Clock, DeadLetterStore
+from celery_dlq.backends.base import Backend, Clock, DeadLetterStore, ServerMemory
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable
@@ -27,6 +27,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measuring, WorkerGauges
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from celery_dlq.transport.fetch import ReliableFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.worker.letter_writer import LetterWriter
+    from celery_dlq.worker.memory_limit import MemoryLimit
     from celery_dlq.worker.policy_cache import PolicyCache
 
 logger = get_logger("celery_dlq")
@@ -190,6 +192,14 @@ class Assembly:
             task_queues=partial(default_delay.task_queues, self.app),
         )
 
+    def memory_check(self) -> MemoryCheck:
+        """Finds what endangers letters in the memory of Redis."""
+        return self._memory_check(self.backend)
+
+    def _memory_check(self, backend: Backend) -> MemoryCheck:
+        table, queues = self._policy_table(), known_queues(self.app)
+        return MemoryCheck(self.settings, table, queues, self.app.conf, backend.memory)
+
     def adopt_run(self) -> AdoptRun:
         """Adopts messages when an operator asks for it."""
         return AdoptRun(
@@ -241,10 +251,13 @@ class Assembly:
                 "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
             )
         self.check_exchanges()
-        place = _shown_place(settings, self.app.conf)
+        limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
         letter_writer = LetterWriter(
             backend.letters,
-            Spool(settings.spool_dir, place),
+            Spool(settings.spool_dir, _shown_place(settings, self.app.conf)),
+            limit=limit,
+            durable_spool=settings.spool_dir is not None,
+            forget=backend.counter.forget,
             outbox=self.letter_outbox(backend),
             events=self.events,
             mark=None if settings.sentry == sentry.OFF else self._marker(backend),
@@ -289,11 +302,28 @@ class Assembly:
         guard.periodic_tasks.add(
             start_check,
             Heartbeat(backend.workers, info, policy_cache.obey),
+            limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
             *([sampler] if sampler is not None else []),
         )
         return guard
+
+    def memory_limit(
+        self,
+        backend: Backend,
+        warnings: Callable[[ServerMemory], Sequence[str]] | None = None,
+    ) -> MemoryLimit:
+        """What keeps letters from filling Redis; on another store, it does nothing.
+
+        Args:
+            backend: Reads the memory.
+            warnings: Returns what to warn of at the first reading.
+        """
+        from celery_dlq.worker.memory_limit import MemoryLimit
+
+        share = self.settings.memory_limit if self.settings.store == "redis" else 0.0
+        return MemoryLimit(backend.memory, share, warnings)
 
     def reliable_fetch(self) -> ReliableFetch | None:
         """How a worker fetches from a Redis broker; ``None`` if the app has no policy."""
@@ -362,6 +392,7 @@ class Assembly:
             adoption,
             backend.letters,
             self.letter_outbox(backend),
+            self.memory_limit(backend),
             self.clock,
             adopted,
         )

@@ -265,8 +265,18 @@ class Settings:
     spool_dir: str | None = _setting(
         None,
         text,
-        "Folder where letters of early-acknowledged messages wait while the store is down. "
-        "Unit: path. Defaults to a private folder among the system's temporary files.",
+        "Folder where letters of early-acknowledged messages wait while the store is down, and "
+        "all letters while it has no room (see dlq_memory_limit). Unit: path. Defaults to a "
+        "private folder among the system's temporary files, where letters of messages that are "
+        "not acknowledged yet do not wait: these stay with the broker.",
+    )
+    memory_limit: float = _setting(
+        0.8,
+        _share,
+        "Share of the maxmemory of Redis above which letters are stored without traceback and "
+        "history; halfway from there to maxmemory they wait on disk (see dlq_spool_dir), so that "
+        "the broker can always publish. Without a maxmemory it does nothing. "
+        "Unit: 0 to 1. Special value: 0 is no limit. Defaults to 0.8.",
     )
     release: str | None = _setting(
         lambda: os.environ.get("SENTRY_RELEASE"),

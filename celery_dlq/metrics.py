@@ -95,7 +95,11 @@ LENGTH = _gauge("queue_length", "dead_letter_queue", "Length of the dead-letter 
 OLDEST = _gauge(
     "oldest_letter_age_seconds", "dead_letter_queue", "Age of the oldest letter there is."
 )
-SPOOL = _gauge("spool_letters", "worker", "Letters on the worker's disk: the store was down.")
+BYTES = _gauge("letter_bytes", "dead_letter_queue", "Memory of the letters in Redis, estimated.")
+MEMORY = _gauge("memory_used_ratio", "", "Share of the maxmemory of Redis that is in use.")
+SPOOL = _gauge(
+    "spool_letters", "worker", "Letters on the worker's disk: the store was down or had no room."
+)
 WAITING = _gauge(
     "waiting_letters",
     "worker",
@@ -114,7 +118,7 @@ COUNTERS = (
     STORE_ERRORS,
     INTERNAL_ERRORS,
 )
-GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, SPOOL, WAITING)
+GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, MEMORY, SPOOL, WAITING)
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
 
 Series = tuple[str, ...]

@@ -15,6 +15,7 @@ from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, WorkerReg
 from celery_dlq.config import Settings
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
 
@@ -150,6 +151,9 @@ class DeadLetters:
 
     export = _of(Assembly.exports, Exports.export)
     adopt = _of(Assembly.adopt_run, AdoptRun.adopt)
+
+    memory = _of(Assembly.memory_check, MemoryCheck.memory)
+    warnings = _of(Assembly.memory_check, MemoryCheck.warnings)
 
     def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
         """Serve the metrics of all workers to Prometheus, in a thread of this process.

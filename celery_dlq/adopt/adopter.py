@@ -20,6 +20,7 @@ from celery_dlq.backends.base import Clock, DeadLetterStore, LetterOutbox, Store
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter
+from celery_dlq.worker.memory_limit import MemoryLimit
 
 logger = get_logger("celery_dlq.worker")
 
@@ -64,6 +65,7 @@ class Adopter:
         adoption: Makes their letters.
         store: Keeps letters.
         outbox: Keeps entries for dead-letter exchanges; ``None`` if no policy names one.
+        limit: Decides if the store has room.
         clock: Returns the current time, aware UTC.
         adopted: Called with every new letter.
     """
@@ -75,6 +77,7 @@ class Adopter:
         adoption: Adoption,
         store: DeadLetterStore,
         outbox: LetterOutbox | None,
+        limit: MemoryLimit,
         clock: Clock,
         adopted: Callable[[DeadLetter], None],
     ) -> None:
@@ -83,6 +86,7 @@ class Adopter:
         self._adoption = adoption
         self._store = store
         self._outbox = outbox
+        self._limit = limit
         self._clock = clock
         self._adopted = adopted
         self._twins: MutableMapping[str, int] = LRUCache(MAX_TWINS)  # type: ignore[no-untyped-call]
@@ -96,8 +100,9 @@ class Adopter:
         Raises:
             NotFound: There is no such queue.
             BrokerUnavailable: The broker is down.
-            StoreUnavailable: The store is down; the message stays in its queue.
+            StoreUnavailable: The store is down or has no room; the message stays in its queue.
         """
+        self._limit.tick()
         count = 0
         while most is None or count < most:
             found = self._source.take()
@@ -128,6 +133,7 @@ class Adopter:
 
     def _stored(self, found: TakenMessage, identity: Identity) -> bool:
         letter, key = self._adoption.letter(found.message, identity, self._clock())
+        letter = self._limit.fit(letter)
         if self._outbox is not None:
             self._outbox.add(letter)
         if self._store.dead_letter(letter, key) is not Stored.NEW:

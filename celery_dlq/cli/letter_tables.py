@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from celery_dlq.backends.base import Group, QueueSummary
+from celery_dlq.backends.base import Group, QueueSummary, ServerMemory
 from celery_dlq.cli.terminal import (
     Table,
     age,
@@ -69,6 +69,15 @@ def queues(console: Console, summaries: Sequence[QueueSummary]) -> None:
             "\n".join(f"{count:,} {reason}" for reason, count in queue.reasons.items()),
         )
     console.print(rows)
+
+
+def memory(summaries: Sequence[QueueSummary], server: ServerMemory | None) -> Iterator[str]:
+    """What the letters take of Redis, in a line; nothing where that is unknown."""
+    taken = sum(queue.bytes or 0 for queue in summaries)
+    if taken:
+        share = None if server is None else server.share
+        of = "" if share is None else f", which uses {share:.0%} of its maxmemory"
+        yield f"The letters take {taken / 1e6:,.1f} MB of Redis{of}."
 
 
 def groups(console: Console, queue: str, found: Sequence[Group]) -> None:

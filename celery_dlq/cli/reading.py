@@ -38,14 +38,18 @@ _MAX_VALUE_CHARS = 1000
 def queues(ctx: click.Context, *, as_json: bool) -> None:
     """Show all dead-letter queues: letters, growth, ages, reasons."""
     dead_letters = dead_letters_of(ctx)
-    found = dead_letters.queues()
+    found, warnings = dead_letters.queues(), dead_letters.warnings()
     if as_json:
         print_lines(map(_as_json, found))
+        for warning in warnings:
+            click.echo(warning, err=True)
         return
     console = console_of(ctx)
     letter_tables.queues(console, found)
     if found and not dead_letters.store.capabilities.overviews:
         say(console, "The broker does not tell reasons and ages; `dlq groups QUEUE` shows them.")
+    for text in (*letter_tables.memory(found, dead_letters.memory()), *warnings):
+        say(console, text, "dim")
 
 
 @click.command("list")

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import metrics
-from celery_dlq.backends.base import Clock, QueueSummary
+from celery_dlq.backends.base import Clock, QueueSummary, ServerMemory
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
@@ -22,17 +22,20 @@ logger = get_logger("celery_dlq.exporter")
 
 
 class Queues(Protocol):
-    """Lists the dead-letter queues for the exporter."""
+    """What the exporter reads besides the counts."""
 
     def queues(self) -> list[QueueSummary]:
         """A summary of every dead-letter queue."""
+
+    def memory(self) -> ServerMemory | None:
+        """The memory of Redis; ``None`` if unknown."""
 
 
 class Collector:
     """Reads the store at every scrape; ``celery_dlq_up`` is 0 if it does not answer.
 
     Args:
-        queues: Lists the dead-letter queues.
+        queues: Lists the dead-letter queues, and knows the memory of Redis.
         store: Keeps the counts of all processes.
         clock: Returns the present, aware UTC.
     """
@@ -49,6 +52,7 @@ class Collector:
         with self._lock:  # concurrent scrapes share one connection
             try:
                 measured, queues = self._store.read(), self._queues.queues()
+                memory = self._queues.memory()
             except StoreUnavailable as exc:
                 self._note(up=False, text=f"The store does not answer: {exc}")
                 yield _gauge(metrics.UP, [((), 0)])
@@ -57,6 +61,8 @@ class Collector:
         yield _gauge(metrics.UP, [((), 1)])
         yield from _counters(measured)
         yield from _gauges(measured, queues, self._clock())
+        share = None if memory is None else memory.share
+        yield _gauge(metrics.MEMORY, [] if share is None else [((), share)])
 
     def _note(self, *, up: bool, text: str) -> None:
         if up != self._up:
@@ -112,6 +118,7 @@ def _gauges(
     yield _gauge(metrics.SPOOL, [((w.worker,), w.spool) for w in measured.workers])
     yield _gauge(metrics.WAITING, [((w.worker,), w.waiting) for w in measured.workers])
     yield _gauge(metrics.LENGTH, [((q.name,), q.letters) for q in queues])
+    yield _gauge(metrics.BYTES, [((q.name,), q.bytes) for q in queues if q.bytes is not None])
     yield _gauge(
         metrics.OLDEST,
         [

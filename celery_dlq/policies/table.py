@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -83,6 +83,25 @@ class PolicyTable:
         source = name.removesuffix(DLQ_SUFFIX)
         ruling = self.resolve(source) if source != name else None
         return ruling if ruling and ruling.dead_letter_queue_of(source) == name else None
+
+    def unbounded(self, known: Iterable[str]) -> list[str]:
+        """The dead-letter queues, or patterns of them, whose letters no policy ever removes.
+
+        Args:
+            known: The queues of the app; a task's policy may make letters of any of them.
+        """
+        found = {
+            policy.dead_letter_queue_of(where)
+            for where, policy in self._targeting()
+            if not (policy.dead_letter_ttl or policy.dead_letter_max_length)
+        }
+        if any(policy.dead_letter_queue is None for policy in self.tasks.values()):
+            found |= {
+                Policy().dead_letter_queue_of(queue)
+                for queue in known
+                if self.resolve(queue) is None and not self._is_dead_letter_queue(queue)
+            }
+        return sorted(found)
 
     def unknown_queues(self, known: set[str]) -> dict[str, str]:
         """Queue names with a policy that are not in ``known``, each with a suggestion."""

@@ -1,7 +1,10 @@
-"""Stores letters, and keeps them while the store is down.
+"""Stores letters, and keeps them while the store is down or has no room.
 
-A message that is not acknowledged yet stays unacknowledged: its letter waits in memory. A
-message that was acknowledged early is no longer at the broker: its letter waits in the spool.
+A message that was acknowledged early is no longer at the broker: its letter waits in the spool.
+One that is not acknowledged yet stays so while the store is down: its letter waits in memory. A
+store without room may stay so for days, and unacknowledged messages would fill the worker's
+prefetch window and its broker. So its letter waits in the spool too, and the message is
+acknowledged, if ``dlq_spool_dir`` names a folder: temporary files may vanish with the host.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from celery_dlq.backends.base import DeadLetterStore, LetterOutbox, MessageKey, Stored
 from celery_dlq.errors import StoreUnavailable
@@ -18,6 +22,7 @@ from celery_dlq.metrics import DEAD_LETTERS, DIED_AGAIN, INTERNAL_ERRORS, STORE_
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.letter import plain
 from celery_dlq.worker.lifecycle import DeliveryState, WaitsForStore
+from celery_dlq.worker.memory_limit import MemoryLimit, MemoryLimitReached
 from celery_dlq.worker.spool import Spool
 
 logger = get_logger("celery_dlq.worker")
@@ -47,7 +52,11 @@ class LetterWriter:
 
     Args:
         store: Keeps letters.
-        spool: Keeps letters of acknowledged messages while the store is down.
+        spool: Keeps letters of acknowledged messages while the store is down or has no room.
+        limit: Decides if the store has room; ``None`` if it always has.
+        durable_spool: True if messages may be acknowledged because their letters are in the
+            spool.
+        forget: Deletes the counts of a message whose letter went to the spool.
         outbox: Keeps an entry for each letter that goes to a dead-letter exchange; ``None`` if
             no policy names one.
         events: Emits an event for each stored letter.
@@ -60,6 +69,9 @@ class LetterWriter:
         store: DeadLetterStore,
         spool: Spool,
         *,
+        limit: MemoryLimit | None = None,
+        durable_spool: bool = False,
+        forget: Callable[[MessageKey], None] | None = None,
         outbox: LetterOutbox | None = None,
         events: Events | None = None,
         mark: Callable[[DeadLetter], DeadLetter] | None = None,
@@ -67,6 +79,11 @@ class LetterWriter:
     ) -> None:
         self._store = store
         self._spool = spool
+        self._limit = limit
+        self._durable_spool = durable_spool
+        self._forget = forget
+        self._spooled_now: list[MessageKey] = []
+        self._spooled_before: list[MessageKey] = []
         self._outbox = outbox
         self._events = events or Events()
         self._mark = mark
@@ -77,8 +94,8 @@ class LetterWriter:
         """Store a letter.
 
         Returns:
-            ``STORED``: the letter is in the store or, if the message was acknowledged, in the
-            spool. ``WAITING_FOR_STORE``: it is in memory; do not acknowledge its message.
+            ``STORED``: the letter is in the store or in the spool. ``WAITING_FOR_STORE``: it is
+            in memory; do not acknowledge its message.
 
         Raises:
             Exception: An internal error; no letter of this message can be stored.
@@ -86,21 +103,35 @@ class LetterWriter:
         try:
             self._save_or_plain(pending.letter, pending.key)
         except StoreUnavailable as exc:
-            if pending.acknowledged and self._spooled(pending, exc):
-                return DeliveryState.STORED
+            try:
+                if self._spooled(pending, exc):
+                    return DeliveryState.STORED
+            except OSError as problem:
+                logger.critical(
+                    "The letter of task %s[%s] is only in memory: spool: %s; store: %s",
+                    pending.letter.task_name,
+                    pending.letter.task_id,
+                    problem,
+                    exc,
+                )
             self._wait(pending, exc)
             return DeliveryState.WAITING_FOR_STORE
         return DeliveryState.STORED
 
     def tick(self) -> None:
         """Retry waiting letters until the store fails."""
+        self._forget_spooled()
         for _ in range(len(self._waiting)):
             pending = self._waiting[0]
             state = DeliveryState.STORED
             try:
                 self._save_or_plain(pending.letter, pending.key)
-            except StoreUnavailable:
-                return
+            except StoreUnavailable as exc:
+                try:
+                    if not self._spooled(pending, exc):
+                        return
+                except OSError:
+                    return
             except Exception:
                 self._counts.count(INTERNAL_ERRORS, "letter")
                 logger.critical(
@@ -111,7 +142,8 @@ class LetterWriter:
                 state = DeliveryState.DONE
             self._waiting.popleft()
             _finish(pending, state)
-        self._spool.flush(self._save_or_plain)
+        # The text of a letter on disk takes no memory: it waits until all of it may be stored.
+        self._spool.flush(partial(self._save_or_plain, whole=True))
 
     def __len__(self) -> int:
         """The number of letters in memory."""
@@ -122,8 +154,10 @@ class LetterWriter:
         """The number of letters on disk."""
         return len(self._spool)
 
-    def _save_or_plain(self, letter: DeadLetter, key: MessageKey) -> None:
+    def _save_or_plain(self, letter: DeadLetter, key: MessageKey, *, whole: bool = False) -> None:
         """Store a letter; if that fails by an internal error, store it without details."""
+        if self._limit is not None:
+            letter = self._limit.fit(letter, whole=whole)
         try:
             self._save(letter, key)
         except StoreUnavailable:
@@ -168,17 +202,17 @@ class LetterWriter:
         self._events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
 
     def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
-        try:
-            self._spool.add(pending.letter, pending.key)
-        except OSError as problem:
-            logger.critical(
-                "Task %s[%s] is acknowledged, its letter is only in memory: spool: %s; store: %s",
-                pending.letter.task_name,
-                pending.letter.task_id,
-                problem,
-                exc,
-            )
+        """Put a letter into the spool, if it may wait there.
+
+        Raises:
+            OSError: The spool takes no more.
+        """
+        no_room = isinstance(exc, MemoryLimitReached)
+        if not (pending.acknowledged or (no_room and self._durable_spool)):
             return False
+        self._spool.add(pending.letter, pending.key)
+        if no_room and not pending.key.redrives:  # a redrive may watch the counts
+            self._spooled_now.append(pending.key)
         logger.error(
             "Task %s[%s] is dead-lettered to the spool %s for now: %s",
             pending.letter.task_name,
@@ -188,12 +222,27 @@ class LetterWriter:
         )
         return True
 
+    def _forget_spooled(self) -> None:
+        """Delete the counts of messages that are acknowledged: many would fill the store, too.
+
+        Those of the last second may not be acknowledged yet. If this worker is killed before
+        that, the message comes back, and its counts must still be there.
+        """
+        done, self._spooled_before, self._spooled_now = self._spooled_before, self._spooled_now, []
+        if self._forget is not None:
+            for key in done:
+                self._forget(key)
+
     def _wait(self, pending: PendingLetter, exc: StoreUnavailable) -> None:
         if len(self._waiting) >= _MAX_WAITING_LETTERS:
-            # Not acknowledged: the broker redelivers it, and it dies again.
+            # Not acknowledged, the broker redelivers it, and it dies again.
             logger.critical(
-                "Task %s stays unacknowledged without a letter: too many letters wait in memory",
+                "Task %s %s: too many letters wait in memory, and the spool takes none: %s",
                 pending.letter.task_id,
+                "was acknowledged and has no letter"
+                if pending.acknowledged
+                else "stays unacknowledged without a letter",
+                exc,
             )
             return
         self._waiting.append(pending)

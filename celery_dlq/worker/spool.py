@@ -1,4 +1,4 @@
-"""The spool: letters of acknowledged messages, on disk while the store is down.
+"""The spool: letters on disk, while the store is down or has no room.
 
 One file per letter, written atomically. All workers of a host that use the same store share a
 folder; storing is idempotent, so two workers may store the same file.
@@ -7,11 +7,13 @@ folder; storing is idempotent, so two workers may store the same file.
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,12 +22,16 @@ from pathlib import Path
 from celery_dlq.backends.base import MessageKey
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.logs import get_logger
-from celery_dlq.record import DeadLetter
+from celery_dlq.record import DeadLetter, to_micros
 
 logger = get_logger("celery_dlq.worker")
 
 MAX_FILES = 100_000
-_LETTERS_PER_FLUSH = 1_000
+FREE_SHARE = 0.05
+"""Share of the disk that the spool leaves free: a full disk would hurt more than one worker."""
+
+_ADDS_PER_COUNT = 1_000  # counting reads the whole folder
+_FLUSH_SECONDS = 0.25  # a quarter of the time between two ticks: the tasks wait
 _LOOK_SECONDS = 30.0
 
 Save = Callable[[DeadLetter, MessageKey], None]
@@ -45,33 +51,37 @@ class Spool:
         self.folder = place / hashlib.sha256(store.encode()).hexdigest()[:12]
         self._looked_at = -_LOOK_SECONDS
         self._may_hold = True
+        self._adds_left = 0
+        self._found: deque[str] = deque()
 
     def add(self, letter: DeadLetter, key: MessageKey) -> None:
         """Write a letter durably.
 
         Raises:
-            OSError: The disk is full, the folder is not writable, or too many files wait.
+            OSError: The disk is nearly full, the folder is not writable, or too many files wait.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if sum(1 for _ in os.scandir(self.folder)) >= MAX_FILES:
-            raise OSError(f"{MAX_FILES} letters wait in {self.folder}")
+        self._check_bounds()
         fields = {n: base64.b64encode(v).decode("ascii") for n, v in letter.to_fields().items()}
         text = json.dumps({"key": asdict(key), "fields": fields})
+        # The time first: files are stored in the order of their names.
+        name = f"{to_micros(letter.dead_lettered_at):020d}-{letter.id}.json"
         handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(temporary).replace(self.folder / f"{letter.id}.json")
+            Path(temporary).replace(self.folder / name)
         except OSError:
             with suppress(OSError):
                 Path(temporary).unlink()
             raise
+        _sync(self.folder)
         self._may_hold = True
 
     def flush(self, save: Save) -> int:
-        """Store waiting letters and remove their files; never raises.
+        """Store waiting letters, oldest first, and remove their files; never raises.
 
         Args:
             save: Stores one letter; its `StoreUnavailable` ends the flush.
@@ -84,22 +94,36 @@ class Spool:
             return 0
         self._looked_at, stored = now, 0
         try:
-            for path in self._files():
-                stored += self._flush_one(path, save)
+            if not self._found:
+                self._found.extend(sorted(self._names()))
+            self._may_hold = bool(self._found)
+            while self._found and time.monotonic() - now < _FLUSH_SECONDS:
+                stored += self._flush_one(self.folder / self._found[0], save)
+                self._found.popleft()
         except (StoreUnavailable, OSError) as exc:
             logger.debug("The spool %s is not emptied yet: %s", self.folder, exc)
-            return stored
-        self._may_hold = stored == _LETTERS_PER_FLUSH
         return stored
 
     def __len__(self) -> int:
         """The number of letters that wait."""
-        return len(list(self.folder.glob("*.json"))) if self.folder.exists() else 0
+        return len(self._names())
 
-    def _files(self) -> list[Path]:
-        if not self.folder.exists():
+    def _names(self) -> list[str]:
+        try:
+            with os.scandir(self.folder) as entries:
+                return [entry.name for entry in entries if entry.name.endswith(".json")]
+        except FileNotFoundError:
             return []
-        return sorted(self.folder.glob("*.json"))[:_LETTERS_PER_FLUSH]
+
+    def _check_bounds(self) -> None:
+        if self._adds_left <= 0:
+            self._adds_left = min(_ADDS_PER_COUNT, MAX_FILES - len(self))
+        if self._adds_left <= 0:
+            raise OSError(f"{MAX_FILES} letters wait in {self.folder}")
+        self._adds_left -= 1
+        disk = os.statvfs(self.folder)
+        if disk.f_bavail < FREE_SHARE * disk.f_blocks:
+            raise OSError(errno.ENOSPC, f"the disk is {1 - FREE_SHARE:.0%} full", str(self.folder))
 
     def _flush_one(self, path: Path, save: Save) -> int:
         try:
@@ -125,3 +149,13 @@ class Spool:
         with suppress(FileNotFoundError):
             path.unlink()
         return 1
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable, as far as its file system can."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -407,6 +407,18 @@ def test_a_forgotten_message_is_counted_anew(counter: DeliveryCounter) -> None:
     assert delivered(counter, key, 1) == Count(CountStatus.COUNTED, 1)
 
 
+def test_counts_that_are_forgotten_begin_anew(counter: DeliveryCounter) -> None:
+    """So also with counts that Redis evicts: the message may start more often than its limit."""
+    key, other = a_key(), a_key()
+    for _ in range(2):
+        delivered(counter, key, 2)
+        delivered(counter, other, 2)
+    assert delivered(counter, key, 2).status is CountStatus.LIMIT_REACHED
+    counter.forget(key)
+    assert delivered(counter, key, 2) == Count(CountStatus.COUNTED, 1)
+    assert number(counter, other) == 2
+
+
 def test_success_leaves_another_message_under_the_same_id_its_count(
     counter: DeliveryCounter,
 ) -> None:

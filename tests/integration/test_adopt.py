@@ -20,7 +20,8 @@ from rabbit import RabbitServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters, Reason
-from celery_dlq.backends.base import WorkerInfo
+from celery_dlq.backends.base import ServerMemory, WorkerInfo
+from celery_dlq.backends.redis.memory import RedisMemory
 from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
@@ -224,6 +225,20 @@ def test_a_store_that_is_down_leaves_the_messages_in_their_queue(
         DeadLetters(down).adopt("orders.dead")
     poll(lambda: broker.ready("orders.dead") == 1)
     assert broker.dlq.adopt("orders.dead").adopted == 1
+
+
+def test_a_store_without_room_leaves_the_messages_in_their_queue(broker: Broker) -> None:
+    """They are safe there, and are adopted when there is room."""
+    ids = broker.kill_tasks(2)
+    memory = [ServerMemory(used=95, maximum=100), ServerMemory(used=10, maximum=10**9)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RedisMemory, "read", lambda _self: memory[0])
+        with pytest.raises(StoreUnavailable, match="95% of its maxmemory"):
+            broker.dlq.adopt("orders.dead")
+        poll(lambda: broker.ready("orders.dead") == 2)
+        memory.pop(0)
+        broker.dlq.adopt("orders.dead")
+    assert [letter.task_id for letter in broker.letters()] == ids
 
 
 DIES = """

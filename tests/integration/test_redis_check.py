@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from builders import DLQ, a_delivery, a_key, a_letter, an_ended_delivery, key_of
+from cluster import ClusterServers
 from servers import RedisServer
 from waiting import poll
 
@@ -172,25 +173,13 @@ def test_a_node_of_a_cluster_needs_another_url() -> None:
         assert "redis+cluster://" in refusal(node.url)
 
 
-def test_a_cluster_is_checked_through_its_own_client() -> None:
-    """The keys of each script share a slot; one node that has all slots is a cluster."""
-    from celery_dlq.backends.redis.check import check as check_redis
-    from celery_dlq.backends.redis.keys import Keys
-
-    with RedisServer("--cluster-enabled", "yes") as node:
-        client = node.client()
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383) if newer(client) else (
-            client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        )
-        poll(lambda: client.cluster("info")["cluster_state"] == "ok")
-        with redis.RedisCluster(host="127.0.0.1", port=node.port) as cluster:
-            check_redis(cluster, node.url, Keys(), QUEUES)
-        assert client.dbsize() == 0
-
-
-def newer(client: redis.Redis) -> bool:
-    """True if slots can be given by range."""
-    return int(client.info("server")["redis_version"].partition(".")[0]) >= 7
+def test_a_cluster_is_checked_through_its_own_client(cluster_servers: ClusterServers) -> None:
+    """The keys of each script share a slot."""
+    cluster_servers.flush()
+    backend = RedisBackend(cluster_servers.url)
+    backend.letters.check(QUEUES)
+    backend.close()
+    assert sum(server.client().dbsize() for server in cluster_servers.masters) == 0
 
 
 def test_a_renamed_command_is_named_without_its_arguments() -> None:

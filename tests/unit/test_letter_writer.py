@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from builders import a_letter, key_of
 
+from celery_dlq.backends.base import MessageKey, ServerMemory
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
 from celery_dlq.record import DeadLetter
+from celery_dlq.worker import spool
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
 from celery_dlq.worker.lifecycle import DeliveryState
+from celery_dlq.worker.memory_limit import MemoryLimit
 from celery_dlq.worker.spool import Spool
 
 
@@ -93,3 +96,109 @@ def test_a_letter_of_an_acknowledged_message_goes_through_the_spool(tmp_path: Pa
     said.down.clear()
     writer.tick()
     assert (writer.spooled, said.said[-3:]) == (0, ["entry", "letter", "event"])
+
+
+class Full:
+    """A store's memory: full, or with room."""
+
+    def __init__(self) -> None:
+        self.used = 100
+
+    def read(self) -> ServerMemory:
+        return ServerMemory(used=self.used, maximum=100_000_000)
+
+    def limit(self) -> MemoryLimit:
+        return MemoryLimit(self.read, 0.8)
+
+
+def a_limited_writer(
+    said: Said, full: Full, tmp_path: Path, *, durable: bool
+) -> tuple[LetterWriter, MemoryLimit, list[MessageKey]]:
+    """A writer, its limit, and the messages whose counts it has deleted."""
+    forgotten: list[MessageKey] = []
+    limit = full.limit()
+    writer = LetterWriter(
+        said,
+        Spool(str(tmp_path), "x"),
+        limit=limit,
+        durable_spool=durable,
+        forget=forgotten.append,
+    )
+    full.used = 99_000_000
+    limit.tick()
+    return writer, limit, forgotten
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_without_room_in_the_store_a_letter_waits_in_the_spool(
+    tmp_path: Path, *, acknowledged: bool
+) -> None:
+    """Its message may be acknowledged: the folder was chosen. It is stored when there is room."""
+    said, full = Said(), Full()
+    writer, limit, _ = a_limited_writer(said, full, tmp_path, durable=True)
+    assert written(writer, said, acknowledged=acknowledged) is DeliveryState.STORED
+    writer.tick()
+    assert (writer.spooled, len(writer), said.said) == (1, 0, [])
+    full.used = 85_000_000  # room for new letters, but not for the texts of old ones
+    limit.tick()
+    writer.tick()
+    assert writer.spooled == 1
+    full.used = 0
+    limit.tick()
+    writer.tick()
+    assert (writer.spooled, said.said) == (0, ["letter"])
+
+
+def test_a_message_is_not_acknowledged_for_a_letter_among_temporary_files(tmp_path: Path) -> None:
+    """The host may lose these, and the message would be lost with them."""
+    said, full = Said(), Full()
+    writer, limit, _ = a_limited_writer(said, full, tmp_path, durable=False)
+    assert written(writer, said) is DeliveryState.WAITING_FOR_STORE
+    writer.tick()
+    assert (writer.spooled, len(writer), said.said) == (0, 1, [])
+    full.used = 0
+    limit.tick()
+    writer.tick()
+    assert (len(writer), said.said) == (0, ["letter", "settle stored"])
+
+
+def test_with_store_and_spool_full_a_message_stays_unacknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the spool takes its letter."""
+    said, full = Said(), Full()
+    writer, _limit, _ = a_limited_writer(said, full, tmp_path, durable=True)
+    monkeypatch.setattr(spool, "MAX_FILES", 0)
+    assert written(writer, said) is DeliveryState.WAITING_FOR_STORE
+    writer.tick()
+    assert said.said == []
+    monkeypatch.undo()
+    writer.tick()
+    assert (writer.spooled, len(writer), said.said) == (1, 0, ["settle stored"])
+
+
+def test_a_store_that_is_down_leaves_the_message_with_the_broker(tmp_path: Path) -> None:
+    """An outage ends soon; the broker keeps messages better than a disk."""
+    said, full = Said(), Full()
+    writer, limit, _ = a_limited_writer(said, full, tmp_path, durable=True)
+    full.used = 0
+    limit.tick()
+    said.down = {"letter"}
+    assert written(writer, said) is DeliveryState.WAITING_FOR_STORE
+    assert writer.spooled == 0
+
+
+def test_counts_of_letters_in_the_spool_are_deleted_when_their_messages_are_gone(
+    tmp_path: Path,
+) -> None:
+    """Not before: killed between spool and acknowledgement, the message must still be refused."""
+    said, full = Said(), Full()
+    writer, _limit, forgotten = a_limited_writer(said, full, tmp_path, durable=True)
+    letter, redriven = a_letter(), a_letter(redrives=1)
+    for one in (letter, redriven):
+        writer.write(PendingLetter(one, key_of(one), acknowledged=False, waits=said))
+    writer.tick()
+    assert forgotten == []
+    writer.tick()
+    writer.tick()
+    assert forgotten == [key_of(letter)]  # a redrive watches the counts of the other

@@ -204,8 +204,12 @@ NO_COMMANDS = {
     "EXECUTE",
     "EXECUTE_COMMAND",
 }
-NO_COMMANDS |= {"PIPELINE", "PING", "INFO", "REGISTER_SCRIPT", "SCRIPT_LOAD"}
+NO_COMMANDS |= {"GET_PRIMARIES", "PIPELINE", "PING", "INFO", "REGISTER_SCRIPT", "SCRIPT_LOAD"}
 """Names in Python that are no command on a key; those of scripts are tried in Python."""
+
+
+DONE_WITHOUT = {"MEMORY_USAGE"}
+"""Where they are forbidden, an overview lacks the number."""
 
 
 def sources(folder: str, ending: str) -> str:
@@ -223,7 +227,7 @@ def test_every_command_is_tried_at_the_start() -> None:
     for name in re.findall(r"(?:\b_client|\bclient|\bpipe)\.(\w+)\b", python):
         used.add(name.upper().removesuffix("_ITER").replace("XINFO_STREAM", "XINFO"))
     used |= set(re.findall(r'\("([A-Z]{3,})", self\._keys', python))
-    used -= NO_COMMANDS
+    used -= NO_COMMANDS | DONE_WITHOUT
     tried = set(re.findall(r"'([A-Z]{3,})'", script_text("check").text)) | {"DEL", "DELETE"}
     assert used - tried == set()
     assert {"HSET", "XADD", "XREVRANGE", "ZADD", "HSCAN", "SADD"} <= used

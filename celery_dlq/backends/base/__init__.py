@@ -30,6 +30,7 @@ from celery_dlq.backends.base.letters import (
     Stored,
     StoredLetter,
 )
+from celery_dlq.backends.base.memory import ServerMemory
 from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
@@ -66,6 +67,7 @@ __all__ = [
     "Restored",
     "Samples",
     "Seed",
+    "ServerMemory",
     "Stored",
     "StoredLetter",
     "WorkerInfo",
@@ -114,6 +116,13 @@ class Backend(Protocol):
     def sampled(self) -> DeadLetterStore: ...  # noqa: D102
     @property
     def reports(self) -> Reports: ...  # noqa: D102
+
+    def memory(self) -> ServerMemory | None:
+        """Return the memory of the server that counts and keeps letters; ``None`` if unknown.
+
+        Raises:
+            StoreUnavailable: The server does not answer.
+        """
 
     def separate(self) -> Backend:
         """Return a backend on the same data with its own connections.

@@ -111,6 +111,9 @@ class DeliveryCounter(Protocol):
             first: True if that was its first: earlier starts belong to another message.
         """
 
+    def forget(self, key: MessageKey) -> None:
+        """Delete the counts of the task over all its retries. Never raises."""
+
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success for a redrive; may be postponed until `flush`. Never raises."""
 

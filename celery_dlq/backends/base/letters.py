@@ -31,14 +31,26 @@ class ClaimState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSummary:
-    """Size, age and reasons of one dead-letter queue."""
+    """Size, age and reasons of one dead-letter queue.
+
+    Attributes:
+        name: Its name.
+        letters: Number of letters.
+        oldest_at: When its oldest letter died.
+        newest_at: When its newest letter died.
+        reasons: Letters by reason.
+        last_hour: Letters stored in the last hour.
+        bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
+            ``None`` if unknown.
+    """
 
     name: str
     letters: int
     oldest_at: datetime | None = None
     newest_at: datetime | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)
-    last_hour: int = field(default=0, compare=False)  # letters stored in the last hour
+    last_hour: int = field(default=0, compare=False)
+    bytes: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

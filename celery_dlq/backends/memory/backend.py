@@ -40,6 +40,9 @@ class MemoryBackend:
         self.sampled = MemoryStore()
         self.reports = MemoryReports()
 
+    def memory(self) -> None:
+        """Return ``None``: letters in memory are for tests."""
+
     def separate(self) -> MemoryBackend:
         """Return itself: another object would have other data."""
         return self

@@ -40,7 +40,7 @@ SCHEMES = {
     "rediss+cluster": Kind.CLUSTER,
 }
 _WITH_TLS = ("rediss", "valkeys", "rediss+cluster")
-_SOCKETS = ("unix", "redis+socket")
+SOCKETS = ("unix", "redis+socket")
 _VERIFIED = {"ssl_cert_reqs": "required"}
 
 _IN_URLS = ("db", "virtual_host", "credential_provider")
@@ -98,7 +98,7 @@ class Address:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
         found: dict[str, Any] = {}
-        if parts.scheme in _SOCKETS:
+        if parts.scheme in SOCKETS:
             found["path"] = unquote(parts.path)
             database = query.get("virtual_host") or query.get("db", "")
         else:
@@ -172,7 +172,7 @@ def address_of(
             f"expected {where} to be a Redis URL such as redis://localhost:6379/0, got {shown!r}; "
             f"its scheme is one of {', '.join(SCHEMES)}"
         )
-    if len(listed) > 1 and (len({SCHEMES[name] for name in names}) > 1 or names & {*_SOCKETS}):
+    if len(listed) > 1 and (len({SCHEMES[name] for name in names}) > 1 or names & {*SOCKETS}):
         raise SettingsError(
             f"expected {where} to be one Redis URL, or several of one kind that name a host, "
             f"got several with {' and '.join(sorted(names))}"

@@ -7,13 +7,14 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from celery_dlq.backends.base import DeadLetterStore
+from celery_dlq.backends.base import DeadLetterStore, ServerMemory
 from celery_dlq.backends.redis.address import Address
 from celery_dlq.backends.redis.connect import PipelinedConnection, connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.jobs import RedisJobStore
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.backends.redis.memory import RedisMemory
 from celery_dlq.backends.redis.metrics import RedisMetrics
 from celery_dlq.backends.redis.outbox import RedisOutbox
 from celery_dlq.backends.redis.reports import RedisReports
@@ -112,6 +113,14 @@ class RedisBackend:
         return RedisReports(
             self.client, self.url, self.keys, connection=self.connection, tallied=tallied
         )
+
+    @cached_property
+    def _memory(self) -> RedisMemory:
+        return RedisMemory(self.client, self.url, self.keys)
+
+    def memory(self) -> ServerMemory | None:
+        """Return the memory of Redis."""
+        return self._memory.read()
 
     def separate(self) -> RedisBackend:
         """Return a backend on the same data with its own connections."""

@@ -15,9 +15,11 @@ from uuid import uuid4
 
 from redis.exceptions import ResponseError
 
+from celery_dlq.backends.redis.cluster import LazyCluster
 from celery_dlq.backends.redis.connect import PipelinedConnection, unavailable
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.scripts import Scripts
+from celery_dlq.backends.redis.slots import client_for
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 
@@ -133,7 +135,7 @@ def check(
     try:
         if connection is not None:
             _check_connection(connection, keys)
-        _check_kind(client, url)
+        _check_kind(client, url, keys)
         _check_commands(client, keys, dict.fromkeys(dead_letter_queues))
     except SettingsError:
         raise
@@ -178,22 +180,18 @@ def _check_connection(connection: PipelinedConnection, keys: Keys) -> None:
         connection.close()  # processes of a pool must not inherit it
 
 
-def _check_kind(client: Any, url: str) -> None:
+def _check_kind(client: Any, url: str, keys: Keys) -> None:
     server: dict[str, Any] = {}
     with suppress(ResponseError):  # INFO may be forbidden
-        server = client.info("server")
+        server = client_for(client, keys.nodes()).info("server")
     version = too_old(server)
     if version is not None:
         raise SettingsError(
             _line(url, "to be Redis 6.2 or later", version, "upgrade it, or name another")
         )
-    if is_cluster_node(server) and not _is_cluster_client(client):
+    if is_cluster_node(server) and not isinstance(client, LazyCluster):
         expected = "to be one server, not a node of a Redis Cluster"
         raise SettingsError(_line(url, expected, "redis_mode:cluster", _CLUSTER))
-
-
-def _is_cluster_client(client: Any) -> bool:
-    return hasattr(client, "get_node_from_key")
 
 
 def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) -> None:

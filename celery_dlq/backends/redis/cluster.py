@@ -47,10 +47,6 @@ class LazyCluster:
         """Ask one node for its time, always the same one: clocks of machines differ."""
         return self.client_for("{app}").time()
 
-    def info(self, section: str) -> Any:
-        """What one node says of itself, always the same one."""
-        return self.client_for("{app}").info(section)
-
     def client_for(self, key: str) -> Any:
         """A client of the master that holds a key, as far as is known.
 

@@ -165,6 +165,10 @@ class RedisCounter:
         # What it needs is made with many others: here every task would pay for it.
         self._done.append((key, delivery, first))
 
+    def forget(self, key: MessageKey) -> None:
+        """Delete the counts, or leave them to expiry if Redis does not answer."""
+        self._connection.send_unanswered([("UNLINK", self._keys.run(key))])
+
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success, to be written with the next flush; bounded."""
         if len(self._successes) < self._MAX_REDRIVES or redrive_id in self._successes:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
+
+from redis.exceptions import ResponseError
 
 from celery_dlq.backends.base import Glance, Group, QueueSummary, stored_at
 from celery_dlq.backends.redis.connect import translated
@@ -15,6 +18,8 @@ from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.record import Reason, from_micros
 
 _HOUR_MINUTES = 60
+_SAMPLES = 50
+"""Nodes of a stream that Redis weighs; the others are taken to be like them."""
 
 
 class RedisOverviews(RedisPart):
@@ -36,7 +41,24 @@ class RedisOverviews(RedisPart):
                 lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
                 lambda pipe, name: pipe.hvals(keys.arrivals(name)),
             )
-            return [_summary(name, replies, minute) for name, replies in found]
+            summaries = [_summary(name, replies, minute) for name, replies in found]
+        sizes = self._sizes(names)
+        return [replace(summary, bytes=sizes.get(summary.name)) for summary in summaries]
+
+    def _sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the memory of each queue's letters; nothing if the user may not ask for it."""
+        keys = self._keys
+        with translated(self._url):
+            try:
+                found = of_each(
+                    self._client,
+                    names,
+                    lambda pipe, name: pipe.memory_usage(keys.letters(name), samples=_SAMPLES),
+                    lambda pipe, name: pipe.memory_usage(keys.bin(name), samples=_SAMPLES),
+                )
+                return {name: sum(size or 0 for size in sizes) for name, sizes in found}
+            except ResponseError:
+                return {}
 
     def last_hours(self, dead_letter_queues: Sequence[str]) -> list[tuple[str, int]]:
         """Return the number of letters stored in the last hour, per queue."""

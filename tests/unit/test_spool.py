@@ -1,0 +1,94 @@
+"""Letters on disk: bounded, and stored in the order in which they died."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import NOW, a_letter, key_of
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.record import DeadLetter
+from celery_dlq.worker import spool as module
+from celery_dlq.worker.spool import Spool
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    """An empty spool."""
+    return Spool(str(tmp_path), "x")
+
+
+def add(spool: Spool, **changes: Any) -> DeadLetter:
+    letter = a_letter(**changes)
+    spool.add(letter, key_of(letter))
+    return letter
+
+
+def test_letters_are_stored_in_the_order_of_their_deaths(spool: Spool) -> None:
+    """Whatever their ids are."""
+    late_first = [add(spool, dead_lettered_at=NOW - timedelta(seconds=n)) for n in range(20)]
+    stored: list[DeadLetter] = []
+    assert spool.flush(lambda letter, _key: stored.append(letter)) == 20
+    assert stored == late_first[::-1]
+    assert len(spool) == 0
+
+
+def test_a_flush_that_ends_early_goes_on_where_it_was(spool: Spool) -> None:
+    """Also with letters that came in between."""
+    letters = [add(spool, dead_lettered_at=NOW + timedelta(seconds=n)) for n in range(5)]
+    stored: list[DeadLetter] = []
+
+    def save(letter: DeadLetter, _key: object) -> None:
+        if len(stored) == 2:
+            raise StoreUnavailable("no room")
+        stored.append(letter)
+
+    assert spool.flush(save) == 2
+    letters.append(add(spool, dead_lettered_at=NOW + timedelta(seconds=9)))
+    for _ in range(2):
+        spool.flush(lambda letter, _key: stored.append(letter))
+    assert stored == letters
+
+
+def test_two_workers_may_empty_one_spool(tmp_path: Path, spool: Spool) -> None:
+    """What the other one has stored is gone."""
+    for _ in range(3):
+        add(spool)
+    other = Spool(str(tmp_path), "x")
+    stored: list[DeadLetter] = []
+
+    def save(letter: DeadLetter, _key: object) -> None:
+        if not stored:
+            stored.append(letter)
+            other.flush(lambda letter, _key: stored.append(letter))
+        else:
+            stored.append(letter)
+
+    spool.flush(save)
+    assert len({letter.id for letter in stored}) == 3
+    assert len(spool) == 0
+
+
+def test_a_spool_takes_a_bounded_number_of_letters(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And more when there is room again."""
+    monkeypatch.setattr(module, "MAX_FILES", 3)
+    for _ in range(3):
+        add(spool)
+    with pytest.raises(OSError, match="3 letters wait"):
+        add(spool)
+    spool.flush(lambda _letter, _key: None)
+    add(spool)
+    assert len(spool) == 1
+
+
+def test_a_spool_leaves_room_on_its_disk(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk would stop more than this worker; nothing is left of the attempt."""
+    monkeypatch.setattr(module, "FREE_SHARE", 1.0)
+    with pytest.raises(OSError, match="the disk is 0% full"):
+        add(spool)
+    assert not list(spool.folder.iterdir())

@@ -89,6 +89,8 @@ def _in_pods() -> Iterator[Container]:
             continue
         pod = template["spec"]
         volumes = {volume["name"] for volume in pod.get("volumes", [])}
+        claims = document["spec"].get("volumeClaimTemplates", [])
+        volumes |= {claim["metadata"]["name"] for claim in claims}
         for container in pod["containers"]:
             mounts = container.get("volumeMounts", [])
             assert {mount["name"] for mount in mounts} == volumes, file

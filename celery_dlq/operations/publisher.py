@@ -8,12 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from kombu.exceptions import KombuError
-
 from celery_dlq.errors import RedriveError
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.message import Outgoing
+from celery_dlq.transport.aws import broker_errors, is_sqs, send_body
 from celery_dlq.transport.envelope import Envelopes
 
 logger = get_logger("celery_dlq")
@@ -159,11 +158,14 @@ class Publisher:
         )
 
     def _push(self, message: Outgoing) -> None:
+        if is_sqs(self._connection):
+            send_body(self._producer.channel, message.queue, message.body, message.properties)
+            return
         envelopes = self.envelopes()
         if envelopes is None:
             raise RedriveError(
-                "it was an entry of a Redis list, not a message, and only a Redis broker can take "
-                "it back"
+                "it was an entry of a Redis list or a message of Amazon SQS that kombu cannot "
+                "read, and only such a broker can take it back"
             )
         envelopes.push(message.queue, message.properties.get("priority"), message.body)
 
@@ -196,7 +198,7 @@ class Publisher:
     @property
     def errors(self) -> tuple[type[BaseException], ...]:
         """The errors of the broker's client."""
-        return (KombuError, OSError, *self._connection_errors, *self._connection.channel_errors)
+        return broker_errors(self._connection)
 
 
 def not_published(message: Outgoing, exc: BaseException) -> str:

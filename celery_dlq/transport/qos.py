@@ -58,7 +58,7 @@ class ReliableQoS(kombu_redis.QoS):
         for tag in own:
             del self._delivered[tag]
         running = {
-            tag: request for request in _at_work() if (tag := request.message.delivery_tag) in own
+            tag: request for request in at_work() if (tag := request.message.delivery_tag) in own
         }
         self._leases.connection_closes(own, running)
         super().restore_unacked(client)
@@ -78,7 +78,7 @@ class ReliableQoS(kombu_redis.QoS):
             logger.error("Message %r cannot be restored: its record is unreadable: %r", tag, exc)  # noqa: TRY400
 
 
-def _at_work() -> Iterator[Any]:
+def at_work() -> Iterator[Any]:
     """Celery's requests that run, or that were written to a pool's process and so will run.
 
     See `celery_dlq.worker.dispatched`.

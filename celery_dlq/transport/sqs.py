@@ -158,6 +158,10 @@ class ReceiptChannel(SQS.Channel):
         self._asked_at[queue] = seconds_since_boot()
         return super()._get_async(queue, *args, **kwargs)
 
+    def _on_messages_ready(self, queue: str, qname: str, messages: Any) -> Any:
+        # kombu 5.7 makes a list of a lost connection, takes it for a mapping and ends the worker.
+        return super()._on_messages_ready(queue, qname, messages or {})
+
     def _message_to_python(self, message: Any, queue_name: str, q_url: str) -> Any:
         if queue_name in self._noack_queues:
             return super()._message_to_python(message, queue_name, q_url)
@@ -181,7 +185,16 @@ class ReceiptChannel(SQS.Channel):
             return None
         if self.dlq_leases.settle(delivery_tag, delete=True):
             return None
-        return super().basic_ack(delivery_tag, multiple)
+        receipt = self.dlq_leases.receipt(delivery_tag)
+        try:
+            return super().basic_ack(delivery_tag, multiple)
+        except (BotoCoreError, OSError) as exc:
+            if receipt is None:
+                raise
+            logger.warning("A message is deleted later: %s", exc)
+            self.dlq_leases.settle_later(delivery_tag, receipt, delete=True)
+            self.qos.ack(delivery_tag)
+            return None
 
 
 def receiving(receipts: Receipts | None = None, default_timeout: int = 0) -> type:
@@ -194,7 +207,10 @@ def receiving(receipts: Receipts | None = None, default_timeout: int = 0) -> typ
     channel = type(
         "ReceiptChannel",
         (ReceiptChannel,),
-        {"dlq_leases": receipts or Receipts(), "dlq_default_timeout": default_timeout},
+        {
+            "dlq_leases": Receipts() if receipts is None else receipts,
+            "dlq_default_timeout": default_timeout,
+        },
     )
     return type("ReceiptTransport", (SQS.Transport,), {"Channel": channel})
 

@@ -78,7 +78,7 @@ class Receipts:
         self._given_up: set[str] = set()
         self._released: set[str] = set()  # since the thread's last look
         self._running: dict[str, ReferenceType[Any]] = {}  # of lost connections
-        self._to_settle: dict[str, tuple[Receipt, bool]] = {}  # of lost connections; delete it?
+        self._to_settle: dict[str, tuple[Receipt, bool]] = {}  # by the thread; delete it?
 
     # -- the event loop, and the threads of a pool ----------------------------------
 
@@ -133,6 +133,10 @@ class Receipts:
         """True if it must not be deleted, because it did not start here."""
         return tag in self._given_up
 
+    def receipt(self, tag: str) -> Receipt | None:
+        """The receipt of a message that is held."""
+        return self._held.get(tag)
+
     def connection_closes(self, tags: Iterable[str], running: Mapping[str, Any]) -> list[str]:
         """Go on holding the messages of tasks that run.
 
@@ -162,10 +166,6 @@ class Receipts:
         return True
 
     # -- the thread -----------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """The number of messages that are held."""
-        return len(self._held)
 
     def due(self) -> dict[str, dict[str, Receipt]]:
         """What is to be renewed now, by queue; what is lost is held no longer."""
@@ -227,7 +227,7 @@ class Receipts:
         return taken
 
     def settle_later(self, tag: str, receipt: Receipt, *, delete: bool) -> None:
-        """Keep what could not be deleted or given back now."""
+        """Let the thread delete, or give back, what could not be now."""
         self._to_settle[tag] = (receipt, delete)
 
     def _report(self, lost: list[Receipt]) -> None:

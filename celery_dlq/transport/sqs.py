@@ -102,8 +102,7 @@ class ReceiptQoS(SQS.QoS):
 
     def restore_unacked(self) -> Any:
         """Give back what the channel delivered, but for tasks that run: they go on."""
-        running = {request.message.delivery_tag: request for request in at_work()}
-        for tag in self._receipts.connection_closes(self._delivered, running):
+        for tag in self._receipts.connection_closes(self._delivered, dict(at_work())):
             del self._delivered[tag]
         return super().restore_unacked()
 

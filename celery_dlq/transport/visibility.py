@@ -142,7 +142,7 @@ class Receipts:
 
         Args:
             tags: What the connection delivered.
-            running: Celery's requests that go on, by tag.
+            running: Messages of tasks that go on, by tag.
 
         Returns:
             The tags that go on being held.
@@ -214,11 +214,11 @@ class Receipts:
     def to_settle(self) -> dict[str, tuple[Receipt, bool]]:
         """Take what is to be deleted or given back.
 
-        Messages of lost connections whose tasks ended without an acknowledgement are among them:
-        nobody refers to Celery's request any more.
+        Those of lost connections that nobody will acknowledge are among them: nobody refers to the
+        message any more.
         """
-        for tag, request in list(self._running.items()):
-            if request() is None:
+        for tag, message in list(self._running.items()):
+            if message() is None:
                 self.settle(tag, delete=False)
         taken: dict[str, tuple[Receipt, bool]] = {}
         while self._to_settle:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from kombu import Connection
+from kombu.transport import SQS
 from raw import JSON, headers
 from sqs import SqsServer
 from tcp_proxy import TcpProxy
@@ -28,6 +29,8 @@ Ran = Callable[[str], int]
 Start = Callable[..., Worker]
 
 MAX = Reason.MAX_DELIVERIES_EXCEEDED
+COUNTS = hasattr(SQS.Channel, "get_message_attributes")
+"""Whether kombu asks for the receive count with an event loop and without one: 5.6 does."""
 SHORT = 3
 """Seconds of the visibility timeout where a test outlasts it."""
 
@@ -312,6 +315,7 @@ def test_a_redriven_message_runs_once_with_its_id(
     assert poison.dlq.queues() == [] or poison.dlq.queues()[0].letters == 0
 
 
+@pytest.mark.skipif(not COUNTS, reason="this kombu does not ask SQS for the receive count")
 def test_a_worker_killed_between_storing_and_deleting_leaves_one_letter(
     poison: ModuleType, sqs_server: SqsServer, start_worker: Start, letters: Letters, ran: Ran
 ) -> None:
@@ -369,7 +373,7 @@ def test_what_a_redrive_policy_moved_is_adopted(
     assert {letter.source_queue for letter in found.values()} == {"orders"}
     assert found["hello"].content_type == "application/vnd.kombu.entry"
     (of_celery,) = [letter for letter in found.values() if letter.task_id == "of-celery"]
-    assert of_celery.deliveries == 2  # once from each queue
+    assert of_celery.deliveries == (2 if COUNTS else 0)  # once from each queue
     poll(lambda: is_empty(sqs_server, dead), timeout_seconds=30)
 
 

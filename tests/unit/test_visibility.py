@@ -268,20 +268,20 @@ def test_an_outage_ends_with_renewed_receipts(
     assert (sqs.renewed()["a"], sqs.deleted) == (TIMEOUT, ["b"])
 
 
-def test_a_task_of_a_lost_connection_that_ends_without_a_word_gives_its_message_back(
+def test_a_message_of_a_lost_connection_that_nobody_will_acknowledge_goes_back(
     receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
 ) -> None:
-    """Nobody refers to Celery's request any more."""
+    """Nobody refers to it any more: its task has ended without a word."""
 
-    class Request:
-        """Of Celery."""
+    class Message:
+        """Of kombu."""
 
-    request = Request()
+    message = Message()
     receive(receipts, clock, "runs", "waits")
-    assert receipts.connection_closes(["runs", "waits"], {"runs": request}) == ["runs"]
+    assert receipts.connection_closes(["runs", "waits"], {"runs": message}) == ["runs"]
     keeper._tick()
     assert sqs.renewed()["runs"] == TIMEOUT
-    del request
+    del message
     keeper._tick()
     assert sqs.renewed() == {"runs": 0}
     assert not receipts.settle("waits", delete=True)

@@ -38,7 +38,7 @@ def queue_exists(channel: Any, queue: str) -> bool:
 
 
 def _no_such_queue() -> tuple[type[BaseException], ...]:
-    """The errors of a missing or misnamed queue; before kombu 5.5 they are no KombuError."""
+    """The errors of a missing or misnamed queue; before kombu 5.7 they are no KombuError."""
     sqs: Any = import_module("kombu.transport.SQS")
     names = ("UndefinedQueueException", "DoesNotExistQueueException", "InvalidQueueException")
     return tuple(getattr(sqs, name) for name in names)

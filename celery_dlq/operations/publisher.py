@@ -164,8 +164,8 @@ class Publisher:
         envelopes = self.envelopes()
         if envelopes is None:
             raise RedriveError(
-                "it was an entry of a Redis list or a message of Amazon SQS that kombu cannot "
-                "read, and only such a broker can take it back"
+                "it was an entry of a Redis list, or a body of Amazon SQS, and no message; only "
+                "a broker of that kind can take it back"
             )
         envelopes.push(message.queue, message.properties.get("priority"), message.body)
 

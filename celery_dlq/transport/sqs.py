@@ -238,7 +238,8 @@ class VisibilityRenewal(WatchedFetch):
         self._keeper = VisibilityKeeper(self.receipts, self._connection)
 
     def close(self) -> None:
-        """Stop renewing; what is still held returns when its visibility timeout has passed."""
+        """Give back what lost connections delivered, and stop renewing."""
+        self.receipts.close()
         self._keeper.stop()
 
     def _connect(self, connection: Any, ensure_connected: Callable[[Any], Any]) -> Any:

@@ -75,6 +75,7 @@ class Receipts:
         self.taken = 0
         self._held: dict[str, Receipt] = {}
         self._proven = False  # that SQS lets this worker renew
+        self._closed = False
         self._given_up: set[str] = set()
         self._released: set[str] = set()  # since the thread's last look
         self._running: dict[str, ReferenceType[Any]] = {}  # of lost connections
@@ -147,6 +148,8 @@ class Receipts:
         Returns:
             The tags that go on being held.
         """
+        if self._closed:
+            return []
         kept = [tag for tag in tags if tag in running and tag in self._held]
         for tag in kept:
             self._running[tag] = ref(running[tag])
@@ -164,6 +167,12 @@ class Receipts:
         if receipt is not None:
             self._to_settle[tag] = (receipt, delete)
         return True
+
+    def close(self) -> None:
+        """Let the thread give back what lost connections delivered: no task runs any more."""
+        self._closed = True
+        for tag in list(self._running):
+            self.settle(tag, delete=False)
 
     # -- the thread -----------------------------------------------------------------
 

@@ -139,6 +139,30 @@ def test_a_dead_workers_message_is_back_after_the_visibility_timeout_and_a_stopp
     assert not poison.dlq.queues()
 
 
+@pytest.mark.parametrize("how", ["SIGQUIT", "SIGTERM"])
+def test_a_shutdown_gives_back_at_once_what_it_ends_or_has_not_started(
+    poison: ModuleType, sqs_server: SqsServer, start_worker: Start, ran: Ran, how: str
+) -> None:
+    """The visibility timeout of a quarter of an hour does not matter."""
+    sqs_server.queue("orders", VisibilityTimeout="900")
+    env = environment(sqs_server)
+    first = start_worker(env=env, arguments=("--concurrency", "1"))
+    send(sqs_server, "sleeps", "busy", 60 if how == "SIGQUIT" else 4)
+    poll(lambda: ran("busy") == 1, timeout_seconds=30)
+    send(sqs_server, "healthy", "waits", eta=in_seconds(3600))
+    if how == "SIGTERM":  # with one process, the prefetch window is full until the task ends
+        poll(lambda: "healthy-waits] received" in first.output, timeout_seconds=30)
+    first.process.send_signal(getattr(signal, how))
+    assert first.process.wait(30) is not None
+    second = start_worker(env=env)
+
+    poll(lambda: "healthy-waits] received" in second.output, timeout_seconds=30)
+
+    if how == "SIGQUIT":
+        poll(lambda: ran("busy") == 2, timeout_seconds=30)
+    assert not poison.dlq.queues()
+
+
 @pytest.mark.parametrize(
     ("pool", "notices"),
     [("prefork", "is deleted later"), ("gevent", "Connection to broker lost")],

@@ -27,21 +27,7 @@ DEFAULT_TIER = (
 )
 """Beginnings of test ids."""
 
-_DROPPED = (
-    "tests/acceptance/test_dropped.py::"
-    "test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes"
-)
-_ODD = (
-    "tests/acceptance/test_odd_messages.py::"
-    "test_a_message_that_would_end_the_worker_at_its_receipt_is_a_letter_at_once"
-)
 FULL_TIER = (
-    # Of the pools on Amazon SQS, the default tier has prefork.
-    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[sqs-threads",
-    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[sqs-solo",
-    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[sqs-gevent",
-    f"{_DROPPED}[sqs",
-    f"{_ODD}[sqs",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_export_s3.py",
     "tests/integration/test_reliable_fetch.py::test_queues_that_are_added_and_cancelled_while_idle",
@@ -53,4 +39,6 @@ FULL_TIER = (
 
 def in_default_tier(test_id: str) -> bool:
     """True if `tox` alone runs a test."""
+    if "[sqs" in test_id and not test_id.endswith("ends_as_one_letter[sqs-prefork]"):
+        return False  # each takes a quarter of a minute
     return test_id.startswith(DEFAULT_TIER) and not test_id.startswith(FULL_TIER)

@@ -40,7 +40,6 @@ _TRANSPORT_PROPERTIES = (
     "content_encoding",
     "application_headers",
     "expiration",  # that time to live was the first publish's
-    "MessageDeduplicationId",  # SQS would drop the redrive in silence
 )
 
 _quoted = json.JSONEncoder().encode
@@ -133,7 +132,6 @@ def outgoing(
         text = raw.get(b"headers", b"{}")
         headers, kept = _clean(text)
         properties = _json(raw.get(b"properties", b"{}"))
-        group = _sqs_group(properties)
         for name in _TRANSPORT_PROPERTIES:
             properties.pop(name, None)
         if None in properties.values():
@@ -157,7 +155,6 @@ def outgoing(
         task_id = _rename(headers, properties, letter_id)
     if options.delay_seconds or options.new_id or not headers.keys().isdisjoint(_MARKERS):
         kept = False
-    _name_for_sqs(properties, queue, letter_id, group)
     headers[REDRIVES_HEADER] = redrives
     headers[REDRIVE_HEADER] = redrive_id
     headers[LETTER_HEADER] = letter_id
@@ -173,25 +170,6 @@ def outgoing(
         properties=properties,
         headers_text=_marked(text, redrives, redrive_id, letter_id) if kept else "",
     )
-
-
-def _sqs_group(properties: dict[str, Any]) -> str | None:
-    """The message group in the attributes of SQS; kombu's own property may be missing."""
-    found: Any = properties
-    for name in ("delivery_info", "sqs_message", "Attributes", "MessageGroupId"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def _name_for_sqs(
-    properties: dict[str, Any], queue: str, letter_id: str, group: str | None
-) -> None:
-    """Keep the message group, and name the message anew where SQS drops equal names."""
-    if group is not None:
-        properties.setdefault("MessageGroupId", group)
-    if queue.endswith(".fifo"):
-        # Of the letter: a second publish of it within SQS's five minutes is no second message.
-        properties["MessageDeduplicationId"] = letter_id
 
 
 def _json(raw: bytes) -> dict[str, Any]:

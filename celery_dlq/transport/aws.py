@@ -44,6 +44,17 @@ def _no_such_queue() -> tuple[type[BaseException], ...]:
     return tuple(getattr(sqs, name) for name in names)
 
 
+def renamed(queue: str, properties: dict[str, Any], letter_id: str) -> dict[str, Any]:
+    """The properties of a redrive: under its old name, a FIFO queue would drop it in silence.
+
+    The new name is the letter's, so that publishing it again within SQS's five minutes adds
+    nothing.
+    """
+    if not queue.endswith(".fifo"):
+        return properties
+    return {**properties, "MessageDeduplicationId": letter_id}
+
+
 def send_body(channel: Any, queue: str, body: bytes, properties: Mapping[str, Any]) -> None:
     """Send what was received, without kombu's envelope.
 

@@ -44,6 +44,7 @@ class SqsEntry(Entry):
 
     Attributes:
         about: The parts of SQS's message that kombu keeps with it, without the body.
+        group: Its message group; ``None`` if it has none.
         asked_at: When it was asked for.
     """
 
@@ -54,12 +55,15 @@ class SqsEntry(Entry):
         self.asked_at = seconds_since_boot()
         about = {name: value for name, value in message.items() if name != "Body"}
         self.about: dict[str, Any] = {"sqs_message": about, "sqs_queue": url}
-        count = (message.get("Attributes") or {}).get("ApproximateReceiveCount", "1")
-        if count != "1":  # SQS has no other mark
+        attributes = message.get("Attributes") or {}
+        if attributes.get("ApproximateReceiveCount", "1") != "1":  # SQS has no other mark
             self.about["redelivered"] = True
+        self.group: str | None = attributes.get("MessageGroupId")
         if self.error is None:
             self["properties"]["delivery_info"].update(self.about)
             self["properties"]["delivery_tag"] = self.tag
+            if self.group is not None:  # a publisher other than kombu names it outside only
+                self["properties"].setdefault("MessageGroupId", self.group)
 
 
 class SqsMessage(EntryMessage):
@@ -70,6 +74,8 @@ class SqsMessage(EntryMessage):
         if isinstance(entry, SqsEntry):
             self.delivery_info.update(entry.about)
             self.properties.update(delivery_tag=entry.tag, delivery_info=self.delivery_info)
+            if entry.group is not None:
+                self.properties["MessageGroupId"] = entry.group
 
 
 class ReceiptQoS(SQS.QoS):

@@ -8,16 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from builders import NOW, a_letter
 
 pytest.importorskip("boto3")
 
 from kombu.transport import SQS, virtual
 
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
-from celery_dlq.operations.message import RedriveOptions, outgoing
-from celery_dlq.operations.selection import RawEntry
-from celery_dlq.transport.aws import broker_errors
+from celery_dlq.transport.aws import broker_errors, renamed
 from celery_dlq.transport.sqs import ReceiptChannel, SqsEntry, SqsMessage, receiving
 from celery_dlq.worker.capture import captured
 
@@ -119,20 +116,23 @@ def test_a_message_that_is_none_of_kombu_keeps_its_body_as_it_was_sent() -> None
     assert message.errors
 
 
-@pytest.mark.parametrize("queue", ["orders", "orders.fifo"])
-def test_a_redrive_has_the_message_group_and_no_old_deduplication_id(queue: str) -> None:
+def test_a_message_keeps_its_group_whoever_published_it() -> None:
+    """Kombu writes it into the envelope, others do not."""
+    outside = {"MessageGroupId": "customer-7"}
+    for message in (
+        entry(envelope(), Attributes=outside),
+        entry(envelope(MessageGroupId="customer-7")),
+        entry("foreign", Attributes=outside),
+    ):
+        assert message.properties["MessageGroupId"] == "customer-7"
+
+
+def test_a_redrive_to_a_fifo_queue_has_the_name_of_its_letter() -> None:
     """SQS would drop it in silence for five minutes after the first publish."""
-    of_kombu = {"MessageGroupId": "customer-7", "MessageDeduplicationId": "first"}
-    of_sqs = {"delivery_info": {"sqs_message": {"Attributes": {"MessageGroupId": "customer-7"}}}}
-    for properties in (of_kombu, of_sqs, {**of_sqs, **of_kombu}):
-        letter = a_letter(source_queue=queue, properties=json.dumps(properties)).to_json()
-        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in letter.items()}
-        found = RawEntry("1-0", {name.encode(): text.encode() for name, text in texts.items()})
-        made = outgoing(found, RedriveOptions(), redrive_id="r", now=NOW)
-        expected = {"MessageGroupId": "customer-7"}
-        if queue.endswith(".fifo"):
-            expected["MessageDeduplicationId"] = made.letter_id
-        assert made.properties == expected
+    first = {"MessageGroupId": "customer-7", "MessageDeduplicationId": "first"}
+    assert renamed("orders", first, "letter-1") == first
+    again = renamed("orders.fifo", first, "letter-1")
+    assert again == {"MessageGroupId": "customer-7", "MessageDeduplicationId": "letter-1"}
 
 
 def test_what_aws_refuses_is_an_error_of_the_broker() -> None:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
 
 from botocore.exceptions import BotoCoreError
+from kombu.exceptions import KombuError
 
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.native import seconds_since_boot, sleep, start_thread
@@ -33,6 +35,7 @@ _MAX_RETRY_SECONDS = 10.0
 _MAX_DOUBLINGS = 6
 _CLOSE_SECONDS = 5.0
 _LOG_SECONDS = 10.0
+_NO_ANSWER = (BotoCoreError, KombuError, OSError)
 # SQS says so of a receipt that is not valid any more.
 _GONE = ("InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid")
 
@@ -177,7 +180,7 @@ class Receipts:
     # -- the thread -----------------------------------------------------------------
 
     def due(self) -> dict[str, dict[str, Receipt]]:
-        """What is to be renewed now, by queue; what is lost is held no longer."""
+        """What is to be renewed now, by queue's URL."""
         now = self._now()
         self._released.clear()
         found: dict[str, dict[str, Receipt]] = defaultdict(dict)
@@ -221,7 +224,7 @@ class Receipts:
         return [tag for tag in tags if tag in self._released]
 
     def to_settle(self) -> dict[str, tuple[Receipt, bool]]:
-        """Take what is to be deleted or given back.
+        """What is to be deleted or given back.
 
         Those of lost connections that nobody will acknowledge are among them: nobody refers to the
         message any more.
@@ -229,11 +232,11 @@ class Receipts:
         for tag, message in list(self._running.items()):
             if message() is None:
                 self.settle(tag, delete=False)
-        taken: dict[str, tuple[Receipt, bool]] = {}
-        while self._to_settle:
-            tag, what = self._to_settle.popitem()
-            taken[tag] = what
-        return taken
+        return dict(self._to_settle)
+
+    def settled(self, tag: str) -> None:
+        """Forget what was deleted or given back."""
+        self._to_settle.pop(tag, None)
 
     def settle_later(self, tag: str, receipt: Receipt, *, delete: bool) -> None:
         """Let the thread delete, or give back, what could not be now."""
@@ -302,23 +305,25 @@ class VisibilityKeeper:
 
     def _tick(self) -> None:
         failures: list[Exception] = []
-
-        def attempt(act: Callable[..., None], *args: Any) -> None:
+        for act in self._work():
             try:  # nothing may end this thread, and no queue keeps another one waiting
-                act(*args)
+                act()
             except Exception as exc:  # noqa: BLE001
                 failures.append(exc)
+                if isinstance(exc, _NO_ANSWER):
+                    break  # each call would wait for its timeout
+        self._failures = min(self._failures + 1, _MAX_DOUBLINGS) if failures else 0
+        if failures:
+            self._failed(failures[0])
 
+    def _work(self) -> Iterator[Callable[[], None]]:
         for url, found in self._receipts.due().items():
             tags = list(found)
             for start in range(0, len(tags), _PER_CALL):
                 some = {tag: found[tag] for tag in tags[start : start + _PER_CALL]}
-                attempt(self._renew, url, some)
+                yield partial(self._renew, url, some)
         for tag, (receipt, delete) in self._receipts.to_settle().items():
-            attempt(self._settle, tag, receipt, delete)
-        self._failures = min(self._failures + 1, _MAX_DOUBLINGS) if failures else 0
-        if failures:
-            self._failed(failures[0])
+            yield partial(self._settle, tag, receipt, delete=delete)
 
     def _failed(self, exc: Exception) -> None:
         self._disconnect()
@@ -326,7 +331,7 @@ class VisibilityKeeper:
         now = seconds_since_boot()
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
-            expected = error_code(exc) or isinstance(exc, (OSError, RenewalError, BotoCoreError))
+            expected = error_code(exc) or isinstance(exc, (RenewalError, *_NO_ANSWER))
             logger.error(
                 "The visibility of messages is not renewed: %s: %s%s",
                 type(exc).__name__,
@@ -363,7 +368,7 @@ class VisibilityKeeper:
             for one in reply.get("Failed", ())
         }
 
-    def _settle(self, tag: str, receipt: Receipt, delete: bool) -> None:  # noqa: FBT001
+    def _settle(self, tag: str, receipt: Receipt, *, delete: bool) -> None:
         try:
             if delete:
                 client = self._client(receipt.queue)
@@ -372,13 +377,14 @@ class VisibilityKeeper:
                 self._change(receipt.queue, receipt.url, {tag: 0})
         except Exception as exc:
             if error_code(exc) not in _GONE:
-                self._receipts.settle_later(tag, receipt, delete=delete)
                 raise
+        self._receipts.settled(tag)
 
     def _client(self, queue: str) -> Any:
         """The client of boto3 for a queue, as kombu makes it: each may have its credentials."""
         if self._connection is None:
             self._connection = self._connect()
+            self._connection.connect()
         channel = self._connection.default_channel
         return channel.sqs(queue=channel.canonical_queue_name(queue))
 

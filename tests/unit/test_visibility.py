@@ -62,6 +62,9 @@ class Sqs:
         self._fail(QueueUrl)
         self.deleted.append(ReceiptHandle)
 
+    def connect(self) -> None:
+        """As a connection."""
+
     def close(self) -> None:
         """As a connection."""
 
@@ -266,6 +269,28 @@ def test_an_outage_ends_with_renewed_receipts(
     keeper._tick()
     assert receipts.still_holds("a")
     assert (sqs.renewed()["a"], sqs.deleted) == (TIMEOUT, ["b"])
+
+
+def test_while_sqs_does_not_answer_a_round_asks_once(
+    receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
+) -> None:
+    """A hundred calls would wait for a hundred timeouts; nothing is forgotten."""
+    receive(receipts, clock, *(f"a{n}" for n in range(30)))
+    calls = []
+
+    def fail(url: str) -> None:
+        calls.append(url)
+        raise EndpointConnectionError(endpoint_url=url)
+
+    sqs._fail = fail  # type: ignore[method-assign]
+    receipt = receipts.receipt("a0")
+    assert receipt is not None
+    receipts.settle_later("done", receipt, delete=True)
+    keeper._tick()
+    assert len(calls) == 1
+    del sqs._fail  # type: ignore[method-assign]
+    keeper._tick()
+    assert (len(sqs.renewed()), sqs.deleted) == (30, ["done"])
 
 
 def test_a_message_of_a_lost_connection_that_nobody_will_acknowledge_goes_back(

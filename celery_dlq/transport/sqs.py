@@ -133,9 +133,9 @@ class ReceiptChannel(SQS.Channel):
         return {**asked, "MessageSystemAttributeNames": sorted(system | _ATTRIBUTES)}
 
     def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
-        """Consume; read the queue's visibility timeout first."""
+        """Consume; if messages are renewed, read the queue's visibility timeout first."""
         url = self._new_queue(queue)
-        if url not in self.dlq_leases.timeouts:
+        if self.dlq_default_timeout and url not in self.dlq_leases.timeouts:
             self.dlq_leases.timeouts[url] = self._timeout_of(queue, url)
         return super().basic_consume(queue, *args, **kwargs)
 
@@ -206,8 +206,9 @@ def receiving(receipts: Receipts | None = None, default_timeout: int = 0) -> typ
     """A transport class for SQS that takes messages of any form.
 
     Args:
-        receipts: What the worker holds; ``None`` if nothing is renewed.
+        receipts: What the worker holds.
         default_timeout: The visibility timeout of a queue whose own cannot be read, in seconds.
+            0 if nothing is renewed.
     """
     channel = type(
         "ReceiptChannel",
@@ -240,7 +241,8 @@ class VisibilityRenewal(WatchedFetch):
         self._client_config = dict((options or {}).get("client-config") or {})
         self._connect_anew = connect
         self.receipts = Receipts()
-        self._transport = receiving(self.receipts, int(visibility_timeout("sqs", options) or 0))
+        timeout = int(visibility_timeout("sqs", options) or 0) if self._wanted else 0
+        self._transport = receiving(self.receipts, timeout)
         self._keeper = VisibilityKeeper(self.receipts, self._connection)
 
     def close(self) -> None:
@@ -251,13 +253,13 @@ class VisibilityRenewal(WatchedFetch):
     def _connect(self, connection: Any, ensure_connected: Callable[[Any], Any]) -> Any:
         if connection.get_transport_cls() is not SQS.Transport:
             return ensure_connected(connection)
-        if not self._wanted:
-            self._tell(_OFF, level=logging.WARNING)
-            return ensure_connected(connection)
         connection.get_transport_cls = lambda: self._transport
         connected = ensure_connected(connection)
-        self._tell(_ON)
-        self._keeper.start()
+        if self._wanted:
+            self._tell(_ON)
+            self._keeper.start()
+        else:
+            self._tell(_OFF, level=logging.WARNING)
         return connected
 
     def _totals(self) -> Mapping[Metric, int]:

@@ -222,7 +222,7 @@ FOREIGN = {
 """Bodies that kombu did not write."""
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(("pool", "renews"), [("prefork", True), ("threads", False)])
 def test_a_message_that_is_not_kombus_is_a_letter_with_its_body_and_goes_back_as_it_was(
     poison: ModuleType,
     sqs_server: SqsServer,
@@ -231,12 +231,14 @@ def test_a_message_that_is_not_kombus_is_a_letter_with_its_body_and_goes_back_as
     ran: Ran,
     redis_url: str,
     pool: str,
+    renews: bool,
 ) -> None:
     """In the dead-letter queue of its queue, under a policy for all queues too."""
     url = sqs_server.queue("orders")
     client = sqs_server.client()
     env = environment(sqs_server)
-    worker = start_worker({"dlq_queues": {"*": {"max_deliveries": 3}}}, env=env, pool=pool)
+    conf = {"dlq_queues": {"*": {"max_deliveries": 3}}, "dlq_reliable_fetch": renews}
+    worker = start_worker(conf, env=env, pool=pool)
     for body in [*FOREIGN.values(), FOREIGN["a text"]]:
         client.send_message(QueueUrl=url, MessageBody=body)
     send(sqs_server, "healthy", "after")
@@ -251,6 +253,7 @@ def test_a_message_that_is_not_kombus_is_a_letter_with_its_body_and_goes_back_as
     assert [queue.name for queue in poison.dlq.queues()] == ["orders-DLQ"]
     poll(lambda: ran("after") == 1 and is_empty(sqs_server, url), timeout_seconds=30)
     assert worker.process.poll() is None
+    assert ("the visibility of messages is not renewed" in worker.output) is not renews
     worker.stop()
     code = "import poison_app as p; print(p.dlq.redrive('orders-DLQ').published)"
     done = run_python(redis_url, "-c", code, **env)

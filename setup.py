@@ -43,10 +43,11 @@ TEST = [
     "fsspec>=2024.2",
     "gevent>=24",
     "hypothesis>=6.100",
-    # Its extra "server" brings every service of AWS along; these two are what S3 needs of it.
+    # Its extra "server" brings every service of AWS along; these two are what S3 and SQS need.
     "flask>=3",
     "flask-cors>=5",
-    "moto[s3]>=5",
+    "moto[s3,sqs]>=5",
+    "kombu[sqs]>=5.4",
     "pandas>=2.1,<3",
     "polars>=1",
     # They have the schemas of Kubernetes and of compose files, for those of examples/.

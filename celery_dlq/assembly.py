@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter
     from celery_dlq.backends.redis.backend import RedisBackend
     from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
-    from celery_dlq.transport.fetch import ReliableFetch
+    from celery_dlq.transport.watched import WatchedFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.worker.letter_writer import LetterWriter
     from celery_dlq.worker.memory_limit import MemoryLimit
@@ -325,14 +325,19 @@ class Assembly:
         share = self.settings.memory_limit if self.settings.store == "redis" else 0.0
         return MemoryLimit(backend.memory, share, warnings)
 
-    def reliable_fetch(self) -> ReliableFetch | None:
-        """How a worker fetches from a Redis broker; ``None`` if the app has no policy."""
+    def reliable_fetch(self) -> WatchedFetch | None:
+        """How a worker fetches from Redis or Amazon SQS; ``None`` if the app has no policy."""
         table = self._policy_table()
         if not (table.queues or table.tasks):
             return None
+        options = self.app.conf.broker_transport_options
+        if self.app.connection_for_read().transport_cls == "sqs":
+            from celery_dlq.transport.sqs import VisibilityRenewal
+
+            return VisibilityRenewal(self.settings, options, self.app.connection_for_read)
         from celery_dlq.transport.fetch import ReliableFetch
 
-        return ReliableFetch(self.settings, self.app.conf.broker_transport_options)
+        return ReliableFetch(self.settings, options)
 
     def make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
         """Make the adopters of the setting ``dlq_adopt``; they have their own connections.

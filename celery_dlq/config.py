@@ -38,6 +38,7 @@ ENVIRONMENT = "CELERY_DLQ_SETTINGS"
 # Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 _LEASED = ("redis", "rediss", "sentinel")
+_RENEWED = (*_LEASED, "sqs")
 _LEASE_SECONDS = 60.0
 _SHORTEST_LEASE_SECONDS = 5.0
 
@@ -253,7 +254,8 @@ class Settings:
         _flag,
         "Whether workers with a policy fetch from a Redis broker without a gap: a message is "
         "recorded as unacknowledged in the step that takes it, and belongs to its worker while "
-        "that lives. False takes kombu's own fetch. Defaults to True.",
+        "that lives. With Amazon SQS as broker: whether they renew the visibility of their "
+        "messages. False takes kombu's own fetch. Defaults to True.",
     )
     lease: float | None = _setting(
         None,
@@ -422,7 +424,7 @@ class Settings:
     ) -> None:
         """Refuse what does not fit the broker's visibility timeout: a lease, default delays.
 
-        A delayed message waits unacknowledged in a worker. Without a lease, the broker takes the
+        A delayed message waits unacknowledged in a worker. Unless that renews, the broker takes the
         worker for dead after the visibility timeout and gives the message to another one, again
         and again.
 
@@ -439,8 +441,8 @@ class Settings:
         timeout = visibility_timeout(transport, options)
         if timeout is None:
             return
-        if self.reliable_fetch and transport in _LEASED:
-            if self.lease is not None and self.lease > timeout:
+        if self.reliable_fetch and transport in _RENEWED:
+            if transport in _LEASED and self.lease is not None and self.lease > timeout:
                 raise SettingsError(
                     f"expected dlq_lease to be at most the broker's visibility timeout "
                     f"({timeout:g} s), got {self.lease:g} s: workers without celery_dlq would take "
@@ -448,7 +450,7 @@ class Settings:
                     f"broker_transport_options, or shorten the lease"
                 )
             return
-        lease = ", or set dlq_reliable_fetch to True" if transport in _LEASED else ""
+        lease = ", or set dlq_reliable_fetch to True" if transport in _RENEWED else ""
         named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
         named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
         for place, policy in named.items():

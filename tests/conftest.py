@@ -13,6 +13,7 @@ from cluster import ClusterServers
 from hypothesis import HealthCheck, settings
 from rabbit import RabbitServer, rabbitmq_executable
 from servers import RedisServer, redis_executable, require
+from sqs import SqsServer, sqs_module
 from tiers import in_default_tier
 
 if TYPE_CHECKING:
@@ -66,6 +67,20 @@ def rabbit_server() -> Iterator[RabbitServer]:
     require(rabbitmq_executable(), "rabbitmq-server (a system package)")
     with RabbitServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def _one_sqs_server() -> Iterator[SqsServer]:
+    require(sqs_module(), "moto's server and pycurl (pip install celery_dlq[test])")
+    with SqsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def sqs_server(_one_sqs_server: SqsServer) -> SqsServer:
+    """Give Amazon SQS without queues: moto's server, one for all tests of this process."""
+    _one_sqs_server.reset()
+    return _one_sqs_server
 
 
 @pytest.fixture

@@ -156,16 +156,19 @@ class Adoption:
         return letter, key
 
     def _resolved(self, kept: Message, native: NativeDeath) -> ResolvedPolicy:
-        queue = native.queue or self._source(kept)
+        queue = native.queue or self._source(kept, native)
         task = self._app.tasks.get(kept.task_name)
         policy = self._policies.resolve(queue, None if task is None else policy_of(task))
         target = self._target or (policy or Policy()).dead_letter_queue_of(queue or self._queue)
         return ResolvedPolicy(queue, target, policy, None if policy is None else policy.max_retries)
 
-    def _source(self, kept: Message) -> str:
+    def _source(self, kept: Message, native: NativeDeath) -> str:
         """Infer the source queue if the broker does not report it; empty if unknown."""
         if kept.routing_key and kept.routing_key != self._queue:
             return self._queue_names.of(kept.exchange, kept.routing_key)
+        if native.sqs_queue:
+            options = self._app.conf.broker_transport_options or {}
+            return native.sqs_queue.removeprefix(options.get("queue_name_prefix") or "")
         if self._target and self._target.endswith(DLQ_SUFFIX):
             return self._target.removesuffix(DLQ_SUFFIX)
         return ""

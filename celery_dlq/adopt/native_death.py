@@ -40,6 +40,7 @@ class NativeDeath:
 
     Attributes:
         queue: Queue of the first death, without Celery's delay queues; ``None`` if unknown.
+        sqs_queue: Name in SQS of the queue that SQS moved it from; ``None`` if unknown.
         reason: The broker's reason for the last death, e.g. ``expired``; ``None`` if unknown.
         at: Time of the last death, aware UTC; ``None`` if unknown.
         deliveries: The broker's receive count; 0 if it does not count.
@@ -48,6 +49,7 @@ class NativeDeath:
     """
 
     queue: str | None = None
+    sqs_queue: str | None = None
     reason: str | None = None
     at: datetime | None = None
     deliveries: int = 0
@@ -104,7 +106,7 @@ def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
         return NativeDeath()
     source = _name(attributes.get(_SQS_SOURCE))
     return NativeDeath(
-        queue=source.rpartition(":")[2] if source else None,
+        sqs_queue=source.rpartition(":")[2] if source else None,
         deliveries=deliveries,
         history=json_codec.dumps(attributes),
     )

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from queue import Empty
 from typing import Any, Protocol
 
-from kombu.exceptions import KombuError
 from kombu.message import Message as KombuMessage
 from kombu.utils.json import loads
 
 from celery_dlq.errors import BrokerUnavailable, NotFound
+from celery_dlq.transport.aws import broker_errors, queue_exists
 
 _ENTRIES_PER_PAGE = 100
 _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
@@ -58,6 +58,8 @@ class Source(Protocol):
 def source_of(app: Any, queue: str) -> Source:
     """Make the source for a queue of the app's broker; the first `Source.take` connects."""
     connection = app.connection_for_read()
+    if connection.transport_cls == "sqs":
+        return SqsQueue(connection, queue)
     kind = RedisList if connection.transport.driver_type == "redis" else BrokerQueue
     return kind(connection, queue)
 
@@ -118,6 +120,34 @@ class BrokerQueue:
             except Exception:
                 self._channel = None  # RabbitMQ closes a channel after an error
                 raise
+
+
+class SqsQueue(BrokerQueue):
+    """A queue of Amazon SQS; a message that kombu cannot read is taken, too.
+
+    Args:
+        connection: A connection that is not shared.
+        queue: Its name, without the prefix of ``queue_name_prefix``.
+    """
+
+    def __init__(self, connection: Any, queue: str) -> None:
+        from celery_dlq.transport.sqs import receiving  # noqa: PLC0415 - only users of SQS have it
+
+        super().__init__(connection, queue)
+        transport = receiving()
+        connection.get_transport_cls = lambda: transport
+
+    def _open(self) -> Any:
+        if self._channel is None:
+            self._connection.ensure_connection(**_CONNECT)
+            channel = self._connection.channel()
+            if not queue_exists(channel, self._queue):
+                raise NotFound(
+                    f"there is no queue {self._queue!r} at Amazon SQS; check the name, the region "
+                    f"and, if there are predefined_queues, that it is one of them"
+                )
+            self._channel = channel
+        return self._channel
 
 
 class RedisList:
@@ -196,10 +226,9 @@ def _plain(entry: bytes) -> KombuMessage:
 @contextmanager
 def translated(connection: Any, queue: str) -> Iterator[None]:
     """Translate errors of a broker's client into ours, without passwords."""
-    transport = connection.transport
     try:
         yield
-    except (*transport.channel_errors, *transport.connection_errors, KombuError, OSError) as exc:
+    except broker_errors(connection) as exc:
         place = connection.as_uri()
         if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
             raise NotFound(

@@ -11,6 +11,7 @@ from typing import Any
 from celery_dlq.backends.base import WorkerInfo
 from celery_dlq.operations.message import RedriveOptions
 from celery_dlq.operations.selection import RawEntry
+from celery_dlq.transport.aws import is_sqs, queue_exists
 
 _MAX_NAMES = 1000
 _OTHERS = "(others)"
@@ -142,6 +143,8 @@ def _on_broker(app: Any, name: str) -> bool | None:
             if connection.transport.driver_type == "redis":
                 key = channel.keyprefix_queue % name
                 return bool(channel.client.exists(key) or channel.client.exists(name))
+            if is_sqs(connection):
+                return queue_exists(channel, name)
             return bool(channel._has_queue(name))  # noqa: SLF001 - kombu's virtual transports have no other way
     except Exception:  # noqa: BLE001 - a check that fails leaves it unknown
         return None

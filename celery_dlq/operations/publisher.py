@@ -8,12 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from kombu.exceptions import KombuError
-
 from celery_dlq.errors import RedriveError
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.message import Outgoing
+from celery_dlq.transport.aws import broker_errors, is_sqs, renamed, send_body
 from celery_dlq.transport.envelope import Envelopes
 
 logger = get_logger("celery_dlq")
@@ -55,7 +54,7 @@ class Publisher:
         self._app = app
         self._connection: Any = None
         self._producer: Any = None
-        self._confirms = False
+        self._confirms = self._is_sqs = False
 
     def __enter__(self) -> Publisher:  # noqa: PYI034 - Self came with Python 3.11
         self._open()
@@ -143,8 +142,11 @@ class Publisher:
                 sent.confirmed.append(message.letter_id)
 
     def _put(self, message: Outgoing, **options: Any) -> None:
+        properties = message.properties
+        if self._is_sqs:
+            properties = renamed(message.queue, properties, message.letter_id)
         if message.content_type == CONTENT_TYPE_OF_ENTRY:
-            self._push(message)
+            self._push(message, properties)
             return
         # To the queue itself, because its exchange could route copies to other queues.
         self._producer.publish(
@@ -155,15 +157,18 @@ class Publisher:
             content_encoding=message.content_encoding,
             headers=message.headers,
             **options,
-            **message.properties,
+            **properties,
         )
 
-    def _push(self, message: Outgoing) -> None:
+    def _push(self, message: Outgoing, properties: dict[str, Any]) -> None:
+        if self._is_sqs:
+            send_body(self._producer.channel, message.queue, message.body, properties)
+            return
         envelopes = self.envelopes()
         if envelopes is None:
             raise RedriveError(
-                "it was an entry of a Redis list, not a message, and only a Redis broker can take "
-                "it back"
+                "it was an entry of a Redis list, or a body of Amazon SQS, and no message; only "
+                "a broker of that kind can take it back"
             )
         envelopes.push(message.queue, message.properties.get("priority"), message.body)
 
@@ -182,6 +187,7 @@ class Publisher:
         if self._confirms:
             connection = self._app.connection_for_write(transport_options={"confirm_publish": True})
         self._connection = connection
+        self._is_sqs = is_sqs(connection)
         self._producer = self._app.amqp.Producer(connection, auto_declare=False)
 
     def _close(self) -> None:
@@ -196,7 +202,7 @@ class Publisher:
     @property
     def errors(self) -> tuple[type[BaseException], ...]:
         """The errors of the broker's client."""
-        return (KombuError, OSError, *self._connection_errors, *self._connection.channel_errors)
+        return broker_errors(self._connection)
 
 
 def not_published(message: Outgoing, exc: BaseException) -> str:

@@ -17,11 +17,12 @@ from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Counts, Metric
+from celery_dlq.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Metric
 from celery_dlq.transport.broker import SCRIPTS, broker_of, refuses_for_now
 from celery_dlq.transport.channel import reliable
 from celery_dlq.transport.keeper import Keeper
 from celery_dlq.transport.leases import Leases
+from celery_dlq.transport.watched import WatchedFetch
 
 logger = get_logger("celery_dlq.transport")
 
@@ -36,7 +37,7 @@ _TRANSPORTS = tuple(
 )
 
 
-class ReliableFetch:
+class ReliableFetch(WatchedFetch):
     """Turns reliable fetch on for the connections of one worker's consumer.
 
     Args:
@@ -45,36 +46,12 @@ class ReliableFetch:
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, Any] | None) -> None:
+        super().__init__()
         self._wanted = settings.reliable_fetch
         self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)))
         self._keeper = Keeper(self.leases)
-        self._counted: Mapping[Metric, int] = {}
         self._emulates = bool((options or {}).get("ack_emulation", True))
         self._refusal: str | None = None
-        self._told: set[tuple[Any, ...]] = set()
-
-    def watch(self, consumer: Any) -> None:
-        """Wrap what connects the consumer; a second call changes nothing.
-
-        Its other connections (events, remote control, gossip) stay kombu's: they are made by
-        the same method, but not while the consumer connects.
-
-        Source: ``Consumer.connect`` and ``Consumer.ensure_connected`` in
-        https://github.com/celery/celery/blob/main/celery/worker/consumer/consumer.py
-        """
-        if getattr(consumer, "dlq_fetches", None) is not None:
-            return
-        consumer.dlq_fetches = self
-        connect, ensure_connected = consumer.connect, consumer.ensure_connected
-
-        def connect_reliably() -> Any:
-            consumer.ensure_connected = lambda conn: self._connect(conn, ensure_connected)
-            try:
-                return connect()
-            finally:
-                consumer.ensure_connected = ensure_connected
-
-        consumer.connect = connect_reliably
 
     def _connect(self, connection: Any, ensure_connected: Callable[[Any], Any]) -> Any:
         base = connection.get_transport_cls()
@@ -97,24 +74,12 @@ class ReliableFetch:
         connection.close()
         return ensure_connected(connection)
 
-    def _tell(self, text: str, *args: Any, level: int = logging.INFO) -> None:
-        """Log once, not at every reconnection."""
-        if (text, args) not in self._told:
-            self._told.add((text, args))
-            logger.log(level, text, *args)
-
-    def count(self, counts: Counts) -> None:
-        """Count what the thread did since the last call."""
-        totals = {
+    def _totals(self) -> Mapping[Metric, int]:
+        return {
             RESTORED: self._keeper.restored,
             LOST_LEASES: self.leases.taken,
             STORE_ERRORS: self._keeper.errors,
         }
-        for metric, total in totals.items():
-            more = total - self._counted.get(metric, 0)
-            if more:
-                counts.count(metric, *("lease" for _ in metric.labels), by=more)
-        self._counted = totals
 
     def close(self) -> None:
         """Confirm acknowledgements and give back what is held."""

@@ -191,7 +191,7 @@ class Leases:
 
         Args:
             tags: The messages that the connection delivered, the oldest first.
-            running: Celery's requests that go on, by tag.
+            running: Messages of tasks that go on, by tag.
         """
         for tag in tags:
             if tag in running:
@@ -282,11 +282,11 @@ class Leases:
     def to_return(self) -> list[str]:
         """Take the messages that go back to their queues, the oldest first.
 
-        Those of lost connections whose tasks ended without an acknowledgement are among them:
-        nobody refers to Celery's request any more.
+        Those of lost connections that nobody will acknowledge are among them: nobody refers to the
+        message any more.
         """
-        for tag, request in list(self._running.items()):
-            if request() is None:
+        for tag, message in list(self._running.items()):
+            if message() is None:
                 self._running.pop(tag, None)
                 if self._held.pop(tag, None) is not None:
                     self._returning.append(tag)

@@ -57,9 +57,7 @@ class ReliableQoS(kombu_redis.QoS):
         own = {tag: None for tag in self._delivered if self._leases.is_own(tag)}
         for tag in own:
             del self._delivered[tag]
-        running = {
-            tag: request for request in _at_work() if (tag := request.message.delivery_tag) in own
-        }
+        running = {tag: message for tag, message in at_work() if tag in own}
         self._leases.connection_closes(own, running)
         super().restore_unacked(client)
 
@@ -78,16 +76,20 @@ class ReliableQoS(kombu_redis.QoS):
             logger.error("Message %r cannot be restored: its record is unreadable: %r", tag, exc)  # noqa: TRY400
 
 
-def _at_work() -> Iterator[Any]:
-    """Celery's requests that run, or that were written to a pool's process and so will run.
+def at_work() -> Iterator[tuple[Any, Any]]:
+    """Tag and message of each task that runs, or was written to a pool's process and so will run.
+
+    Messages live until they are acknowledged. Celery's request is over before: without an event
+    loop, the acknowledgement waits for the consumer, which may be connecting anew.
 
     See `celery_dlq.worker.dispatched`.
     """
-    yield from _listed(state.active_requests)
+    for request in _listed(state.active_requests):
+        yield request.message.delivery_tag, request.message
     for request in _listed(state.reserved_requests):
         job = request._apply_result and request._apply_result()  # noqa: SLF001 - as Celery does
         if getattr(job, "_write_to", None) is not None:
-            yield request
+            yield request.message.delivery_tag, request.message
 
 
 def _listed(requests: Any) -> list[Any]:

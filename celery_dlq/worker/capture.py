@@ -94,7 +94,15 @@ def message_id(message: Any, request: Mapping[str, Any]) -> str:
     properties = message.properties or {}
     known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
     # In kombu's envelopes the tag stays with the message; AMQP has none there.
-    return str(known or properties.get("delivery_tag") or uuid4())
+    return str(known or sqs_id(message) or properties.get("delivery_tag") or uuid4())
+
+
+def sqs_id(message: Any) -> str | None:
+    """The id that Amazon SQS gave a message; its tag is a receipt, new for each delivery."""
+    delivery = message.delivery_info
+    raw = delivery.get("sqs_message") if isinstance(delivery, Mapping) else None
+    found = raw.get("MessageId") if isinstance(raw, Mapping) else None
+    return str(found) if found else None
 
 
 def wire_body(body: Any, compression: str | None, encoding: Any = "utf-8") -> bytes:

@@ -115,7 +115,7 @@ class Starts:
             return verdict
         try:
             with self._one_at_a_time:  # thread pools must not start two suspects at once either
-                verdict_again = self._start_again(policy, in_flight)
+                verdict_again = self._start_again(policy, in_flight, request)
                 if in_flight.suspect and isinstance(verdict_again, Run):
                     self._suspect = ref(request)
         except StoreUnavailable as exc:
@@ -149,7 +149,9 @@ class Starts:
         running = self._suspect() if self._suspect is not None else None
         return running is None or running.acknowledged or running.dlq_state in OVER
 
-    def _start_again(self, policy: Policy, in_flight: InFlight) -> Run | PutOff | Leave | Die:
+    def _start_again(
+        self, policy: Policy, in_flight: InFlight, request: GuardedRequest
+    ) -> Run | PutOff | Leave | Die:
         """Count a message that was, or may have been, delivered before."""
         now = time.monotonic()
         in_flight.delivery = replace(in_flight.delivery, started_at=self._clock())
@@ -161,7 +163,8 @@ class Starts:
             uncounted=self.uncounted.of(in_flight.key),
             waited_seconds=waited,
             alone=self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS,
-            unless_dead=self._flags_redelivery,
+            # Amazon SQS may not mark a second delivery, but it marks no first one.
+            unless_dead=self._flags_redelivery or bool(request.delivery_info.get("redelivered")),
         )
         verdict = decide_redelivery(policy, in_flight.key.retries, count)
         if isinstance(verdict, PutOff):
@@ -187,9 +190,9 @@ class Starts:
         if status is CountStatus.RUNNING:
             logger.warning(
                 "Task %s is delivered again while delivery %d of it still runs on another worker. "
-                "It is not charged. On Redis, a live worker keeps its messages if "
-                "dlq_reliable_fetch is on; else visibility_timeout must be above your longest "
-                "task and delay",
+                "It is not charged. On Redis and Amazon SQS, a live worker keeps its messages if "
+                "dlq_reliable_fetch is on (on SQS up to 12 hours); else visibility_timeout must "
+                "be above your longest task and delay",
                 in_flight.key.task_id,
                 count.number,
             )

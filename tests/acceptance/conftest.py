@@ -139,13 +139,16 @@ def letters(poison: ModuleType) -> Callable[..., list[DeadLetter]]:
     return wait
 
 
-@pytest.fixture(params=["redis", "classic", "quorum"])
+@pytest.fixture(params=["redis", "classic", "quorum", "sqs"])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each broker in turn."""
     if request.param == "redis":
         return Place("redis")
     if request.param == "quorum" and celery.VERSION < (5, 5):
         pytest.skip("Celery 5.4 cannot consume quorum queues: it asks for a global prefetch limit")
+    if request.param == "sqs":
+        sqs = request.getfixturevalue("sqs_server")
+        return Place("sqs", {"POISON_BROKER": sqs.url, "POISON_OPTIONS": json.dumps(sqs.options)})
     server = request.getfixturevalue("rabbit_server")
     server.delete_queues(*QUEUES.split(","))
     env = {"POISON_BROKER": server.url, "POISON_QUEUE_TYPE": request.param}

@@ -35,7 +35,11 @@ CONF: dict[str, Any] = {
     "broker_connection_retry_on_startup": True,
     "accept_content": ["json", "yaml"],
     "dlq_url": f"{URL}/0",
-    "broker_transport_options": {"visibility_timeout": 3600} if BROKER[:5] == "redis" else {},
+    "broker_transport_options": {
+        **({"visibility_timeout": 3600} if BROKER[:5] == "redis" else {}),
+        **json.loads(os.environ.get("POISON_OPTIONS", "{}")),
+    },
+    "worker_enable_remote_control": BROKER[:3] != "sqs",
     "task_routes": {
         "poison_app.retries_for_ever": {"queue": "patient"},
         "poison_app.to_dlq_unguarded": {"queue": "unguarded"},

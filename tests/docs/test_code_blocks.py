@@ -33,6 +33,7 @@ IN_OWN_PROCESS = {"docs/how-to/triage.md"}
 WITH_WORKER = {"README.md", "docs/how-to/outage.md"}
 """Pages that need a worker and do not say so."""
 WITH_RABBITMQ = {"docs/how-to/rabbitmq.md"}
+WITH_SQS = {"docs/how-to/sqs.md"}
 
 CODE: dict[str, list[Block]] = {}
 for _page in PAGES:
@@ -50,6 +51,10 @@ def places(request: pytest.FixtureRequest, redis_url: str) -> dict[str, str]:
         server = request.getfixturevalue("rabbit_server")
         server.delete_queues("orders", "mails")
         found["amqp://guest:guest@localhost:5672//"] = server.url
+    if request.node.callspec.params["page"] in WITH_SQS:
+        sqs = request.getfixturevalue("sqs_server")
+        sqs.queue("orders-dead")
+        found["sqs://"] = sqs.url
     return found
 
 

@@ -512,7 +512,7 @@ def test_only_a_redis_broker_takes_such_an_entry_back(make: Make) -> None:
     (letter,) = put(dlq.store, body=b"no message", content_type=CONTENT_TYPE_OF_ENTRY)
     report = dlq.redrive(DLQ)
     assert (report.published, report.failures, report.doubtful) == (0, 1, 0)
-    assert "only a Redis broker can take it back" in report.failed[letter.id]
+    assert "only a broker of that kind can take it back" in report.failed[letter.id]
     assert dlq.store.length(DLQ) == 1
 
 

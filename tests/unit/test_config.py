@@ -484,4 +484,6 @@ def test_a_long_delay_is_refused_only_without_leases() -> None:
 
     said = visibility_refusal("redis", options, dlq_reliable_fetch=False, **delays)
     assert "set dlq_reliable_fetch to True" in said
-    assert "dlq_reliable_fetch" not in visibility_refusal("sqs", options, **delays)
+    with_leases.check_visibility(with_leases.policies, "sqs", options)
+    said = visibility_refusal("sqs", options, dlq_reliable_fetch=False, **delays)
+    assert "set dlq_reliable_fetch to True" in said

@@ -81,7 +81,7 @@ def test_sqs_may_name_the_source_queue() -> None:
     arn = "arn:aws:sqs:eu-west-1:123456789012:orders"
     attributes = {"ApproximateReceiveCount": 1, "DeadLetterQueueSourceArn": arn}
     found = native_death({}, {"delivery_info": {"sqs_message": {"Attributes": attributes}}})
-    assert found.queue == "orders"
+    assert found.sqs_queue == "orders"
 
 
 def test_nothing_is_said_without_a_word_of_the_broker() -> None:

@@ -1,0 +1,78 @@
+"""Amazon SQS for operators: its errors, its queues, and bodies that are no message of kombu.
+
+Source: https://github.com/celery/kombu/blob/main/kombu/transport/SQS/__init__.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module  # only users of SQS have boto3
+from typing import Any
+
+from kombu.exceptions import KombuError
+
+
+def is_sqs(connection: Any) -> bool:
+    """True if a kombu connection leads to Amazon SQS."""
+    return bool(connection.transport.driver_type == "sqs")
+
+
+def broker_errors(connection: Any) -> tuple[type[BaseException], ...]:
+    """The errors of a broker's client; kombu does not list those with which AWS refuses."""
+    transport = connection.transport
+    listed = (KombuError, OSError, *transport.connection_errors, *transport.channel_errors)
+    if not is_sqs(connection):
+        return listed
+    sqs: Any = import_module("kombu.transport.SQS")
+    refused = import_module("botocore.exceptions").ClientError
+    return (*listed, refused, *_no_such_queue(), sqs.AccessDeniedQueueException)
+
+
+def queue_exists(channel: Any, queue: str) -> bool:
+    """True if SQS has a queue; kombu's own check is true for any name."""
+    try:
+        channel._resolve_queue_url(queue)  # noqa: SLF001 - there is no public API
+    except _no_such_queue():
+        return False
+    return True
+
+
+def _no_such_queue() -> tuple[type[BaseException], ...]:
+    """The errors of a missing or misnamed queue; before kombu 5.7 they are no KombuError."""
+    sqs: Any = import_module("kombu.transport.SQS")
+    names = ("UndefinedQueueException", "DoesNotExistQueueException", "InvalidQueueException")
+    return tuple(getattr(sqs, name) for name in names)
+
+
+def renamed(queue: str, properties: dict[str, Any], letter_id: str) -> dict[str, Any]:
+    """The properties of a redrive: under its old name, a FIFO queue would drop it in silence.
+
+    The new name is the letter's, so that publishing it again within SQS's five minutes adds
+    nothing.
+    """
+    if not queue.endswith(".fifo"):
+        return properties
+    return {**properties, "MessageDeduplicationId": letter_id}
+
+
+def send_body(channel: Any, queue: str, body: bytes, properties: Mapping[str, Any]) -> None:
+    """Send what was received, without kombu's envelope.
+
+    Args:
+        channel: kombu's channel.
+        queue: The queue's name in Celery.
+        body: The bytes; SQS takes text only.
+        properties: For FIFO queues: ``MessageGroupId`` and ``MessageDeduplicationId``.
+
+    Raises:
+        UnicodeDecodeError: The bytes are no text, so SQS never had them.
+    """
+    names = ("MessageGroupId", "MessageDeduplicationId")
+    more = {name: properties[name] for name in names if properties.get(name)}
+    if queue.endswith(".fifo"):
+        more.setdefault("MessageGroupId", "default")  # as kombu does
+    channel.sqs(queue=channel.canonical_queue_name(queue)).send_message(
+        QueueUrl=channel._resolve_queue_url(queue),  # noqa: SLF001
+        MessageBody=body.decode(),
+        **more,
+    )

@@ -1,0 +1,412 @@
+"""The messages of Amazon SQS that a worker holds, and the thread that keeps them invisible.
+
+SQS shows a message to others when the visibility timeout of its queue has passed since it was
+received. A worker that lives renews it; one that is stopped or killed does not. SQS ends every
+receipt after 12 hours.
+
+Source: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import ReferenceType, ref
+
+from botocore.exceptions import BotoCoreError
+from kombu.exceptions import KombuError
+
+from celery_dlq.logs import get_logger
+from celery_dlq.transport.native import seconds_since_boot, sleep, start_thread
+
+logger = get_logger("celery_dlq.transport")
+
+LONGEST_SECONDS = 12 * 3600 - 60
+"""SQS's limit for one receipt, without the minute by which our clocks may differ."""
+
+_PER_CALL = 10  # SQS takes no more
+_TICK_SECONDS = 0.25
+_MAX_RETRY_SECONDS = 10.0
+_MAX_DOUBLINGS = 6
+_CLOSE_SECONDS = 5.0
+_LOG_SECONDS = 10.0
+_NO_ANSWER = (BotoCoreError, KombuError, OSError)
+# SQS says so of a receipt that is not valid any more.
+_GONE = ("InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid")
+
+
+@dataclass(slots=True, kw_only=True)
+class Receipt:
+    """One delivery of a message to this worker. Times are of `seconds_since_boot`.
+
+    Attributes:
+        queue: The queue's name in Celery.
+        url: The queue's URL.
+        received_at: When SQS gave it away, or a little later.
+        until: When SQS shows the message to others.
+        renewed_at: The last renewal; at first ``received_at``.
+        lost: True once it was found out that ``until`` has passed.
+    """
+
+    queue: str
+    url: str
+    received_at: float
+    until: float
+    renewed_at: float
+    lost: bool = False
+
+
+class Receipts:
+    """What one worker holds, by receipt handle, which is kombu's delivery tag.
+
+    Args:
+        now: Returns the time in seconds; `seconds_since_boot`.
+
+    Attributes:
+        timeouts: The visibility timeout of each queue in seconds, by its URL.
+        taken: Messages that returned to their queues while they were held here.
+    """
+
+    def __init__(self, now: Callable[[], float] = seconds_since_boot) -> None:
+        self._now = now
+        self.timeouts: dict[str, int] = {}
+        self.taken = 0
+        self._held: dict[str, Receipt] = {}
+        self._proven = False  # that SQS lets this worker renew
+        self._closed = False
+        self._given_up: set[str] = set()
+        self._released: set[str] = set()  # since the thread's last look
+        self._running: dict[str, ReferenceType[Any]] = {}  # of lost connections
+        self._to_settle: dict[str, tuple[Receipt, bool]] = {}  # by the thread; delete it?
+
+    # -- the event loop, and the threads of a pool ----------------------------------
+
+    def received(self, tag: str, queue: str, url: str, asked_at: float, waits: float) -> None:
+        """Hold a message.
+
+        Args:
+            tag: Its receipt handle.
+            queue: The queue's name in Celery.
+            url: The queue's URL.
+            asked_at: When it was asked for.
+            waits: The longest time SQS waits for a message before it replies, in seconds.
+        """
+        timeout = self.timeouts.get(url, 0)
+        if timeout > 0:
+            # The reply may have lain in the socket while this process was busy.
+            received_at = min(self._now(), asked_at + waits + 1)
+            self._held[tag] = Receipt(
+                queue=queue,
+                url=url,
+                received_at=received_at,
+                until=received_at + timeout,
+                renewed_at=received_at,
+            )
+
+    def drop(self, tag: str) -> None:
+        """Hold it no longer: it is deleted."""
+        self._held.pop(tag, None)
+        self._given_up.discard(tag)
+
+    def released(self, tag: str) -> None:
+        """Hold it no longer: it returns to its queue. Call this before SQS is told."""
+        self._held.pop(tag, None)
+        self._released.add(tag)
+
+    def still_holds(self, tag: object) -> bool:
+        """True if a message may start; if not, it is in its queue again, or at another worker."""
+        receipt = self._held.get(tag) if isinstance(tag, str) else None
+        if receipt is None:
+            return tag not in self._given_up
+        if self._now() < receipt.until:
+            return True
+        self._held.pop(str(tag), None)
+        self._given_up.add(str(tag))
+        return False
+
+    def is_known(self, tag: object) -> bool:  # noqa: ARG002 - as of the leases of Redis
+        """True: SQS loses no record of what it gave away."""
+        return True
+
+    def gave_up(self, tag: str) -> bool:
+        """True if it must not be deleted, because it did not start here."""
+        return tag in self._given_up
+
+    def receipt(self, tag: str) -> Receipt | None:
+        """The receipt of a message that is held."""
+        return self._held.get(tag)
+
+    def connection_closes(self, tags: Iterable[str], running: Mapping[str, Any]) -> list[str]:
+        """Go on holding the messages of tasks that run.
+
+        Args:
+            tags: What the connection delivered.
+            running: Messages of tasks that go on, by tag.
+
+        Returns:
+            The tags that go on being held.
+        """
+        if self._closed:
+            return []
+        kept = [tag for tag in tags if tag in running and tag in self._held]
+        for tag in kept:
+            self._running[tag] = ref(running[tag])
+        return kept
+
+    def settle(self, tag: str, *, delete: bool) -> bool:
+        """Let the thread delete, or give back, a message of a lost connection.
+
+        Returns:
+            False if the message is none of these.
+        """
+        if self._running.pop(tag, None) is None:
+            return False
+        receipt = self._held.pop(tag, None)
+        if receipt is not None:
+            self._to_settle[tag] = (receipt, delete)
+        return True
+
+    def close(self) -> None:
+        """Let the thread give back what lost connections delivered: no task runs any more."""
+        self._closed = True
+        for tag in list(self._running):
+            self.settle(tag, delete=False)
+
+    # -- the thread -----------------------------------------------------------------
+
+    def due(self) -> dict[str, dict[str, Receipt]]:
+        """What is to be renewed now, by queue's URL."""
+        now = self._now()
+        self._released.clear()
+        found: dict[str, dict[str, Receipt]] = defaultdict(dict)
+        urgent: set[str] = set()
+        lost: list[Receipt] = []
+        for tag, receipt in list(self._held.items()):
+            third = self.timeouts[receipt.url] / 3
+            if now >= receipt.until:
+                if not receipt.lost:
+                    receipt.lost = True
+                    lost.append(receipt)
+            elif now >= receipt.renewed_at + third / 2 or not self._proven:
+                if receipt.received_at + LONGEST_SECONDS - now < 1:
+                    continue
+                found[receipt.url][tag] = receipt  # those that are not urgent fill the calls
+                if now >= receipt.renewed_at + third or not self._proven:
+                    urgent.add(receipt.url)
+        self._report(lost)
+        return {url: receipts for url, receipts in found.items() if url in urgent}
+
+    def seconds_for(self, receipt: Receipt) -> int:
+        """The visibility timeout to ask for, in seconds."""
+        left = receipt.received_at + LONGEST_SECONDS - self._now()
+        return int(min(self.timeouts[receipt.url], left))
+
+    def renewed(self, receipt: Receipt, asked_at: float, seconds: int) -> None:
+        """Note that SQS has renewed a receipt."""
+        self._proven = True
+        receipt.renewed_at = asked_at
+        receipt.until = asked_at + seconds
+
+    def refused(self, tags: Iterable[str]) -> None:
+        """Note receipts that are not valid any more."""
+        for tag in tags:
+            receipt = self._held.get(tag)
+            if receipt is not None:
+                receipt.until = float("-inf")
+
+    def released_among(self, tags: Iterable[str]) -> list[str]:
+        """Those that were given back while the thread renewed them."""
+        return [tag for tag in tags if tag in self._released]
+
+    def to_settle(self) -> dict[str, tuple[Receipt, bool]]:
+        """What is to be deleted or given back.
+
+        Those of lost connections that nobody will acknowledge are among them: nobody refers to the
+        message any more.
+        """
+        for tag, message in list(self._running.items()):
+            if message() is None:
+                self.settle(tag, delete=False)
+        return dict(self._to_settle)
+
+    def settled(self, tag: str) -> None:
+        """Forget what was deleted or given back."""
+        self._to_settle.pop(tag, None)
+
+    def settle_later(self, tag: str, receipt: Receipt, *, delete: bool) -> None:
+        """Let the thread delete, or give back, what could not be now."""
+        self._to_settle[tag] = (receipt, delete)
+
+    def _report(self, lost: list[Receipt]) -> None:
+        self.taken += len(lost)
+        walled = sum(one.until >= one.received_at + LONGEST_SECONDS - 2 for one in lost)
+        if walled:
+            logger.warning(
+                "%d messages were held for 12 hours, the longest that SQS allows: it gives them "
+                "to other workers now. Those that wait for their ETA wait there; tasks that still "
+                "run here run twice",
+                walled,
+            )
+        if len(lost) > walled:
+            logger.error(
+                "This worker stood still, or could not renew at SQS, for longer than the "
+                "visibility timeout: %d of its messages are in their queues again, or at others. "
+                "It does not start those that have not started",
+                len(lost) - walled,
+            )
+
+
+class VisibilityKeeper:
+    """Renews receipts on a connection of its own.
+
+    Args:
+        receipts: What the worker holds.
+        connect: Makes a kombu connection to SQS.
+
+    Attributes:
+        errors: Attempts that failed.
+    """
+
+    def __init__(self, receipts: Receipts, connect: Callable[[], Any]) -> None:
+        self._receipts = receipts
+        self._connect = connect
+        self._connection: Any = None
+        self._started = self._stopped = self._ended = False
+        self._failures = 0
+        self._logged_at = -_LOG_SECONDS
+        self.errors = 0
+
+    def start(self) -> None:
+        """Start the thread; a second call changes nothing."""
+        if not self._started:
+            self._started = True
+            start_thread(self._run)
+
+    def stop(self) -> None:
+        """End the thread; waits at most 5 seconds for it."""
+        self._stopped = True
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while self._started and not self._ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            shortest = min(self._receipts.timeouts.values(), default=_MAX_RETRY_SECONDS)
+            sleep(min(_TICK_SECONDS * 2**self._failures, max(_TICK_SECONDS, shortest / 6)))
+            self._tick()
+        self._tick()  # what is still to be deleted or given back
+        self._disconnect()
+        self._ended = True
+
+    def _tick(self) -> None:
+        failures: list[Exception] = []
+        for act in self._work():
+            try:  # nothing may end this thread, and no queue keeps another one waiting
+                act()
+            except Exception as exc:  # noqa: BLE001
+                failures.append(exc)
+                if isinstance(exc, _NO_ANSWER):
+                    break  # each call would wait for its timeout
+        self._failures = min(self._failures + 1, _MAX_DOUBLINGS) if failures else 0
+        if failures:
+            self._failed(failures[0])
+
+    def _work(self) -> Iterator[Callable[[], None]]:
+        for url, found in self._receipts.due().items():
+            tags = list(found)
+            for start in range(0, len(tags), _PER_CALL):
+                some = {tag: found[tag] for tag in tags[start : start + _PER_CALL]}
+                yield partial(self._renew, url, some)
+        for tag, (receipt, delete) in self._receipts.to_settle().items():
+            yield partial(self._settle, tag, receipt, delete=delete)
+
+    def _failed(self, exc: Exception) -> None:
+        self._disconnect()
+        self.errors += 1
+        now = seconds_since_boot()
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            expected = error_code(exc) or isinstance(exc, (RenewalError, *_NO_ANSWER))
+            logger.error(
+                "The visibility of messages is not renewed: %s: %s%s",
+                type(exc).__name__,
+                exc,
+                ". Workers need sqs:ChangeMessageVisibility" if "Denied" in error_code(exc) else "",
+                exc_info=None if expected else exc,
+            )
+
+    def _renew(self, url: str, found: Mapping[str, Receipt]) -> None:
+        receipts, asked_at = self._receipts, seconds_since_boot()
+        queue = next(iter(found.values())).queue
+        seconds = {tag: receipts.seconds_for(receipt) for tag, receipt in found.items()}
+        failed = self._change(queue, url, seconds)
+        for tag in found.keys() - failed.keys():
+            receipts.renewed(found[tag], asked_at, seconds[tag])
+        gone = [tag for tag, code in failed.items() if code in _GONE]
+        receipts.refused(gone)
+        back = receipts.released_among(found)
+        if back:  # the renewal may have come after it was given back
+            self._change(queue, url, dict.fromkeys(back, 0))
+        if len(failed) > len(gone):
+            raise RenewalError(f"SQS refused with {', '.join(sorted({*failed.values()}))}")
+
+    def _change(self, queue: str, url: str, seconds: Mapping[str, int]) -> dict[str, str]:
+        """Change the visibility of at most ten messages; return the codes of those refused."""
+        tags = list(seconds)
+        entries = [
+            {"Id": str(number), "ReceiptHandle": tag, "VisibilityTimeout": seconds[tag]}
+            for number, tag in enumerate(tags)
+        ]
+        reply = self._client(queue).change_message_visibility_batch(QueueUrl=url, Entries=entries)
+        return {
+            tags[int(one["Id"])]: str(one["Code"]).rpartition(".")[2]
+            for one in reply.get("Failed", ())
+        }
+
+    def _settle(self, tag: str, receipt: Receipt, *, delete: bool) -> None:
+        try:
+            if delete:
+                client = self._client(receipt.queue)
+                client.delete_message(QueueUrl=receipt.url, ReceiptHandle=tag)
+            else:
+                self._change(receipt.queue, receipt.url, {tag: 0})
+        except Exception as exc:
+            if error_code(exc) not in _GONE:
+                raise
+        self._receipts.settled(tag)
+
+    def _client(self, queue: str) -> Any:
+        """The client of boto3 for a queue, as kombu makes it: each may have its credentials."""
+        if self._connection is None:
+            self._connection = self._connect()
+            self._connection.connect()
+        channel = self._connection.default_channel
+        return channel.sqs(queue=channel.canonical_queue_name(queue))
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # it is gone either way
+                connection.close()
+
+
+class RenewalError(Exception):
+    """SQS did not renew the visibility of a message; it may do so later."""
+
+
+def timeout_of(client: Any, url: str) -> int:
+    """Read the visibility timeout of a queue, in seconds."""
+    found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["VisibilityTimeout"])
+    return int(found["Attributes"]["VisibilityTimeout"])
+
+
+def error_code(exc: BaseException) -> str:
+    """The code that AWS gives an error; empty if it is none of AWS."""
+    response = getattr(exc, "response", None)
+    error = response.get("Error") if isinstance(response, Mapping) else None
+    return str(error.get("Code", "")) if isinstance(error, Mapping) else ""

@@ -1,0 +1,142 @@
+"""What `celery_dlq.transport.sqs` overrides and calls of kombu's SQS transport is there."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("boto3")
+
+from kombu.transport import SQS, virtual
+
+from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
+from celery_dlq.transport.aws import broker_errors, renamed
+from celery_dlq.transport.sqs import ReceiptChannel, SqsEntry, SqsMessage, receiving
+from celery_dlq.worker.capture import captured
+
+CHANNEL = SQS.Channel
+URL = "https://sqs/1/orders"
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "expected"),
+    [
+        (CHANNEL, "_message_to_python", ["self", "message", "queue_name", "q_url"]),
+        (CHANNEL, "_on_messages_ready", ["self", "queue", "qname", "messages"]),
+        (CHANNEL, "_get_async", ["self", "queue", "count", "callback"]),
+        (CHANNEL, "_restore", ["self", "message", "unwanted_delivery_info"]),
+        (CHANNEL, "basic_ack", ["self", "delivery_tag", "multiple"]),
+        (CHANNEL, "_new_queue", ["self", "queue", "kwargs"]),
+        (CHANNEL, "_resolve_queue_url", ["self", "queue"]),
+        (CHANNEL, "canonical_queue_name", ["self", "queue_name"]),
+        (CHANNEL, "sqs", ["self", "queue"]),
+        (SQS.QoS, "append", ["self", "message", "delivery_tag"]),
+        (SQS.QoS, "ack", ["self", "delivery_tag"]),
+        (SQS.QoS, "reject", ["self", "delivery_tag", "requeue"]),
+        (SQS.QoS, "restore_unacked", ["self"]),
+    ],
+)
+def test_kombus_sqs_transport_has_what_ours_overrides_and_calls(
+    owner: type, method: str, expected: list[str]
+) -> None:
+    """An override of a method that is gone, or is called differently, would do nothing."""
+    assert parameters(getattr(owner, method)) == expected
+
+
+def test_all_that_is_received_and_given_back_goes_through_the_overrides() -> None:
+    """Received with and without an event loop; given back at once and at the end."""
+    for name in ("_on_messages_ready", "_messages_to_python"):
+        assert "self._message_to_python(" in inspect.getsource(getattr(CHANNEL, name))
+    for name in ("_get", "_get_bulk"):
+        assert "self._messages_to_python(" in inspect.getsource(getattr(CHANNEL, name))
+    assert "self._get_async(queue" in inspect.getsource(CHANNEL._get_bulk_async)
+    consume = inspect.getsource(virtual.Channel.basic_consume)
+    assert "self.qos.append(message, message.delivery_tag)" in consume
+    assert "self.Message(raw_message, channel=self)" in consume
+    assert "self._restore(message)" in inspect.getsource(virtual.Channel._restore_at_beginning)
+    assert "restore = self.channel._restore" in inspect.getsource(virtual.QoS.restore_unacked)
+    assert CHANNEL._optional_b64_decode is not None
+    assert SQS.Transport.Channel is CHANNEL
+    assert receiving().Channel.__mro__[1:3] == (ReceiptChannel, CHANNEL)  # type: ignore[attr-defined]
+
+
+def test_a_deletion_reads_what_an_entry_keeps() -> None:
+    """The receipt and the URL, in the delivery information."""
+    source = inspect.getsource(CHANNEL.basic_ack)
+    assert "message['sqs_queue']" in source
+    assert "sqs_message['ReceiptHandle']" in source
+
+
+class _Channel:
+    def decode_body(self, body: str, encoding: str | None = None) -> Any:
+        return body.encode()
+
+
+def entry(text: str, **more: Any) -> SqsMessage:
+    message = {"MessageId": "sqs-1", "ReceiptHandle": "receipt-1", "Body": "as it was sent", **more}
+    return SqsMessage(SqsEntry(message, text.encode(), "orders", URL), channel=_Channel())
+
+
+def envelope(**properties: Any) -> str:
+    info = {"exchange": "", "routing_key": "orders"}
+    return json.dumps(
+        {
+            "body": "[[], {}, {}]",
+            "headers": {"task": "shop.charge"},
+            "properties": {"delivery_info": info, "delivery_tag": "of kombu", **properties},
+        }
+    )
+
+
+def test_a_message_is_acknowledged_by_its_receipt_and_known_by_its_id() -> None:
+    """Another receipt of it makes the same letter."""
+    for message in (entry(envelope()), entry("foreign"), entry(envelope(), ReceiptHandle="2")):
+        assert message.delivery_info["sqs_message"]["ReceiptHandle"] == message.delivery_tag
+        assert message.delivery_info["sqs_queue"] == URL
+        assert message.delivery_info["routing_key"] == "orders"
+        assert captured(message, {}).task_id == "sqs-1"
+        assert "redelivered" not in message.delivery_info
+    again = entry(envelope(), Attributes={"ApproximateReceiveCount": "2"})
+    assert again.delivery_info["redelivered"] is True
+
+
+def test_a_message_that_is_none_of_kombu_keeps_its_body_as_it_was_sent() -> None:
+    """Before Base64 was taken off."""
+    message = entry("something else")
+    assert message.body == b"as it was sent"
+    assert message.content_type == CONTENT_TYPE_OF_ENTRY
+    assert message.errors
+
+
+def test_a_message_keeps_its_group_whoever_published_it() -> None:
+    """Kombu writes it into the envelope, others do not."""
+    outside = {"MessageGroupId": "customer-7"}
+    for message in (
+        entry(envelope(), Attributes=outside),
+        entry(envelope(MessageGroupId="customer-7")),
+        entry("foreign", Attributes=outside),
+    ):
+        assert message.properties["MessageGroupId"] == "customer-7"
+
+
+def test_a_redrive_to_a_fifo_queue_has_the_name_of_its_letter() -> None:
+    """SQS would drop it in silence for five minutes after the first publish."""
+    first = {"MessageGroupId": "customer-7", "MessageDeduplicationId": "first"}
+    assert renamed("orders", first, "letter-1") == first
+    again = renamed("orders.fifo", first, "letter-1")
+    assert again == {"MessageGroupId": "customer-7", "MessageDeduplicationId": "letter-1"}
+
+
+def test_what_aws_refuses_is_an_error_of_the_broker() -> None:
+    """Kombu lists the errors of the connection only."""
+    connection = SimpleNamespace(transport=SQS.Transport)
+    names = {kind.__name__ for kind in broker_errors(connection)}
+    assert {"ClientError", "BotoCoreError", "UndefinedQueueException"} <= names

@@ -22,7 +22,8 @@ from celery_dlq import DeadLetter, Reason
 Letters = Callable[..., list[DeadLetter]]
 Ran = Callable[[str], int]
 
-LIMIT = 6
+LIMIT = 4
+KILLS = 3  # fewer than the limit: they alone make no letter
 CONF: dict[str, Any] = {
     "worker_max_tasks_per_child": 1,
     "worker_prefetch_multiplier": 4,
@@ -62,9 +63,9 @@ def test_a_pool_that_grows_and_shrinks_while_its_processes_are_killed(
     worker = start_worker(CONF, arguments=("--autoscale", "6,1"), env=env)
     poison.healthy.delay("first")
     poll(lambda: ran("first") == 1)  # a pool that never ran a task ends the worker when it dies
-    keys = [f"m{n}" for n in range(48)]
+    keys = [f"m{n}" for n in range(16 * KILLS)]
     killers = [poison.killed.delay(f"killer {n}").id for n in range(2)]
-    sizes, dice = set(), random.Random(7)
+    sizes, dice = set(), random.Random(7)  # noqa: S311 - no secret
     for n, key in enumerate(keys):
         poison.sleeps.delay(key, 0.2)
         if n % 16 == 15:
@@ -80,7 +81,8 @@ def test_a_pool_that_grows_and_shrinks_while_its_processes_are_killed(
 
     assert {letter.task_id for letter in found} == set(killers)
     assert {letter.deliveries for letter in found} == {LIMIT}
-    assert [ran(f"killer {n}") for n in range(2)] == [LIMIT] * 2, [x.history for x in found]
+    # A kill may hit a process between the count of its delivery and the first line of its task.
+    assert all(LIMIT - KILLS <= ran(f"killer {n}") <= LIMIT for n in range(2))
     assert all(1 <= ran(key) <= 2 for key in keys), {key: ran(key) for key in keys}
     poll(lambda: len(processes(worker)) < max(sizes), timeout_seconds=30)
     assert "please report" not in worker.output

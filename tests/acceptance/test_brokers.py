@@ -135,7 +135,7 @@ def test_every_death_ends_as_one_letter_where_no_result_is_kept(
 
     report = poison.dlq.redrive("orders-DLQ", task_name="poison_app.fails", canary=1)
 
-    assert report.redriven == report.canary["succeeded"] == 1
+    assert report.published == report.canary["succeeded"] == 1
     assert ran("fails") == 2
 
 

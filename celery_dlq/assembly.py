@@ -150,7 +150,7 @@ class Assembly:
             settings.check_delays(policy, f"dead_letter_policy of {name}")
         settings.check_visibility(
             table,
-            self.app.connection_for_write().transport_cls,
+            self.app.connection_for_read().transport_cls,
             self.app.conf.broker_transport_options,
         )
         settings.check_store(table)

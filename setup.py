@@ -41,6 +41,9 @@ TEST = [
     "opentelemetry-sdk>=1.24",
     "duckdb>=1.1",
     "fsspec>=2024.2",
+    # Pools that tests start workers with.
+    "celery-aio-pool>=0.1.0rc8",
+    "eventlet>=0.40",
     "gevent>=24",
     "hypothesis>=6.100",
     # Its extra "server" brings every service of AWS along; these two are what S3 and SQS need.
@@ -143,6 +146,7 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
     ],

@@ -31,7 +31,7 @@ from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
-from celery_dlq.policies.queue_names import known_queues
+from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
 from celery_dlq.record import DeadLetter
@@ -150,7 +150,7 @@ class Assembly:
             settings.check_delays(policy, f"dead_letter_policy of {name}")
         settings.check_visibility(
             table,
-            self.app.connection_for_write().transport_cls,
+            self.app.connection_for_read().transport_cls,
             self.app.conf.broker_transport_options,
         )
         settings.check_store(table)
@@ -188,7 +188,7 @@ class Assembly:
             self._policy_table(),
             self.backend.workers,
             self.events,
-            known_queues=partial(known_queues, self.app),
+            known_queues=partial(KnownQueues.of, self.app),
             task_queues=partial(default_delay.task_queues, self.app),
         )
 
@@ -197,7 +197,7 @@ class Assembly:
         return self._memory_check(self.backend)
 
     def _memory_check(self, backend: Backend) -> MemoryCheck:
-        table, queues = self._policy_table(), known_queues(self.app)
+        table, queues = self._policy_table(), KnownQueues.of(self.app).names
         return MemoryCheck(self.settings, table, queues, self.app.conf, backend.memory)
 
     def adopt_run(self) -> AdoptRun:
@@ -246,7 +246,7 @@ class Assembly:
         start_check.run()
         table = self._policy_table()
         policy_cache = PolicyCache(table, self.app.amqp.queues, self.app.conf.task_default_queue)
-        for name, hint in table.unknown_queues(known_queues(self.app)).items():
+        for name, hint in table.unknown_queues(KnownQueues.of(self.app)).items():
             logger.warning(
                 "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import combinations
 from typing import Any
@@ -15,6 +15,7 @@ from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import MAX_OVERRIDE, by_queue, checked
 from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable, Sourced
 from celery_dlq.record import iso
 
@@ -90,7 +91,7 @@ class PolicyAdmin:
         registry: WorkerRegistry,
         events: Events,
         *,
-        known_queues: Callable[[], set[str]],
+        known_queues: Callable[[], KnownQueues],
         task_queues: Callable[[], Mapping[str, str]],
     ) -> None:
         self._table = table
@@ -112,7 +113,7 @@ class PolicyAdmin:
             NotFound: No policy applies to that queue.
             StoreUnavailable: The store does not answer.
         """
-        report = self._report(self._known_queues() | ({queue} if queue is not None else set()))
+        report = self._report(queue)
         if queue is None:
             return report
         views = tuple(view for view in report.views if view.queue == queue)
@@ -120,11 +121,12 @@ class PolicyAdmin:
             raise NotFound(f"no policy applies to queue {queue!r}")
         return PolicyReport(views=views, warnings=report.warnings)
 
-    def _report(self, known_queues: set[str]) -> PolicyReport:
-        table, task_queues = self.in_force(), self._task_queues()
+    def _report(self, asked: str | None) -> PolicyReport:
+        table, task_queues, known = self.in_force(), self._task_queues(), self._known_queues()
         workers = self._registry.workers(with_tasks=False)
-        known = {*known_queues, *(queue for info in workers for queue in info.queues)}
-        queues = sorted({*table.queues, *table.overrides, *known})
+        names = known.names.union(*(info.queues for info in workers), [asked] if asked else [])
+        known = replace(known, names=names)
+        queues = sorted({*table.queues, *table.overrides, *names})
         views = [_view(table, queue, None) for queue in queues if table.resolve(queue) is not None]
         views += [_view(table, task_queues[task], task) for task in sorted(table.tasks)]
         unknown = [

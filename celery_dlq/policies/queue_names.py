@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 # Celery's native delayed delivery puts the delay before the routing key, bit by bit.
@@ -46,15 +48,43 @@ class QueueNames:
         return sorted({on for queue in self._queues.values() for on, _key in _bindings(queue)})
 
 
-def known_queues(app: Any) -> set[str]:
-    """The names of the queues in an app's configuration: declared, routed to, and the default."""
-    routes = app.conf.task_routes
-    routed = routes.values() if isinstance(routes, dict) else ()
-    named = {
-        r if isinstance(r, str) else r.get("queue") for r in routed if isinstance(r, (str, dict))
-    }
-    names = {str(getattr(queue, "name", queue)) for queue in named if queue is not None}
-    return {*names, *app.amqp.queues, app.conf.task_default_queue}
+@dataclass(frozen=True, slots=True)
+class KnownQueues:
+    """The queues in an app's configuration.
+
+    Attributes:
+        names: Declared, routed to, of a task or an entry of ``beat_schedule``, and the default.
+        complete: False if a route is a function, which may name any other.
+    """
+
+    names: frozenset[str]
+    complete: bool
+
+    @classmethod
+    def of(cls, app: Any) -> KnownQueues:
+        """Read an app's configuration; no route is called.
+
+        Source: ``prepare`` in https://github.com/celery/celery/blob/main/celery/app/routes.py
+        """
+        routes = app.conf.task_routes or ()
+        routes = routes if isinstance(routes, (list, tuple)) else (routes,)
+        maps = [route for route in routes if isinstance(route, (Mapping, list, tuple))]
+        entries = (app.conf.beat_schedule or {}).values()
+        named = [
+            *(target for route in maps for target in _targets(route)),
+            *(entry.get("options") for entry in entries if isinstance(entry, Mapping)),
+            *({"queue": getattr(task, "queue", None)} for task in app.tasks.values()),
+        ]
+        found = (one.get("queue") if isinstance(one, Mapping) else one for one in named)
+        names = {str(getattr(queue, "name", queue)) for queue in found if queue}
+        names |= {*app.amqp.queues, app.conf.task_default_queue}
+        return cls(frozenset(names), complete=len(maps) == len(routes))
+
+
+def _targets(route: Any) -> list[Any]:
+    """The queues or options to which a mapping, or a list of pairs, routes."""
+    pairs = route.items() if isinstance(route, Mapping) else route
+    return [target for _name, target in pairs]
 
 
 def _bound(queue: Any, exchange: str, routing_key: str) -> bool:

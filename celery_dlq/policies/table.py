@@ -16,6 +16,7 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, suggestion
+from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096
 RETENTION = ("dead_letter_ttl", "dead_letter_max_length", "keep_until_exported")
@@ -103,10 +104,12 @@ class PolicyTable:
             }
         return sorted(found)
 
-    def unknown_queues(self, known: set[str]) -> dict[str, str]:
-        """Queue names with a policy that are not in ``known``, each with a suggestion."""
+    def unknown_queues(self, known: KnownQueues) -> dict[str, str]:
+        """Queue names with a policy that the app does not have, each with a suggestion."""
+        if not known.complete:
+            return {}
         exact = [name for name in self.queues if not re.search(r"[*?\[]", name)]
-        return {name: suggestion(name, known) for name in exact if name not in known}
+        return {name: suggestion(name, known.names) for name in exact if name not in known.names}
 
     def check(self) -> None:
         """Refuse policies that contradict each other.

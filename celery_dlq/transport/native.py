@@ -23,12 +23,13 @@ def sleep(seconds: float) -> None:
 
 
 def _original(module: str, name: str) -> Any:
+    # To be imported is not to be in use: sentry_sdk imports both where they are installed.
+    eventlet = sys.modules.get("eventlet.patcher")
+    if eventlet is not None and eventlet.is_monkey_patched("thread"):
+        return getattr(eventlet.original(module), name)
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None:
         return gevent.get_original(module, name)
-    eventlet = sys.modules.get("eventlet.patcher")
-    if eventlet is not None:
-        return getattr(eventlet.original(module), name)
     return getattr(import_module(module), name)
 
 

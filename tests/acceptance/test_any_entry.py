@@ -121,7 +121,7 @@ def rest(broker: redis.Redis) -> bool:
     )
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_an_entry_that_is_no_message_is_a_letter_with_its_bytes(
     poison: ModuleType,
     start_worker: Start,

@@ -18,7 +18,7 @@ Start = Callable[..., Worker]
 LONG = os.environ.get("CELERY_DLQ_TEST_LONG") == "1"
 ROUNDS = 20 if LONG else 3
 TASKS = 150  # wait at each SIGTERM
-POOLS = ("prefork", "threads", "gevent", "solo")
+POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 CONF = {"worker_prefetch_multiplier": 4, "dlq_queues": {"orders": {"max_deliveries": 1}}}
 
 
@@ -80,8 +80,6 @@ def test_deploys_leave_no_letter_and_every_task_runs(
     poison: ModuleType, start_worker: Start, redis_url: str, pool: str
 ) -> None:
     """A start that the closing pool threw away is no delivery, even if one is all there may be."""
-    if pool == "gevent":
-        pytest.importorskip("gevent")
     deploys = Deploys(poison, redis_url, start_worker)
     try:
         never_ran = deploys(CONF, pool=pool)

@@ -33,7 +33,7 @@ class Bomb:
         return (Path.touch, (self.path,))
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes(
     poison: ModuleType,
     start_worker: Start,

@@ -67,7 +67,7 @@ def acknowledged(client: redis.Redis, prefix: str = "") -> None:
     poll(lambda: not client.exists(*(prefix + name for name in names)), timeout_seconds=20)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
 def test_a_worker_fetches_over_tls(
     start_worker: Start, send: Callable[..., None], ran: Ran, tmp_path: Path, pool: str
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_worker_goes_to_the_broker_that_is_alive(
     assert f"{ON}{broker.url}" in worker.output
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
 def test_a_worker_follows_sentinel_to_the_new_master(
     start_worker: Start, send: Callable[..., None], ran: Ran, pool: str
 ) -> None:
@@ -203,7 +203,7 @@ def test_what_cannot_be_used_is_said_once_and_kombus_fetch_is_used(
     assert ON not in worker.output
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
 def test_connections_that_redis_closes_cost_no_message_and_no_cpu(
     broker: RedisServer, start_worker: Start, send: Callable[..., None], ran: Ran, pool: str
 ) -> None:

@@ -23,7 +23,7 @@ import pytest
 import redis
 from servers import RedisServer
 from waiting import poll
-from workers import Worker
+from workers import GREEN, Worker
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -83,7 +83,7 @@ def held_back(broker: redis.Redis, queue: str = "orders") -> list[tuple[str, boo
     ]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_what_a_living_worker_holds_runs_once(
     poison: ModuleType, start_worker: Start, ran: Ran, all_done: Callable[[], bool], pool: str
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_worker_that_stood_still_for_less_than_its_lease_goes_on(
     assert "back in their queues" not in second.output
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
 def test_a_lost_connection_neither_doubles_nor_loses_anything(
     poison: ModuleType,
     start_worker: Start,
@@ -203,7 +203,7 @@ def test_a_lost_connection_neither_doubles_nor_loses_anything(
 ) -> None:
     """What runs goes on and is acknowledged; what waits comes back at once, not after the lease."""
     conf = {"worker_prefetch_multiplier": 4}
-    green = pool == "gevent"
+    green = pool in GREEN
     waiting = [] if green else ["waiting 0", "waiting 1"]  # there, nothing waits for a place
     worker = start_worker(conf, pool=pool, arguments=("-c", "9" if green else "1"))
     poison.sleeps.delay("running", 8)
@@ -309,7 +309,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_shutdown_leaves_nothing_behind(
     poison: ModuleType,
@@ -323,7 +323,7 @@ def test_a_shutdown_leaves_nothing_behind(
     seconds, signals, more = ENDS[end]
     if end == "soft" and celery.VERSION < (5, 5):
         pytest.skip("new in Celery 5.5")
-    green = pool == "gevent"
+    green = pool in GREEN
     waiting = [] if green else ["waiting 0", "waiting 1", "waiting 2"]
     conf = {"worker_prefetch_multiplier": 4, **more}
     worker = start_worker(conf, pool=pool, arguments=("-c", "9" if green else "1"))

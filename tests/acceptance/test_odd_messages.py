@@ -65,7 +65,7 @@ def test_a_message_that_would_end_the_worker_at_its_receipt_is_a_letter_at_once(
     assert "Unrecoverable error" not in worker.output
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
 def test_odd_values_in_headers_are_taken_as_celery_takes_them(
     poison: ModuleType,
     start_worker: Start,

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fork_server import ForkedProcess
 from waiting import poll
 
 HERE = Path(__file__).parent
 QUEUES = "orders,slow,patient,unguarded"
+GREEN = ("gevent", "eventlet")
+"""Pools of greenlets, which are not always installed."""
 
 
 @dataclass
@@ -81,6 +84,8 @@ class Worker:
         app: str = "poison_app",
         python: tuple[str, ...] = (sys.executable,),
     ) -> None:
+        if pool in GREEN:
+            pytest.importorskip(pool)
         self.log = log
         self._python = python
         self._command = [
@@ -102,7 +107,7 @@ class Worker:
         conf = {"dlq_spool_dir": str(log.parent / "spool"), **(conf or {})}
         self._env = environment(redis_url, conf, **(env or {}))
         usual = python == (sys.executable,) and self._env["PYTHONPATH"] == str(HERE)
-        self._forked = usual and pool != "gevent"
+        self._forked = usual and pool in ("prefork", "threads", "solo")
         self.process: subprocess.Popen[bytes] | ForkedProcess
 
     def __enter__(self) -> Worker:

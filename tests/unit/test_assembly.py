@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from builders import NOW, a_letter, an_app, key_of
+from celery import Celery
 
 from celery_dlq import DeadLetters
 from celery_dlq.assembly import backend_for
@@ -92,3 +93,25 @@ def test_validate_reads_the_settings_anew() -> None:
     app.conf.dlq_queues = {"orders": {"max_deliveries": 0}}
     with pytest.raises(SettingsError, match="max_deliveries"):
         DeadLetters(app).validate()
+
+
+def test_a_visibility_timeout_is_that_of_the_broker_that_workers_read() -> None:
+    """Publishers may write to one that has none."""
+    app = an_app(
+        broker_read_url="redis://localhost:1/0",
+        broker_write_url="memory://",
+        dlq_store="memory",
+        dlq_reliable_fetch=False,
+        dlq_max_delay=7200,
+        dlq_queues={"orders": {"default_delay": 7200}},
+    )
+    with pytest.raises(SettingsError, match=r"visibility timeout \(3600 s\)"):
+        DeadLetters(app).validate()
+
+
+def test_the_store_is_the_broker_that_is_written_to() -> None:
+    """Also where ``broker_url`` is not set; one URL for publishers, workers and operators."""
+    app = Celery(set_as_current=False)
+    app.conf.update(broker_read_url="redis://a/0", broker_write_url="redis://b/1")
+    address, prefix = Settings.from_conf(app.conf).store_at(app.conf)
+    assert (str(address), prefix) == ("redis://b/1", "dlq")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -295,7 +296,15 @@ def route_by_function(
 
 
 @pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")  # a task's own queue
-@pytest.mark.parametrize("routes", [SETTINGS["task_routes"], [route_by_function]])
+@pytest.mark.parametrize(
+    "routes",
+    [
+        SETTINGS["task_routes"],
+        [[(re.compile("rou.*"), "slow"), *SETTINGS["task_routes"].items()]],
+        [route_by_function],
+        "test_default_delay:route_by_function",
+    ],
+)
 @pytest.mark.parametrize(
     "publish",
     [

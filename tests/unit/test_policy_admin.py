@@ -16,6 +16,7 @@ from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import by_queue
 from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 
 HOUR = timedelta(hours=1)
@@ -48,7 +49,7 @@ def policy_admin(registry: MemoryWorkerRegistry, heard: list[Event]) -> PolicyAd
         TABLE,
         registry,
         events,
-        known_queues=lambda: {"default"},
+        known_queues=lambda: KnownQueues(frozenset({"default"}), complete=True),
         task_queues=lambda: {"shop.charge": "default"},
     )
 

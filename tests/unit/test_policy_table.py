@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import MAX_CACHED_POLICIES, PolicyTable, Sourced, check_targets
 
 
@@ -231,4 +233,6 @@ def test_a_task_keeps_the_same_rules(policy: dict[str, Any], said: str) -> None:
 def test_a_policy_for_a_queue_that_nobody_knows_is_named() -> None:
     """Patterns are left out: they are meant to match what is not there yet."""
     table = PolicyTable({"ordesr": Policy(), "mail*": Policy(), "mails": Policy()})
-    assert table.unknown_queues({"orders", "mails"}) == {"ordesr": "did you mean 'orders'?"}
+    known = KnownQueues(frozenset({"orders", "mails"}), complete=True)
+    assert table.unknown_queues(known) == {"ordesr": "did you mean 'orders'?"}
+    assert table.unknown_queues(replace(known, complete=False)) == {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 from builders import an_app
 from kombu import Exchange, Queue, binding
 
-from celery_dlq.policies.queue_names import QueueNames
+from celery_dlq.policies.queue_names import KnownQueues, QueueNames
 
 DIRECT = Exchange("shop", type="direct")
 TOPIC = Exchange("news", type="topic")
@@ -90,3 +93,36 @@ def test_a_message_that_waited_in_rabbitmq_is_found(
     )
     delayed = native.calculate_routing_key(5, routing_key)
     assert names.of("celery_delayed_delivery", delayed) == queue
+
+
+def router(*_: object, **__: object) -> str:
+    """Name a queue that no configuration does."""
+    raise AssertionError("a router function sees messages only")
+
+
+@pytest.mark.parametrize(
+    ("routes", "names", "complete"),
+    [
+        (None, set(), True),
+        ({"a": "mail", "b.*": {"queue": Queue("bills")}}, {"mail", "bills"}, True),
+        ([[("a", "mail"), (re.compile("b"), {"queue": "bills"})]], {"mail", "bills"}, True),
+        (({"a": "mail"}, (("b.*", {"queue": "bills"}),)), {"mail", "bills"}, True),
+        ({"a": {"exchange": "shop", "routing_key": "pay"}}, set(), True),
+        ([router, {"a": "mail"}], {"mail"}, False),
+        (router, set(), False),
+        ("test_queue_names:router", set(), False),
+    ],
+)
+def test_the_queues_of_routes_are_known(routes: Any, names: set[str], complete: bool) -> None:
+    """All spellings of ``task_routes``; a function may name any, and is not called."""
+    found = KnownQueues.of(an_app(task_routes=routes))
+    assert found == KnownQueues(frozenset({"celery", *names}), complete)
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")  # a task's own queue
+def test_the_queues_of_tasks_and_of_the_schedule_are_known() -> None:
+    """Nobody has to declare them a second time."""
+    entries = {"nightly": {"task": "t", "options": {"queue": "night"}}, "hourly": {"task": "t"}}
+    app = an_app(beat_schedule=entries)
+    app.task(name="t", queue="own", shared=False)(router)
+    assert KnownQueues.of(app).names == {"celery", "own", "night"}

@@ -92,7 +92,9 @@ class WatchedServers:
 
     def _replica_is_master(self) -> bool:
         with suppress(redis.RedisError):  # Sentinel closes the connections of all clients
-            return bool(self.replica.client().info("replication")["role"] == "master")
+            _host, port = self._ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
+            role = self.replica.client().info("replication")["role"]
+            return int(port) == self.replica.port and role == "master"
         return False
 
     def _ask(self, *command: str) -> Any:

@@ -229,6 +229,7 @@ class PipelinedConnection:
     _LOG_SECONDS = 10.0
     _REPLICA_MILLIS = 100
     _ALONE_SECONDS = 30.0
+    _DOUBT_SECONDS = 10.0
     _question: Command = ("PING",)  # asked for the reply alone
 
     def __init__(
@@ -248,7 +249,7 @@ class PipelinedConnection:
         self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self._logged_at = -self._LOG_SECONDS
         self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
-        self._alone_until = 0.0
+        self._alone_until = self._replicated_until = 0.0
         self.errors = 0
 
     def send_unanswered(
@@ -369,14 +370,15 @@ class PipelinedConnection:
     def wait_for_replica(self, key: str) -> None:
         """Wait until a replica has what was written, where one takes over when the master dies.
 
-        Nothing can be said of a master without replicas, or whose replicas lag: it is asked again
-        after half a minute.
+        A master that loses its replicas may be losing its role: for ten seconds what was written
+        does not count, and the next attempt asks anew who the master is. After that, and without
+        replicas from the beginning, the master's word is enough, for half a minute at a time.
 
         Args:
             key: What was written.
 
         Raises:
-            StoreUnavailable: The master is gone, so the write may be lost.
+            StoreUnavailable: The write may be lost.
 
         Source: https://redis.io/docs/latest/commands/wait/
         """
@@ -388,9 +390,15 @@ class PipelinedConnection:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise
             reached = 0
-        if not reached:
-            self._alone_until = time.monotonic() + self._ALONE_SECONDS
-            logger.debug("No replica of %s confirms what is written for %s", self._url, key)
+        now = time.monotonic()
+        if reached:
+            self._replicated_until = now + self._DOUBT_SECONDS
+        elif now < self._replicated_until:
+            self._drop()
+            away = redis.ConnectionError(f"no replica has what was written for {key}")
+            raise unavailable(away, self._url) from away
+        else:
+            self._alone_until = now + self._ALONE_SECONDS
 
     def close(self) -> None:
         """Wait until Redis has executed everything, and disconnect. Never raises."""

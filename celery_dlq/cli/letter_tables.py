@@ -73,7 +73,7 @@ def queues(console: Console, summaries: Sequence[QueueSummary]) -> None:
 
 def memory(summaries: Sequence[QueueSummary], server: ServerMemory | None) -> Iterator[str]:
     """What the letters take of Redis, in a line; nothing where that is unknown."""
-    taken = sum(queue.bytes or 0 for queue in summaries)
+    taken = sum(queue.memory_bytes or 0 for queue in summaries)
     if taken:
         share = None if server is None else server.share
         of = "" if share is None else f", which uses {share:.0%} of its maxmemory"

@@ -24,6 +24,7 @@ from celery_dlq.cli.options import filter_options, json_option
 from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.printable import one_line
 from celery_dlq.record import DeadLetter, iso
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
     if as_json:
         print_lines(map(_as_json, found))
         for warning in warnings:
-            click.echo(warning, err=True)
+            click.echo(one_line(warning), err=True)  # names of queues may be hostile
         return
     console = console_of(ctx)
     letter_tables.queues(console, found)

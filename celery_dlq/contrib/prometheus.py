@@ -118,7 +118,9 @@ def _gauges(
     yield _gauge(metrics.SPOOL, [((w.worker,), w.spool) for w in measured.workers])
     yield _gauge(metrics.WAITING, [((w.worker,), w.waiting) for w in measured.workers])
     yield _gauge(metrics.LENGTH, [((q.name,), q.letters) for q in queues])
-    yield _gauge(metrics.BYTES, [((q.name,), q.bytes) for q in queues if q.bytes is not None])
+    yield _gauge(
+        metrics.BYTES, [((q.name,), q.memory_bytes) for q in queues if q.memory_bytes is not None]
+    )
     yield _gauge(
         metrics.OLDEST,
         [

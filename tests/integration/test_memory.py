@@ -105,7 +105,7 @@ def test_in_a_cluster_the_fullest_master_counts(
             client.config_set("maxmemory", "0")
     assert found is not None
     assert found.maximum == 200 * 2**20
-    assert [queue.name for queue in dlq.queues() if (queue.bytes or 0) > 50_000] == queues
+    assert [queue.name for queue in dlq.queues() if (queue.memory_bytes or 0) > 50_000] == queues
     assert any("has no maxmemory" in warning for warning in dlq.warnings())
     dlq.close()
 
@@ -189,16 +189,16 @@ def test_operators_see_what_letters_take(server: RedisServer) -> None:
         letter = a_letter(body=b"x" * 100_000)
         dlq.store.dead_letter(letter, key_of(letter))
     (queue,) = dlq.queues()
-    assert queue.bytes is not None
-    assert 10_000_000 < queue.bytes < 15_000_000
+    assert queue.memory_bytes is not None
+    assert 10_000_000 < queue.memory_bytes < 15_000_000
     for letter in dlq.letters(DLQ, limit=50):
         dlq.store.claim(DLQ, [letter.id], owner="me", lease_seconds=60)
         dlq.store.discard(DLQ, [letter.id], owner="me", keep_seconds=3600)
     (queue,) = dlq.queues()
     assert queue.letters == 50
-    assert 10_000_000 < queue.bytes < 15_000_000  # the bin takes memory, too
+    assert 10_000_000 < queue.memory_bytes < 15_000_000  # the bin takes memory, too
     text = shown(dlq)
-    assert f"The letters take {queue.bytes / 1e6:,.1f} MB of Redis, which uses " in text
+    assert f"The letters take {queue.memory_bytes / 1e6:,.1f} MB of Redis, which uses " in text
     assert "kept for ever" in text
-    assert f'"bytes": {queue.bytes}' in shown(dlq, "--json")
+    assert f'"memory_bytes": {queue.memory_bytes}' in shown(dlq, "--json")
     dlq.close()

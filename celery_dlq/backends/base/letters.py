@@ -40,7 +40,7 @@ class QueueSummary:
         newest_at: When its newest letter died.
         reasons: Letters by reason.
         last_hour: Letters stored in the last hour.
-        bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
+        memory_bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
             ``None`` if unknown.
     """
 
@@ -50,7 +50,7 @@ class QueueSummary:
     newest_at: datetime | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)
     last_hour: int = field(default=0, compare=False)
-    bytes: int | None = field(default=None, compare=False)
+    memory_bytes: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

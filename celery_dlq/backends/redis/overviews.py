@@ -43,7 +43,7 @@ class RedisOverviews(RedisPart):
             )
             summaries = [_summary(name, replies, minute) for name, replies in found]
         sizes = self._sizes(names)
-        return [replace(summary, bytes=sizes.get(summary.name)) for summary in summaries]
+        return [replace(summary, memory_bytes=sizes.get(summary.name)) for summary in summaries]
 
     def _sizes(self, names: Sequence[str]) -> dict[str, int]:
         """Return the memory of each queue's letters; nothing if the user may not ask for it."""

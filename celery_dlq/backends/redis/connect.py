@@ -370,9 +370,10 @@ class PipelinedConnection:
     def wait_for_replica(self, key: str) -> None:
         """Wait until a replica has what was written, where one takes over when the master dies.
 
-        A master that loses its replicas may be losing its role: for ten seconds what was written
-        does not count, and the next attempt asks anew who the master is. After that, and without
-        replicas from the beginning, the master's word is enough, for half a minute at a time.
+        A master that loses its replicas may be losing its role: for ten seconds, or while a
+        Sentinel says so, what was written does not count, and the next attempt asks anew who the
+        master is. After that, and without replicas from the beginning, the master's word is
+        enough, for half a minute at a time.
 
         Args:
             key: What was written.
@@ -393,12 +394,24 @@ class PipelinedConnection:
         now = time.monotonic()
         if reached:
             self._replicated_until = now + self._DOUBT_SECONDS
-        elif now < self._replicated_until:
+        elif now < self._replicated_until or self._master_changes():
             self._drop()
             away = redis.ConnectionError(f"no replica has what was written for {key}")
             raise unavailable(away, self._url) from away
         else:
             self._alone_until = now + self._ALONE_SECONDS
+
+    def _master_changes(self) -> bool:
+        """True if a Sentinel names another master, or is about to."""
+        pool = self._client.connection_pool
+        if not isinstance(pool, SentinelConnectionPool):
+            return False
+        for sentinel in pool.sentinel_manager.sentinels:
+            with suppress(RedisError, OSError, KeyError):
+                state = sentinel.sentinel_masters()[pool.service_name]
+                here = self._connection.host, int(self._connection.port)
+                return (state["ip"], state["port"]) != here or "failover" in str(state["flags"])
+        return False
 
     def close(self) -> None:
         """Wait until Redis has executed everything, and disconnect. Never raises."""

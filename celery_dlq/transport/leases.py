@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 from weakref import ReferenceType, ref
 
-from celery_dlq.backends.redis.connect import PipelinedConnection
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.broker import Broker, removals, renewal, restore

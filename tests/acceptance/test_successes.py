@@ -18,8 +18,9 @@ from workers import Worker
 
 from celery_dlq import DeadLetter
 from celery_dlq.backends.redis import samples
-from celery_dlq.backends.redis.connect import PipelinedConnection, connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import ExportError, SettingsError
 from celery_dlq.plugin import utc_now
 from celery_dlq.policies.policy import Policy

@@ -22,8 +22,8 @@ from kombu import Queue
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.connect import PipelinedConnection
 from celery_dlq.backends.redis.counter import SCRIPTS
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.metrics import Measuring
 from celery_dlq.policies.decisions import Run

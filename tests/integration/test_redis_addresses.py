@@ -17,7 +17,7 @@ from watched import WatchedServers
 from celery_dlq import DeadLetters
 from celery_dlq.backends.redis.address import address_of
 from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.connect import PipelinedConnection
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import StoreUnavailable
 
 if TYPE_CHECKING:

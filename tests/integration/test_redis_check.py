@@ -17,7 +17,8 @@ from waiting import poll
 
 from celery_dlq.backends.base import CountStatus, MessageKey, OutboxEntry
 from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.connect import PipelinedConnection, connect
+from celery_dlq.backends.redis.connect import connect
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import SettingsError, StoreUnavailable
 
 QUEUES = (DLQ, "payments-DLQ")

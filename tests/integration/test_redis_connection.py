@@ -19,10 +19,11 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.backends.base import ClaimState, CountStatus, MessageKey
-from celery_dlq.backends.redis.connect import Breaker, PipelinedConnection, connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.backends.redis.pipelined import Breaker, PipelinedConnection
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.record import Outcome
 

@@ -16,9 +16,10 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.backends.base import Count, CountStatus, MessageKey
-from celery_dlq.backends.redis.connect import PipelinedConnection, connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 
 KEYS = Keys()
 STALE_SECONDS = 1.0

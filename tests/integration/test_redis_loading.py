@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 from builders import a_delivery, a_key, a_letter
 
-from celery_dlq.backends.redis.connect import PipelinedConnection, connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import StoreUnavailable
 
 LOADING = b"-LOADING Redis is loading the dataset in memory\r\n"

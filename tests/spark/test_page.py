@@ -21,8 +21,9 @@ from click.testing import CliRunner
 from servers import require
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.connect import PipelinedConnection, connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.errors import ExportError
 from celery_dlq.policies.policy import Policy

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.connect import PipelinedConnection
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.transport.broker import broker_of
 from celery_dlq.transport.channel import ReliableChannel
 from celery_dlq.transport.entries import Entry, EntryMessage, record_end, recorded, redelivered

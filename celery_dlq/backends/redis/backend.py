@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_dlq.backends.base import DeadLetterStore, ServerMemory
 from celery_dlq.backends.redis.address import Address
-from celery_dlq.backends.redis.connect import PipelinedConnection, connect
+from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.jobs import RedisJobStore
 from celery_dlq.backends.redis.keys import Keys
@@ -17,6 +17,7 @@ from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.backends.redis.memory import RedisMemory
 from celery_dlq.backends.redis.metrics import RedisMetrics
 from celery_dlq.backends.redis.outbox import RedisOutbox
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.reports import RedisReports
 from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.backends.redis.slots import pipelined

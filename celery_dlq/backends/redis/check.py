@@ -16,8 +16,9 @@ from uuid import uuid4
 from redis.exceptions import ResponseError
 
 from celery_dlq.backends.redis.cluster import LazyCluster
-from celery_dlq.backends.redis.connect import PipelinedConnection, unavailable
+from celery_dlq.backends.redis.connect import unavailable
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import Scripts
 from celery_dlq.backends.redis.slots import client_for
 from celery_dlq.errors import SettingsError, StoreUnavailable

@@ -12,8 +12,8 @@ from typing import Any
 from uuid import uuid4
 
 from celery_dlq.backends.base import Count, CountStatus, MessageKey
-from celery_dlq.backends.redis.connect import Command, PipelinedConnection
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.pipelined import Command, PipelinedConnection
 from celery_dlq.backends.redis.scripts import CountReply, script_text
 from celery_dlq.record import Delivery, from_micros, to_micros
 

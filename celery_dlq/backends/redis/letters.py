@@ -31,12 +31,13 @@ from celery_dlq.backends.base import (
     stored_at,
 )
 from celery_dlq.backends.redis.claims import RedisClaims
-from celery_dlq.backends.redis.connect import Command, PipelinedConnection, translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.overviews import RedisOverviews, moment, text_of
 from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.pipelined import Command, PipelinedConnection
 from celery_dlq.backends.redis.redriven import RedrivenMessages
 from celery_dlq.backends.redis.scripts import (
     DeadLetterReply,

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from celery_dlq.backends.redis.connect import PipelinedConnection, translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges

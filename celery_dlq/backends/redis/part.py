@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from celery_dlq.backends.redis.check import check
-from celery_dlq.backends.redis.connect import PipelinedConnection, translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import Scripts
 from celery_dlq.record import from_micros
 

@@ -13,9 +13,10 @@ from celery_dlq.backends.base.reports import (
     Report,
     Why,
 )
-from celery_dlq.backends.redis.connect import PipelinedConnection, translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import ReportReply
 from celery_dlq.record import DeadLetter
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from celery_dlq.backends.redis.connect import Command, PipelinedConnection
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.pipelined import Command, PipelinedConnection
 from celery_dlq.letters.packed import packed
 
 MOST_SAMPLES = 10_000

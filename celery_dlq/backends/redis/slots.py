@@ -10,14 +10,8 @@ import redis
 from redis.exceptions import RedisError
 
 from celery_dlq.backends.redis.cluster import LazyCluster
-from celery_dlq.backends.redis.connect import (
-    ELSEWHERE,
-    Breaker,
-    Command,
-    PipelinedConnection,
-    translated,
-    unavailable,
-)
+from celery_dlq.backends.redis.connect import translated, unavailable
+from celery_dlq.backends.redis.pipelined import ELSEWHERE, Breaker, Command, PipelinedConnection
 from celery_dlq.errors import StoreUnavailable
 
 _MOST_CONNECTIONS = 256

@@ -9,9 +9,10 @@ from itertools import zip_longest
 from typing import Any
 
 from celery_dlq.backends.base import Override, WorkerInfo
-from celery_dlq.backends.redis.connect import PipelinedConnection, translated
+from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import NodeReply, script_text
 from celery_dlq.events import Change
 from celery_dlq.logs import get_logger

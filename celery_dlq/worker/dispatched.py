@@ -11,6 +11,7 @@ https://github.com/celery/billiard/blob/main/billiard/pool.py
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from inspect import isgenerator
 from typing import Any
@@ -131,13 +132,17 @@ def flush_queues(inner: Any, hub: Any, process: Any) -> None:
         hub: The worker's event loop, which may have read a part of the next message.
         process: A process of the pool.
     """
-    reader = process.outq._reader  # noqa: SLF001 - as the pool does
+    for message in _reported(inner, hub, process.outq._reader):  # noqa: SLF001 - as the pool does
+        inner._result_handler.on_state_change(message)  # noqa: SLF001
+
+
+def _reported(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
     with suppress(OSError, EOFError):  # closed, or its last message is cut off
         read_in_part, _ = hub.readers.get(reader.fileno(), (None, ()))
         if isgenerator(read_in_part) and next(read_in_part, StopIteration) is not StopIteration:
             return  # the rest was never written
         while inner._state != _TERMINATE and reader.poll(0):  # noqa: SLF001
-            inner._result_handler.on_state_change(reader.recv())  # noqa: SLF001
+            yield reader.recv()
 
 
 def _is_written(job: Any) -> bool:

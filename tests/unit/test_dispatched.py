@@ -238,6 +238,18 @@ def test_a_message_that_a_process_died_over_is_not_read(dead: Reading, *, starte
     assert dead.read == []
 
 
+def test_an_error_of_a_callback_is_not_taken_for_one_of_the_pipe(dead: Reading) -> None:
+    """A lost connection, say, is for the worker to handle, as it does in Celery's own reading."""
+    dead.report(message("accepted"))
+
+    def lose_connection(_message: Any) -> None:
+        raise ConnectionResetError
+
+    dead._result_handler.on_state_change = lose_connection
+    with pytest.raises(ConnectionResetError):
+        flush_queues(dead, dead, dead)
+
+
 def test_nothing_is_read_from_a_pipe_that_is_closed(dead: Reading) -> None:
     """The pool closes it once it has put the job back."""
     dead.outq._reader.close()

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import click
@@ -16,7 +17,7 @@ from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.frames import read_ahead
 from celery_dlq.worker.amqp_properties import read_leniently
-from celery_dlq.worker.dispatched import starts_here
+from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.lifecycle import GuardedRequest
@@ -103,7 +104,7 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)
 
-        _quietly(read_before_put_back, consumer.pool)
+        _quietly(read_before_put_back, consumer.pool, consumer.hub)
         if self._fetch is not None:
             _quietly(read_ahead, consumer)
         # The first heartbeat before the first message.
@@ -260,11 +261,12 @@ class TaskGuard:
             consumer.update_strategies()
 
 
-def read_before_put_back(pool: Any) -> None:
+def read_before_put_back(pool: Any, hub: Any) -> None:
     """Let a prefork pool read that a dead process accepted its job before it reassigns the job.
 
     When two processes die at once, billiard handles the second one's job before it has read that
     the job was accepted, and Celery hands it to another process: a second, uncounted start.
+    Celery 5.4 never reads it, not even when one dies alone; there, `flush_queues` does.
 
     Source: ``AsynPool.on_partial_read`` in
     https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
@@ -274,6 +276,8 @@ def read_before_put_back(pool: Any) -> None:
     if put_back is None or getattr(inner, "dlq_reads_first", False):
         return
     inner.dlq_reads_first = True
+    if not FLUSHES_QUEUES and hub is not None:  # without a hub, it is no `AsynPool`
+        inner.process_flush_queues = partial(flush_queues, inner, hub)
 
     def on_partial_read(job: Any, process: Any) -> None:
         if not job._accepted:  # noqa: SLF001 - as the pool itself checks

@@ -11,12 +11,23 @@ https://github.com/celery/billiard/blob/main/billiard/pool.py
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from inspect import isgenerator
 from typing import Any
+
+from celery import VERSION
 
 from celery_dlq.worker.lifecycle import GuardedRequest
 
-_RUN = 0  # billiard.pool.RUN
+_RUN, _TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
+
+FLUSHES_QUEUES = VERSION >= (5, 5)
+"""True if ``AsynPool.process_flush_queues`` reads what a dead process reported.
+
+In Celery 5.4 it waits for errors of the pipe and not for data, because its ``_select`` registers
+a descriptor once for each, and the second time counts: it always finds nothing.
+"""
 
 # Pools that run a job in this process and report its start right before, where it runs.
 _HERE = frozenset(f"celery.concurrency.{name}" for name in ("solo", "thread", "gevent", "eventlet"))
@@ -111,6 +122,27 @@ class Dispatched:
         never = self.requests()
         self._jobs.clear()
         return never
+
+
+def flush_queues(inner: Any, hub: Any, process: Any) -> None:
+    """Read what a dead process reported; takes the place of ``AsynPool.process_flush_queues``.
+
+    Args:
+        inner: The pool's ``AsynPool``.
+        hub: The worker's event loop, which may have read a part of the next message.
+        process: A process of the pool.
+    """
+    for message in _reported(inner, hub, process.outq._reader):  # noqa: SLF001 - as the pool does
+        inner._result_handler.on_state_change(message)  # noqa: SLF001
+
+
+def _reported(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
+    with suppress(OSError, EOFError):  # closed, or its last message is cut off
+        read_in_part, _ = hub.readers.get(reader.fileno(), (None, ()))
+        if isgenerator(read_in_part) and next(read_in_part, StopIteration) is not StopIteration:
+            return  # the rest was never written
+        while inner._state != _TERMINATE and reader.poll(0):  # noqa: SLF001
+            yield reader.recv()
 
 
 def _is_written(job: Any) -> bool:

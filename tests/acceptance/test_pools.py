@@ -116,3 +116,25 @@ def test_a_pool_that_is_restarted_goes_on_counting(
     assert [ran(f"killer {n}") for n in range(len(killers))] == [LIMIT] * len(killers)
     assert [ran(key) for key in keys] == [1] * len(keys)
     assert "please report" not in worker.output
+
+
+def test_processes_that_die_at_the_same_time_start_nothing_uncounted(
+    poison: ModuleType,
+    start_worker: Callable[..., Worker],
+    letters: Letters,
+    ran: Ran,
+    nothing_left: Callable[[], bool],
+) -> None:
+    """A pool of which every process dies again and again: no task starts once too often."""
+    keys = [f"killer {n}" for n in range(24)]
+    killers = [poison.killed.delay(key).id for key in keys]
+    worker = start_worker(CONF, arguments=("--concurrency", "4"))
+
+    found = letters(count=len(killers), timeout_seconds=120)
+    poll(nothing_left, timeout_seconds=60)
+
+    assert {(letter.task_id, letter.deliveries) for letter in found} == {
+        (killer, LIMIT) for killer in killers
+    }
+    assert [ran(key) for key in keys] == [LIMIT] * len(keys)
+    assert "please report" not in worker.output

@@ -11,11 +11,12 @@ from typing import Any
 import amqp
 import pytest
 from amqp.transport import TCPTransport
-from billiard.pool import ApplyResult
+from billiard.pool import RUN, TERMINATE, ApplyResult
 from billiard.pool import Pool as BilliardPool
 from celery import VERSION, Celery, shared_task
 from celery.app.routes import MapRoute
 from celery.app.task import Context, Task
+from celery.concurrency import asynpool
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import apply_target
 from celery.local import PromiseProxy
@@ -36,6 +37,7 @@ from redis.connection import Connection as RedisConnection
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
 from celery_dlq.transport.envelope import _STEPS
 from celery_dlq.transport.qos import ReliableQoS
+from celery_dlq.worker.dispatched import _RUN, _TERMINATE, FLUSHES_QUEUES
 
 
 class Pool:
@@ -229,6 +231,22 @@ def test_a_pool_gives_a_job_that_nobody_accepted_to_another_process() -> None:
     assert "self.on_partial_read(job, job._write_to)" in down
     put_back = inspect.getsource(AsynPool.on_partial_read)
     assert put_back.index("if not job._accepted:") < put_back.index("self._put_back(job)")
+
+
+def test_a_pool_reads_what_a_dead_process_reported_before_it_asks_about_its_jobs() -> None:
+    """Celery 5.4 does not, whatever there is to read: `flush_queues` does it there."""
+    joins = inspect.getsource(BilliardPool._join_exited_workers)
+    assert joins.index("self.process_flush_queues(worker)") < joins.index("on_job_process_down")
+    reads = inspect.getsource(AsynPool.process_flush_queues)
+    assert "_select(fds, None, fds, timeout=0.01)" in reads
+    assert "on_state_change = self._result_handler.on_state_change" in reads
+    one, other = socket.socketpair()
+    with one, other:
+        other.send(b"accepted")
+        readable, _, _ = asynpool._select({one}, None, {one}, timeout=0.01)
+    assert bool(readable) is FLUSHES_QUEUES
+    assert "add_reader(fileno, it)" in inspect.getsource(asynpool.ResultHandler)
+    assert (RUN, TERMINATE) == (_RUN, _TERMINATE)
 
 
 def test_the_consumer_drops_a_message_by_rejecting_it() -> None:

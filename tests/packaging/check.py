@@ -39,6 +39,7 @@ BRINGS = {
     "demo": {"pyarrow", "pyspark", "matplotlib", "jinja2", "scipy"},
 }
 OPTIONAL = {"pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}
+OPTIONAL |= {"botocore"}  # comes with kombu[sqs], without which no app has that broker
 
 IMPORT_ALL = """
 import importlib, pkgutil, celery_dlq

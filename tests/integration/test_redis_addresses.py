@@ -15,6 +15,7 @@ from waiting import poll
 from watched import WatchedServers
 
 from celery_dlq import DeadLetters
+from celery_dlq.backends.base import Stored
 from celery_dlq.backends.redis.address import address_of
 from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.backends.redis.pipelined import PipelinedConnection
@@ -82,7 +83,8 @@ def test_a_replica_that_hangs_delays_letters_for_seconds_only(
         try:
             with pytest.raises(StoreUnavailable, match="no replica has what was written"):
                 backend.letters.dead_letter(letters[1], key_of(letters[1]))
-            poll(lambda: _is_stored(backend, letters[1]))
+            stored = poll(lambda: _stored(backend, letters[1]))
+            assert stored is Stored.NEW  # nobody was told of it yet
             took = []
             for letter in letters[2:]:
                 began = time.monotonic()
@@ -103,12 +105,11 @@ def _keeps_now(servers: WatchedServers) -> bool:
     return True
 
 
-def _is_stored(backend: RedisBackend, letter: DeadLetter) -> bool:
+def _stored(backend: RedisBackend, letter: DeadLetter) -> Stored | None:
     try:
-        backend.letters.dead_letter(letter, key_of(letter))
+        return backend.letters.dead_letter(letter, key_of(letter))
     except StoreUnavailable:
-        return False
-    return True
+        return None
 
 
 def test_the_brokers_sentinel_leads_to_the_store() -> None:

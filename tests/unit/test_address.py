@@ -131,6 +131,12 @@ def test_sentinels_are_reached_as_kombu_reaches_them() -> None:
     assert (address.kind, second["host"], second["port"]) == (Kind.SENTINELS, "b", 3)
 
 
+def test_each_server_has_its_own_port() -> None:
+    """The next one must not be looked for at the port of the one before."""
+    ports = [one["port"] for one in address_of("redis://a:7000;redis://b").connections()]
+    assert ports == [7000, 6379]
+
+
 def test_an_own_url_with_tls_verifies_the_certificate() -> None:
     """Only the broker's URL is read as kombu reads it, which verifies nothing by default."""
     (found,) = address_of("rediss://host").connections()

@@ -39,6 +39,7 @@ SCHEMES = {
     "redis+cluster": Kind.CLUSTER,
     "rediss+cluster": Kind.CLUSTER,
 }
+_PORTS = {Kind.SERVERS: 6379, Kind.SENTINELS: 26379, Kind.CLUSTER: 6379}
 _WITH_TLS = ("rediss", "valkeys", "rediss+cluster")
 SOCKETS = ("unix", "redis+socket")
 _VERIFIED = {"ssl_cert_reqs": "required"}
@@ -103,8 +104,7 @@ class Address:
             database = query.get("virtual_host") or query.get("db", "")
         else:
             found["host"] = unquote(parts.hostname or "localhost")
-            if parts.port:
-                found["port"] = parts.port
+            found["port"] = parts.port or _PORTS[SCHEMES[parts.scheme]]
             database = query.get("db", parts.path)
         found["db"] = _database(database)
         if found["db"] and SCHEMES[parts.scheme] is Kind.CLUSTER:

@@ -12,7 +12,6 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
-_PORT = 6379
 _MORE_ATTEMPTS = 3  # after each, redis-py asks the cluster for its slots again
 _BETWEEN_ATTEMPTS_SECONDS = 0.1
 
@@ -31,7 +30,7 @@ class LazyCluster:
     connection_pool = None  # each node has its own
 
     def __init__(self, connections: list[dict[str, Any]]) -> None:
-        self._nodes = [(one["host"], one.get("port", _PORT)) for one in connections]
+        self._nodes = [(one["host"], one["port"]) for one in connections]
         left_out = ("host", "port", "db")  # a cluster has one database
         self._options = {k: v for k, v in connections[0].items() if k not in left_out}
         self._made: Any = None

@@ -19,8 +19,6 @@ from celery_dlq.backends.redis.cluster import LazyCluster
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 
-_SENTINEL_PORT = 26379
-
 
 def connect(where: Address | str, timeout_seconds: float | None, *, retries: int = 1) -> Any:
     """Return a client; nothing is sent yet. No other module makes one.
@@ -29,7 +27,7 @@ def connect(where: Address | str, timeout_seconds: float | None, *, retries: int
         where: The address, or its URLs alone.
         timeout_seconds: Maximum wait for a connection and for a reply; ``None``: no limit.
         retries: Number of times a command is sent again after a lost connection; 0 where it
-            must not run twice.
+            must not run twice. A cluster's client has a number of its own.
 
     Raises:
         SettingsError: The address cannot be used.
@@ -74,7 +72,7 @@ def _with_failover(kind: type) -> type:
         def _connect(self) -> Any:
             for last in range(len(self._servers) - 1, -1, -1):
                 for name in ("host", "port", "username", "password", "db", "credential_provider"):
-                    setattr(self, name, self._servers[0].get(name, getattr(self, name, None)))
+                    setattr(self, name, self._servers[0].get(name))
                 try:
                     return super()._connect()
                 except (RedisError, OSError):
@@ -88,7 +86,7 @@ def _with_failover(kind: type) -> type:
 
 def _through_sentinels(address: Address, connections: list[dict[str, Any]]) -> Any:
     """A client of the server that the Sentinels name whenever a connection is made."""
-    known = [(one["host"], one.get("port", _SENTINEL_PORT)) for one in connections]
+    known = [(one["host"], one["port"]) for one in connections]
     options = {k: v for k, v in connections[0].items() if k not in ("host", "port")}
     waits = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
     sentinels = Sentinel(

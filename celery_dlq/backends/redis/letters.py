@@ -55,6 +55,7 @@ logger = get_logger("celery_dlq.store")
 
 _SUMMARIES_PER_PAGE = 50
 _MAX_KNOWN_QUEUES = 1000
+_MAX_UNREPLICATED = 10_000
 _DEAD_LETTER = script_text("dead_letter")
 
 PAGE = 200
@@ -100,6 +101,7 @@ class RedisStore(RedisPart):
         self._overviews = RedisOverviews(client, url, keys)
         self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
         self._named: set[str] = set()
+        self._unreplicated: set[str] = set()  # ids of letters that no replica has confirmed
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""
@@ -128,8 +130,8 @@ class RedisStore(RedisPart):
             *entry,
         ]
         # The name first: operators would never find a letter in a queue that is not listed.
-        reply = self._write(name, places, args)
-        return Stored.NEW if reply == DeadLetterReply.STORED else Stored.ALREADY_THERE
+        is_new = self._write(name, places, args) == DeadLetterReply.STORED
+        return Stored.NEW if is_new else Stored.ALREADY_THERE
 
     def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
         """Name the queue, then store: in one write once naming it has worked."""
@@ -141,7 +143,12 @@ class RedisStore(RedisPart):
         ):
             try:
                 reply = connection.call_script(_DEAD_LETTER, places, *args, before=named)
+                if args[0] in self._unreplicated:  # new, and not announced yet
+                    reply = DeadLetterReply.STORED
+                if reply == DeadLetterReply.STORED and len(self._unreplicated) < _MAX_UNREPLICATED:
+                    self._unreplicated.add(args[0])
                 connection.wait_for_replica(places[0])
+                self._unreplicated.discard(args[0])
             except StoreUnavailable as exc:
                 # Redis would refuse again, and a second timeout would delay the tasks. Where a
                 # replica takes over, the connection has looked for it.

@@ -125,13 +125,15 @@ class ClusterConnection(PipelinedConnection):
             if slot.search.is_open:
                 return False
             try:
-                for command in (*slot.unconfirmed, *commands):
+                while slot.unconfirmed:  # others may add to them meanwhile
+                    self._client.execute_command(*slot.unconfirmed[0])
+                    slot.unconfirmed.popleft()
+                for command in commands:
                     self._client.execute_command(*command)
             except (RedisError, OSError) as exc:
                 slot.search.failed(exc)
                 self._log(unavailable(exc, self._url))
                 return False
-            slot.unconfirmed.clear()
             if self._slots.pop(slot.key, None) is not None:
                 slot.close()
             return True

@@ -124,6 +124,14 @@ class RabbitServer:
         if wait:
             self._closing.join()
 
+    def suspend_log(self, seconds: float) -> None:
+        """Keep quorum queues from writing their log, so from doing anything, for a while."""
+        self._control(
+            "eval",
+            "spawn(fun() -> sys:suspend(ra_log_wal), "
+            f"timer:sleep({round(seconds * 1000)}), sys:resume(ra_log_wal) end).",
+        )
+
     def start(self) -> None:
         """Start the node and wait until it answers.
 

@@ -399,3 +399,17 @@ def test_a_broker_that_is_down_says_so(redis_url: str) -> None:
         store.dead_letter(letter, key_of(letter))
     assert "hush" not in str(caught.value)
     store.close()
+
+
+def test_letters_that_were_removed_stay_away_when_the_connection_closes(
+    rabbit_server: RabbitServer, broker: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """A channel keeps back what is acknowledged while a quorum queue writes to a slow disk."""
+    dead_letters = operators(broker)
+    letters = [put(dead_letters, retries=number).id for number in range(MANY)]
+    chosen = frozenset(letters[1::2])
+    held = dead_letters.store._driver.hold(DLQ)  # type: ignore[attr-defined]
+    rabbit_server.suspend_log(1.0)
+    held.remove([entry for entry in held.snapshot.ordered() if entry.key in chosen])
+    held.drop()
+    assert set(ids(dead_letters)) == set(letters) - chosen

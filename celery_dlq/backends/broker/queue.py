@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -44,6 +45,7 @@ _QUIET_SECONDS = 0.1  # without a message; then the queue may be empty
 _LATE_SECONDS = 1.0  # maximum time for reading letters that arrived after the start
 _SETTLING_SECONDS = 2.0  # maximum wait until the number of ready messages is stable
 _REQUEUED_PER_BATCH = 32  # messages of a quorum queue; more would lose their order
+_COMMANDS_PER_BATCH = 16  # acknowledgements of a quorum queue; after 32 they are kept back
 _MAX_PREFETCH = 65_535  # AMQP's limit
 _CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
 _LOCK_SUFFIX = ".reader"
@@ -298,13 +300,18 @@ class HeldQueue:
         """
         if not entries:
             return
+        gone = {tag for entry in entries for tag in entry.tags}
         with self._lock, _translated(self._connection):
-            for entry in entries:
-                for tag in entry.tags:
+            together, single = _acknowledgements(gone, self.snapshot)
+            for entry in entries:  # first: a copy that arrives now is a letter of its own
+                self.snapshot.drop(entry)
+            if together is not None:
+                self._channel.basic_ack(together, multiple=True)
+                self._wait_for_commands()
+            for start in range(0, len(single), _COMMANDS_PER_BATCH):
+                for tag in single[start : start + _COMMANDS_PER_BATCH]:
                     self._channel.basic_ack(tag)
-            self._channel.queue_declare(self._queue, passive=True)
-        for entry in entries:
-            self.snapshot.drop(entry)
+                self._wait_for_commands()
 
     def give_back(self) -> None:
         """Requeue the rest in order, and unlock the queue. Never raises."""
@@ -320,6 +327,19 @@ class HeldQueue:
         self._over.set()
         with self._lock, suppress(Exception):
             self._connection.close()
+
+    def _wait_for_commands(self) -> None:
+        """Wait until the broker has processed what was sent.
+
+        A channel keeps back acknowledgements for a quorum queue after 32 that the queue has not
+        confirmed, and forgets them when it is closed (``rabbit_fifo_client.erl``). basic.get
+        goes through the queue's log, so it is answered after what was sent before it.
+        """
+        if self._kind != "quorum":
+            self._ready()
+        elif (message := self._channel.basic_get(self._queue)) is not None:
+            self._take(message)
+            self._raise_failure()
 
     def _return(self, tags: Sequence[int]) -> None:
         ready = self._ready()
@@ -432,6 +452,17 @@ class HeldQueue:
         while not self._over.wait(_HEARTBEAT_SECONDS / 4):
             with self._lock, suppress(Exception):
                 self._connection.connection.send_heartbeat()
+
+
+def _acknowledgements(gone: AbstractSet[int], snapshot: Snapshot) -> tuple[int | None, list[int]]:
+    """Return the tag up to which all held messages are in ``gone``, and its tags above."""
+    held = [tag for entry in snapshot.ordered() for tag in entry.tags]
+    kept = min((tag for tag in held if tag not in gone), default=None)
+    if kept is None:
+        return max(gone), []
+    return max((tag for tag in gone if tag < kept), default=None), sorted(
+        tag for tag in gone if tag > kept
+    )
 
 
 def _busy(queue: str) -> StoreUnavailable:

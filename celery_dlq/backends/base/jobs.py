@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
-
 MOST_JOBS = 550
 """Number of jobs that a store keeps: 500 that were started, and 50 plans."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from celery.local import Proxy
 
@@ -18,6 +18,9 @@ from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.runner import Runner
 
 ATTRIBUTE = "_celery_dlq"
 """Attribute of an app that holds its first `DeadLetters`."""
@@ -139,10 +142,14 @@ class DeadLetters:
     discarded = _of(Assembly.operations, Operations.discarded)
     trim = _of(Assembly.operations, Operations.trim)
 
+    plan = _of(Assembly.operations, Operations.plan)
+    start = _of(Assembly.operations, Operations.start)
+    edited_arguments = _of(Assembly.operations, Operations.edited_arguments)
     jobs = _of(Assembly.operations, Operations.jobs)
     job = _of(Assembly.operations, Operations.job)
     cancel = _of(Assembly.operations, Operations.cancel)
     resume = _of(Assembly.operations, Operations.resume)
+    resume_in_background = _of(Assembly.operations, Operations.resume_in_background)
     changes = _of(Assembly.operations, Operations.changes)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
@@ -154,6 +161,10 @@ class DeadLetters:
 
     memory = _of(Assembly.memory_check, MemoryCheck.memory)
     warnings = _of(Assembly.memory_check, MemoryCheck.warnings)
+
+    def runner(self) -> Runner:
+        """A runner of the jobs that wait, for this process; call its ``start`` and ``close``."""
+        return self.assembly.runner()
 
     def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
         """Serve the metrics of all workers to Prometheus, in a thread of this process.

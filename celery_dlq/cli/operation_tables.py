@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from celery_dlq.events import Change
     from celery_dlq.export.exporter import ExportReport
     from celery_dlq.operations.dry_run import Check, DryRun
-    from celery_dlq.operations.jobs import Job
+    from celery_dlq.operations.job import Job
     from celery_dlq.operations.results import DiscardReport, RedriveReport
 
 _MAX_DETAIL_CHARS = 200
@@ -112,6 +112,17 @@ def jobs(console: Console, found: Sequence[Job]) -> None:
     console.print(rows)
 
 
+def waiting(console: Console, found: Job) -> None:
+    """A job that another process is to run."""
+    count = found.preview.get("letters", 0)
+    least = "" if found.preview.get("exact") else "at least "
+    say(
+        console,
+        f"Job {found.id} waits: {found.kind} {least}{letters_text(count)} of {found.queue}.",
+    )
+    say(console, f"  `dlq jobs status {found.id}` shows how it does.")
+
+
 def job(console: Console, found: Job) -> None:
     """Everything about one job."""
     shown = found.to_json()
@@ -127,6 +138,9 @@ def job(console: Console, found: Job) -> None:
         "total",
         "note",
         "run",
+        "expires_at",
+        "canary",
+        "failed",
     ):
         value = shown[name]
         if value not in (None, "", {}):

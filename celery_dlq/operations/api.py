@@ -29,6 +29,7 @@ from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.policies.policy import Policy
+from celery_dlq.redaction.masking import Redaction
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _MAX_MARKERS_SCANNED = 200_000
@@ -172,7 +173,8 @@ class Operations:
         )
         self._check_target(to_queue)
         queue, found = self._reading.entry(letter_id, dead_letter_queue)
-        apply = edited(change, actor=whoami(), now=self._clock())
+        redaction = Redaction.of(self._settings)
+        apply = edited(change, actor=whoami(), now=self._clock(), redaction=redaction)
         # Apply it once before the claim: a change that does not fit must not touch the letter.
         apply(outgoing(found, options, redrive_id="", now=self._clock()))
         where = LetterFilter(ids=frozenset({found.key}))

@@ -297,7 +297,7 @@ class Assembly:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS
             sentry.SentryDeduplicator(
-                partial(_keeps, guard), HANDLING.get, instead=instead
+                partial(_keeps, guard), HANDLING.get, instead=instead, redaction=self.redaction
             ).install()
         info = replace(
             worker_info(self.app, settings),

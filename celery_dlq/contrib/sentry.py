@@ -13,6 +13,7 @@ module does nothing.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -30,6 +31,7 @@ from celery_dlq.backends.base.reports import Report, Reports
 from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Event
+from celery_dlq.letters import json_codec
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, iso
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
@@ -46,6 +48,7 @@ EVENT_ID = "dlq_sentry_event_id"
 _EVENT_NAMESPACE = UUID("f0a4f0a6-0a33-5d0e-8a35-9f6f8c1d8d57")
 MAX_DUE_REPORTS = 1_000
 MAX_BODY_BYTES = 8_192
+_MASKED = ("exception", "threads", "logentry", "message", "extra", "contexts", "breadcrumbs")
 
 Keeps = Callable[[Any, "dict[str, Any]", Any], bool]
 
@@ -113,7 +116,7 @@ def _send(event: dict[str, Any]) -> None:
 
 
 class SentryDeduplicator:
-    """Drops events of Sentry's integrations that would duplicate a report.
+    """Drops events of Sentry's integrations that would duplicate a report, and masks others.
 
     Made in the worker's main process before the pool starts, so that pool processes inherit it.
 
@@ -123,12 +126,21 @@ class SentryDeduplicator:
         handling: Returns true while Celery handles the end of a guarded delivery.
         instead: Drop CeleryIntegration's event of such a failure, and the events that Sentry's
             logging integration makes from Celery's log lines about it.
+        redaction: Masks the events that are sent.
     """
 
-    def __init__(self, keeps: Keeps, handling: Callable[[], bool], *, instead: bool) -> None:
+    def __init__(
+        self,
+        keeps: Keeps,
+        handling: Callable[[], bool],
+        *,
+        instead: bool,
+        redaction: Redaction = NO_REDACTION,
+    ) -> None:
         self._keeps = keeps
         self._handling = handling
         self._instead = instead
+        self._redaction = redaction
         self._rate_limit = RateLimit()
 
     def install(self) -> None:
@@ -148,7 +160,11 @@ class SentryDeduplicator:
         )
 
     def processed(self, event: Any, hint: Mapping[str, Any]) -> Any:
-        """Sentry's event, or ``None`` to drop it because a letter reports it."""
+        """Sentry's event, masked, or ``None`` to drop it because a letter reports it."""
+        kept = self._kept(event, hint)
+        return kept if kept is None or not self._redaction else masked(kept, self._redaction)
+
+    def _kept(self, event: Any, hint: Mapping[str, Any]) -> Any:
         if self._instead and "log_record" in hint:
             return event if self._may_log(hint["log_record"]) else None
         if _mechanism(event) != "celery" or not current_task:
@@ -193,6 +209,30 @@ class RateLimit:
             return False
         self._passed[name] = now
         return True
+
+
+def masked(event: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
+    """An event of Sentry's integrations without what ``dlq_redact`` names; changes it.
+
+    Local variables are left out: they may hold any part of an argument.
+    """
+    for part in ("exception", "threads"):
+        for one in (event.get(part) or {}).get("values") or ():
+            for frame in (one.get("stacktrace") or {}).get("frames") or ():
+                frame.pop("vars", None)
+    found = {name: event[name] for name in _MASKED if event.get(name)}
+    if "extra" in found:  # the integration's has the arguments as Python objects
+        found["extra"] = json.loads(json_codec.dumps(found["extra"]))
+    try:
+        request = current_task.request if current_task else None
+        args, kwargs = getattr(request, "args", None), getattr(request, "kwargs", None)
+        shown = redaction.value(found, args or (), kwargs)
+        event.update(shown)
+    except Exception as exc:  # noqa: BLE001 - the event must not leak, nor be lost
+        logger.warning("An event for Sentry is sent without its texts: %s", type(exc).__name__)
+        for name in found:
+            del event[name]
+    return event
 
 
 def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:

@@ -293,11 +293,12 @@ class Assembly:
             sampler=sampler,
             redaction=self.redaction,
         )
+        sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS
             sentry.SentryDeduplicator(
-                partial(_keeps, guard), HANDLING.get, instead=instead, redaction=self.redaction
+                partial(_keeps, guard), HANDLING.get, instead=instead
             ).install()
         info = replace(
             worker_info(self.app, settings),

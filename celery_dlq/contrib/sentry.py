@@ -13,7 +13,6 @@ module does nothing.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -31,7 +30,6 @@ from celery_dlq.backends.base.reports import Report, Reports
 from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Event
-from celery_dlq.letters import json_codec
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, iso
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
@@ -116,7 +114,7 @@ def _send(event: dict[str, Any]) -> None:
 
 
 class SentryDeduplicator:
-    """Drops events of Sentry's integrations that would duplicate a report, and masks others.
+    """Drops events of Sentry's integrations that would duplicate a report.
 
     Made in the worker's main process before the pool starts, so that pool processes inherit it.
 
@@ -126,21 +124,12 @@ class SentryDeduplicator:
         handling: Returns true while Celery handles the end of a guarded delivery.
         instead: Drop CeleryIntegration's event of such a failure, and the events that Sentry's
             logging integration makes from Celery's log lines about it.
-        redaction: Masks the events that are sent.
     """
 
-    def __init__(
-        self,
-        keeps: Keeps,
-        handling: Callable[[], bool],
-        *,
-        instead: bool,
-        redaction: Redaction = NO_REDACTION,
-    ) -> None:
+    def __init__(self, keeps: Keeps, handling: Callable[[], bool], *, instead: bool) -> None:
         self._keeps = keeps
         self._handling = handling
         self._instead = instead
-        self._redaction = redaction
         self._rate_limit = RateLimit()
 
     def install(self) -> None:
@@ -160,11 +149,7 @@ class SentryDeduplicator:
         )
 
     def processed(self, event: Any, hint: Mapping[str, Any]) -> Any:
-        """Sentry's event, masked, or ``None`` to drop it because a letter reports it."""
-        kept = self._kept(event, hint)
-        return kept if kept is None or not self._redaction else masked(kept, self._redaction)
-
-    def _kept(self, event: Any, hint: Mapping[str, Any]) -> Any:
+        """Sentry's event, or ``None`` to drop it because a letter reports it."""
         if self._instead and "log_record" in hint:
             return event if self._may_log(hint["log_record"]) else None
         if _mechanism(event) != "celery" or not current_task:
@@ -211,28 +196,50 @@ class RateLimit:
         return True
 
 
-def masked(event: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
-    """An event of Sentry's integrations without what ``dlq_redact`` names; changes it.
+def install_masking(redaction: Redaction) -> None:
+    """Mask every event of this process, and of the pool processes that it starts.
+
+    As Sentry's ``before_send``, after that of the app: only there an event has all that
+    integrations add to it, as JSON.
+
+    Source: https://docs.sentry.io/platforms/python/configuration/filtering/
+    """
+    found = client()
+    if found is not None and redaction:
+        for name in ("before_send", "before_send_transaction"):
+            theirs = found.options.get(name)
+            if isinstance(theirs, _Masking):  # of an earlier worker in this process
+                theirs = theirs.theirs
+            found.options[name] = _Masking(theirs, redaction)
+
+
+class _Masking:
+    """Masks what the app's ``before_send`` returns.
 
     Local variables are left out: they may hold any part of an argument.
     """
-    for part in ("exception", "threads"):
-        for one in (event.get(part) or {}).get("values") or ():
-            for frame in (one.get("stacktrace") or {}).get("frames") or ():
-                frame.pop("vars", None)
-    found = {name: event[name] for name in _MASKED if event.get(name)}
-    if "extra" in found:  # the integration's has the arguments as Python objects
-        found["extra"] = json.loads(json_codec.dumps(found["extra"]))
-    try:
-        request = current_task.request if current_task else None
-        args, kwargs = getattr(request, "args", None), getattr(request, "kwargs", None)
-        shown = redaction.value(found, args or (), kwargs)
-        event.update(shown)
-    except Exception as exc:  # noqa: BLE001 - the event must not leak, nor be lost
-        logger.warning("An event for Sentry is sent without its texts: %s", type(exc).__name__)
-        for name in found:
-            del event[name]
-    return event
+
+    def __init__(self, theirs: Callable[[Any, Any], Any] | None, redaction: Redaction) -> None:
+        self.theirs = theirs
+        self._redaction = redaction
+
+    def __call__(self, event: Any, hint: Any) -> Any:
+        if self.theirs is not None:
+            event = self.theirs(event, hint)
+        if event is None:
+            return None
+        for part in ("exception", "threads"):
+            for one in (event.get(part) or {}).get("values") or ():
+                for frame in (one.get("stacktrace") or {}).get("frames") or ():
+                    frame.pop("vars", None)
+        texts = {name: event.pop(name) for name in _MASKED if name in event}
+        try:
+            request = current_task.request if current_task else None
+            args, kwargs = getattr(request, "args", None), getattr(request, "kwargs", None)
+            event.update(self._redaction.value(texts, args or (), kwargs))
+        except Exception as exc:  # noqa: BLE001 - the event must not leak, nor be lost
+            logger.warning("An event for Sentry is sent without texts: %s", type(exc).__name__)
+        return event
 
 
 def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:

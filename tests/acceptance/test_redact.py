@@ -67,7 +67,7 @@ def shows(text: str) -> list[str]:
     return [secret for secret in SECRETS if secret in text]
 
 
-@pytest.mark.parametrize("mode", ["groups", "beside"])
+@pytest.mark.parametrize("mode", ["groups", "off"])
 def test_a_secret_is_shown_nowhere_and_the_redriven_task_receives_it(
     observed: ModuleType, start: Start, sentry: FakeSentry, redis_url: str, mode: str
 ) -> None:
@@ -77,6 +77,7 @@ def test_a_secret_is_shown_nowhere_and_the_redriven_task_receives_it(
     poll(lambda: any(queue.letters for queue in observed.dlq.queues()), timeout_seconds=30)
     (letter,) = observed.dlq.letters("orders-DLQ")
     poll(lambda: sentry.events, timeout_seconds=30)
+    worker.stop()  # and what the pool processes had to say is flushed
 
     assert shows(letter.body.decode()) == [CARD, CARD[:10], MAIL]
     assert TOKEN in letter.headers
@@ -95,6 +96,7 @@ def test_a_secret_is_shown_nowhere_and_the_redriven_task_receives_it(
 
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
         client.set("mended", "yes")
+        worker.start()
         observed.dlq.redrive("orders-DLQ")
         charged = poll(lambda: client.get("charged"), timeout_seconds=30)
     assert json.loads(charged) == [{"number": CARD, "holder": "Ada"}, f"for {MAIL}"]

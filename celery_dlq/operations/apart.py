@@ -23,6 +23,7 @@ from celery_dlq.letters.features import (
     MAX_VALUE_CHARS,
     TASK,
     WEEKDAY,
+    Masked,
     Pair,
     pairs_of,
 )
@@ -52,7 +53,6 @@ _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.65, 0.75
 # Shares of the messages.
 _LETTERS, _OTHERS = 0.4, 0.4
 
-# What a filter fixes would be found, and say nothing.
 _FIXED = {
     "fingerprint": {TASK},
     "task_name": {TASK},
@@ -62,7 +62,10 @@ _FIXED = {
     "until": {HOUR, WEEKDAY},
 }
 _FILTER_FIELDS = {"host": "worker_hostname", "release": "release", TASK: "task_name"}
-_PATH = re.compile(r"kwargs(\.[A-Za-z_][A-Za-z0-9_-]*)+")
+_OPERATOR = re.compile(r"\s*[=!<>~]")
+# The plain paths and values of a condition; quotes in it would mean a text only.
+_PATH = re.compile(r'(args|kwargs)(\.[^\s.\[\]=!<>~"]+|\[[0-9]+\])+')
+_VALUE = re.compile(r'[^\s=!<>~"\[{](.*\S)?')
 _SAID = {
     "host": "ran on {}",
     "release": "ran on release {}",
@@ -153,7 +156,9 @@ class Apart:
         return asdict(self)
 
 
-class _Message(NamedTuple):
+class Message(NamedTuple):
+    """A message: its task, and what it is compared by."""
+
     task: str
     pairs: frozenset[Pair]
 
@@ -164,14 +169,21 @@ class Comparison:
     Args:
         backend: Keeps the letters and the sampled successes.
         reading: Knows the queues.
+        masked: Masks arguments before they are compared; ``None``: nothing is masked.
         monotonic: Returns seconds that only grow.
     """
 
     def __init__(
-        self, backend: Backend, reading: Reading, monotonic: Callable[[], float] = time.monotonic
+        self,
+        backend: Backend,
+        reading: Reading,
+        *,
+        masked: Masked | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
         self._reading = reading
+        self._masked = masked
         self._monotonic = monotonic
 
     def apart(
@@ -189,7 +201,8 @@ class Comparison:
         The newest letters that match the filter, two fifths of ``most``, are compared with as many
         other letters of the queue: those of the same tasks if there are at least 20, else all. And
         with the newest sampled successes of the same tasks, one fifth (see
-        ``dlq_sample_successes``). Arguments of more than 64 KiB are not looked into.
+        ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
+        looked into.
 
         Args:
             most: Messages to compare, at most.
@@ -207,7 +220,7 @@ class Comparison:
                 f"{deadline_seconds}"
             )
         self._reading.check_queue(dead_letter_queue)
-        reader = _Reader(dead_letter_queue, where, self._monotonic)
+        reader = _Reader(dead_letter_queue, where, self._masked, self._monotonic)
         start = self._monotonic()
         letters, others = reader.letters(
             self._backend.letters,
@@ -233,7 +246,7 @@ class Comparison:
 
 
 def compared(
-    letters: list[_Message], others: list[_Message], successes: list[_Message]
+    letters: list[Message], others: list[Message], successes: list[Message]
 ) -> list[Significant]:
     """All values that are significant, the most telling first; the rows of the triage's `why`."""
     tasks = {one.task for one in letters}
@@ -257,20 +270,26 @@ class _Reader:
         cut: True if it stopped for lack of time or room.
     """
 
-    def __init__(self, queue: str, where: LetterFilter, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        queue: str,
+        where: LetterFilter,
+        masked: Masked | None,
+        monotonic: Callable[[], float],
+    ) -> None:
         self._queue = queue
         self._where = where
+        self._masked = masked
         self._monotonic = monotonic
         self._known: dict[Pair, Pair] = {}
-        fixed = (_FIXED.get(name, ()) for name in where.to_json())
-        self._fixed = frozenset(chain.from_iterable(fixed))
+        self._fixed = fixed_by(where.to_json())
         self.cut = False
 
     def letters(
         self, store: DeadLetterStore, most: tuple[int, int], *, until: float
-    ) -> tuple[list[_Message], list[_Message]]:
+    ) -> tuple[list[Message], list[Message]]:
         """The newest letters that match the filter, and the newest others."""
-        sides: tuple[list[_Message], list[_Message]] = ([], [])
+        sides: tuple[list[Message], list[Message]] = ([], [])
         last = self._where.until
         before = None if last is None else store.position_at(last + CLOCK_SKEW)
         for entry in self._entries(store, before, until):
@@ -283,9 +302,9 @@ class _Reader:
 
     def successes(
         self, store: DeadLetterStore, tasks: set[str], most: int, *, until: float
-    ) -> list[_Message]:
+    ) -> list[Message]:
         """The newest sampled successes of some tasks."""
-        found: list[_Message] = []
+        found: list[Message] = []
         for entry in self._entries(store, None, until) if tasks and most else ():
             if entry.text("task_name") in tasks:
                 found.append(self._message(entry))
@@ -305,19 +324,28 @@ class _Reader:
                     return
                 yield RawEntry(position, raw)
 
-    def _message(self, entry: RawEntry) -> _Message:
-        pairs = (pair for pair in pairs_of(entry.text) if pair[0] not in self._fixed)
+    def _message(self, entry: RawEntry) -> Message:
+        pairs = (pair for pair in pairs_of(entry.text, self._masked) if pair[0] not in self._fixed)
         # Equal pairs are one object.
         kept = frozenset(self._known.setdefault(pair, pair) for pair in pairs)
-        return _Message(entry.text("task_name"), kept)
+        return Message(entry.text("task_name"), kept)
+
+
+def fixed_by(where: Mapping[str, Any]) -> frozenset[str]:
+    """The features that a filter fixes, given as JSON: they would be found, and say nothing."""
+    conditions = {_OPERATOR.split(one, maxsplit=1)[0] for one in where.get("conditions", ())}
+    return frozenset(chain(conditions, *(_FIXED.get(name, ()) for name in where)))
 
 
 def _distinct(
-    found: list[Significant], messages: list[_Message], letters: int
+    found: list[Significant], messages: list[Message], letters: int
 ) -> tuple[Finding, ...]:
     """Put findings together that say the same: nearly the same messages have their values."""
     kept: list[tuple[Significant, set[int], list[str]]] = []
-    weighed = found[:_MOST_WEIGHED]
+    # Of those that say the same, one that can be selected is told.
+    weighed = sorted(
+        found[:_MOST_WEIGHED], key=lambda one: (one.order[0], not _selects(one), one.order)
+    )
     holders = _holders({_pair(one) for one in weighed}, messages)
     for one in weighed:
         holding = holders[_pair(one)]
@@ -332,7 +360,7 @@ def _distinct(
     return tuple(_finding(one, also, letters) for one, _held, also in kept[:MOST_FINDINGS])
 
 
-def _holders(pairs: set[Pair], messages: list[_Message]) -> dict[Pair, set[int]]:
+def _holders(pairs: set[Pair], messages: list[Message]) -> dict[Pair, set[int]]:
     """The numbers of the messages that have each pair."""
     found: dict[Pair, set[int]] = {pair: set() for pair in pairs}
     for number, message in enumerate(messages):
@@ -348,8 +376,6 @@ def _pair(one: Significant) -> Pair:
 
 def _finding(one: Significant, also: list[str], letters: int) -> Finding:
     counts = one.counts
-    name = _FILTER_FIELDS.get(counts.feature)
-    selectable = name in LetterFilter.__slots__ and len(counts.value) < MAX_VALUE_CHARS
     return Finding(
         feature=counts.feature,
         value=counts.value,
@@ -365,16 +391,26 @@ def _finding(one: Significant, also: list[str], letters: int) -> Finding:
         q_value=one.q_value,
         text=_sentence(one, letters),
         condition=_condition(counts.feature, counts.value),
-        where={name: counts.value} if name is not None and selectable else {},
+        where=_where(counts.feature, counts.value),
         also=tuple(also),
     )
 
 
-def _condition(feature: str, value: str) -> str | None:
+def _selects(one: Significant) -> bool:
+    feature, value = one.counts[:2]
+    return bool(_condition(feature, value) or _where(feature, value))
+
+
+def _where(feature: str, value: str) -> dict[str, str]:
+    name = _FILTER_FIELDS.get(feature)
     cut = len(value) >= MAX_VALUE_CHARS
-    if value == GIVEN or cut or _PATH.fullmatch(feature) is None:
-        return None
-    return f"{feature}={value}"
+    return {name: value} if name in LetterFilter.__slots__ and not cut else {}
+
+
+def _condition(feature: str, value: str) -> str | None:
+    found = f"{feature}={value}"
+    plain = _PATH.fullmatch(feature) is not None and _VALUE.fullmatch(value) is not None
+    return found if plain and value != GIVEN and len(found) <= MAX_VALUE_CHARS else None
 
 
 def _named(feature: str, value: str) -> str:

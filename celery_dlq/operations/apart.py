@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from celery_dlq.backends.base import Backend, DeadLetterStore
+from celery_dlq.backends.base import Backend, DeadLetterStore, ordered
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.features import (
@@ -38,7 +38,7 @@ from celery_dlq.letters.significance import (
     significant,
 )
 from celery_dlq.operations.reading import Reading
-from celery_dlq.operations.selection import CLOCK_SKEW, RawEntry
+from celery_dlq.operations.selection import RawEntry
 
 MOST_FINDINGS = 10
 
@@ -46,7 +46,8 @@ _MOST_WEIGHED = 200  # findings, before those that say the same are put together
 _SAME = 0.9  # common messages, divided by all that have either value
 _MOST_ALSO = 5
 _MAX_SAID_CHARS = 80
-_MOST_PAIRS = 200_000  # different ones, at most 100 MB
+_MOST_PAIRS = 100_000  # different ones, at most 50 MB
+_MOST_GROUPS = 1_000  # looked through for the one that is asked for
 _ENTRIES_PER_PAGE = 500
 # Shares of the time: reading letters ends after the first, reading successes after the second.
 _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.65, 0.75
@@ -290,15 +291,35 @@ class _Reader:
     ) -> tuple[list[Message], list[Message]]:
         """The newest letters that match the filter, and the newest others."""
         sides: tuple[list[Message], list[Message]] = ([], [])
-        last = self._where.until
-        before = None if last is None else store.position_at(last + CLOCK_SKEW)
-        for entry in self._entries(store, before, until):
-            side = not self._where.matches_fields(entry.fields)
-            if entry.is_letter and len(sides[side]) < most[side]:
-                sides[side].append(self._message(entry))
-            if len(sides[0]) >= most[0] and (not self._where or len(sides[1]) >= most[1]):
-                break
+        here, newest = self._group(store)
+        enough = min(most[0], here or most[0]), most[1] if self._where else 0
+        for start in (None, newest):
+            for entry in self._entries(store, start, until):
+                side = not self._where.matches_fields(entry.fields)
+                if entry.is_letter and len(sides[side]) < enough[side]:
+                    sides[side].append(self._message(entry))
+                if len(sides[1]) < enough[1]:
+                    continue
+                if len(sides[0]) >= enough[0]:
+                    return sides
+                if start is None and newest and ordered(entry.position) > ordered(newest):
+                    break  # skip to the group
+            else:
+                return sides
         return sides
+
+    def _group(self, store: DeadLetterStore) -> tuple[int | None, str | None]:
+        """The size of the group that the filter names, and the position of its newest letter.
+
+        A rare group may be far from the newest letter of the queue. ``None``: not known.
+        """
+        if self._where.fingerprint is None or not store.capabilities.overviews:
+            return None, None
+        for group in store.groups(self._queue, most=_MOST_GROUPS):
+            if group.fingerprint == self._where.fingerprint:
+                entry = store.entry(self._queue, group.example_id) if group.example_id else None
+                return group.letters, None if entry is None else entry[0]
+        return None, None
 
     def successes(
         self, store: DeadLetterStore, tasks: set[str], most: int, *, until: float

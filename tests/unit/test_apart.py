@@ -226,6 +226,20 @@ def test_a_deadline_cuts_and_says_so(backend: MemoryBackend) -> None:
     assert (late.letters, late.cut, late.findings) == (0, True, ())
 
 
+def test_a_group_that_died_long_ago_is_found_at_once(backend: MemoryBackend) -> None:
+    """After enough others reading skips to its newest letter, and ends with its last one."""
+    fill(backend.letters, 150, kwargs={"plan": "paid"})
+    fill(backend.letters, 50, GROUP, kwargs={"plan": "trial"})
+    fill(backend.letters, 2_000)
+    clock = ticking()
+    comparison = Comparison(backend, Reading(backend.letters), monotonic=lambda: next(clock))
+    found = comparison.apart(DLQ, fingerprint=GROUP, most=250, deadline_seconds=0.3)
+    assert (found.letters, found.others, found.cut) == (50, 100, False)
+    assert found.findings[0].feature == "kwargs.plan"
+    part = comparison.apart(DLQ, fingerprint=GROUP[:8], most=250, deadline_seconds=0.3)
+    assert (part.letters, part.cut) == (0, True)  # digits may be of several groups
+
+
 def test_hostile_arguments_are_bounded(backend: MemoryBackend) -> None:
     """Deep, wide, long and odd arguments neither raise nor hide the cause."""
     odd = [

@@ -261,11 +261,11 @@ def test_hostile_arguments_are_bounded(backend: MemoryBackend) -> None:
     json.dumps(found.to_json()).encode()
 
 
-@pytest.mark.parametrize("options", [{"most": 0}, {"deadline_seconds": 0}])
+@pytest.mark.parametrize("options", [{"most": 4}, {"deadline_seconds": 0}])
 def test_unusable_options_are_refused(backend: MemoryBackend, options: dict[str, Any]) -> None:
     """The error says what was expected."""
     fill(backend.letters, 1)
-    with pytest.raises(DLQError, match="expected most of 1 or more and deadline_seconds above 0"):
+    with pytest.raises(DLQError, match="expected most of 5 or more and deadline_seconds above 0"):
         apart(backend, **options)
 
 

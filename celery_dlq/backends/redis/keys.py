@@ -98,7 +98,7 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:groups"
 
     def newest_groups(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints by when their newest letter died (microseconds since 1970)."""
+        """ZSET: fingerprints by when their newest letters died (microseconds, to the second)."""
         return f"{self._of(dead_letter_queue)}:newest_groups"
 
     def arrivals(self, dead_letter_queue: str) -> str:

@@ -16,6 +16,7 @@ from celery_dlq.config import Settings
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.memory import MemoryCheck
+from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
 
@@ -132,6 +133,8 @@ class DeadLetters:
     groups = _of(Assembly.reading, Reading.groups)
     group = _of(Assembly.reading, Reading.group)
     arguments = _of(Assembly.reading, Reading.arguments)
+    note = _of(Assembly.notes, Notes.note)
+    notes = _of(Assembly.notes, Notes.notes)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)

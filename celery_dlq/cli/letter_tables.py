@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from celery_dlq.backends.base import Group, QueueSummary, ServerMemory
+from celery_dlq.backends.base import Group, Note, QueueSummary, ServerMemory
 from celery_dlq.cli.terminal import (
     Table,
     age,
@@ -93,6 +93,14 @@ def groups(console: Console, queue: str, found: Sequence[Group]) -> None:
             two_lines(line(group.task_name, "bold"), cause),
             f"first {age(group.first_seen_at)}\nlast  {age(group.last_seen_at)}",
         )
+    console.print(rows)
+
+
+def notes(console: Console, fingerprint: str, found: Sequence[Note]) -> None:
+    """Notes on a group, a row each."""
+    rows = table(f"Notes on {fingerprint}, newest first", "when, who", "note")
+    for note in found:
+        rows.add_row(two_lines(line(age(note.at)), line(note.actor)), block(note.text))
     console.print(rows)
 
 

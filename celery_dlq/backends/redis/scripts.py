@@ -173,6 +173,7 @@ class Scripts:
     node: Script
     due: Script
     glance: Script
+    end_of_queue: Script
     report: Script
     measure: Script
     export_lease: Script

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
-from celery_dlq.backends.base import DeadLetterStore, Group, QueueSummary
-from celery_dlq.errors import CorruptLetter, NotFound
+from celery_dlq.backends.base import DeadLetterStore, Group, GroupOrder, QueueSummary
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.filters import LetterFilter
+from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
+from celery_dlq.operations.paging import LetterCount, LetterPage
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.record import DeadLetter
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
@@ -92,6 +94,78 @@ class Reading:
         )
         return islice(found, limit)
 
+    def page(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        cursor: str | None = None,
+        size: int = 50,
+        deadline_seconds: float = 2.0,
+        **fields: Any,
+    ) -> LetterPage:
+        """A page of letters, newest first, and of entries that are no letters.
+
+        Letters that arrive after the first page was read are on none of its pages, so no letter
+        moves from one page to the next. A page with large letters is shorter.
+
+        Args:
+            cursor: Where the page begins: ``newer`` or ``older`` of another page of the same
+                queue and filter. ``None`` for the newest letters.
+            size: Maximum number of letters.
+            deadline_seconds: Time after which the search ends with what it has found. A queue on
+                the broker is always read to its end.
+
+        Raises:
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer.
+            DLQError: The cursor, the size or a field of the filter is not usable.
+        """
+        where = where or LetterFilter(**fields)
+        self.check_queue(dead_letter_queue)
+        return paging.page(
+            self._store,
+            dead_letter_queue,
+            where,
+            cursor=cursor,
+            size=size,
+            deadline_seconds=deadline_seconds,
+        )
+
+    def count(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        most: int = 10_000,
+        deadline_seconds: float = 2.0,
+        **fields: Any,
+    ) -> LetterCount:
+        """The number of letters that match a filter, counted from the newest.
+
+        Without a filter, or with nothing but a whole fingerprint, no letter is read and the
+        number is exact. A queue on the broker is always read, and to its end.
+
+        Args:
+            most: Count no further than to this number.
+            deadline_seconds: Time after which the counting ends.
+
+        Returns:
+            The number, and whether it is exact or there may be more.
+
+        Raises:
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer.
+            DLQError: A field of the filter is not usable.
+        """
+        where = where or LetterFilter(**fields)
+        self.check_queue(dead_letter_queue)
+        return paging.count(
+            self._store, dead_letter_queue, where, most=most, deadline_seconds=deadline_seconds
+        )
+
     def tail(
         self,
         /,
@@ -169,19 +243,41 @@ class Reading:
             f"expected a letter with the id {letter_id!r}, found none (searched {where})"
         )
 
-    def groups(self, dead_letter_queue: str, *, limit: int | None = None) -> list[Group]:
-        """The letters of a queue by fingerprint, largest group first.
+    def groups(
+        self, dead_letter_queue: str, *, limit: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """The letters of a queue by fingerprint.
 
         Args:
             dead_letter_queue: The queue's name.
             limit: At most this many groups; ``None`` for all.
+            by: ``letters`` for the largest group first, ``newest`` for the last seen first.
 
         Raises:
             NotFound: The queue does not exist.
             StoreUnavailable: The store does not answer.
+            DLQError: ``by`` is something else.
+        """
+        if by not in get_args(GroupOrder):
+            raise DLQError(f"expected by to be letters or newest, got {by!r}")
+        self.check_queue(dead_letter_queue)
+        return self._store.groups(dead_letter_queue, most=limit, by=by)
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
+        """The group of one fingerprint.
+
+        Raises:
+            NotFound: The queue does not exist, or has no letter with this fingerprint.
+            StoreUnavailable: The store does not answer.
         """
         self.check_queue(dead_letter_queue)
-        return self._store.groups(dead_letter_queue, most=limit)
+        found = self._store.group(dead_letter_queue, fingerprint)
+        if found is None:
+            raise NotFound(
+                f"expected the fingerprint of letters in {dead_letter_queue!r}, got "
+                f"{fingerprint!r}; `dlq groups` shows the fingerprints"
+            )
+        return found
 
     def arguments(
         self, letter_id: str, dead_letter_queue: str | None = None

@@ -17,6 +17,7 @@ from celery_dlq.backends.base import (
     ExportLease,
     Glance,
     Group,
+    GroupOrder,
     LetterSummary,
     MessageKey,
     QueueEntry,
@@ -35,7 +36,7 @@ from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
-from celery_dlq.backends.redis.overviews import RedisOverviews, moment, text_of
+from celery_dlq.backends.redis.overviews import RedisOverviews, moment, release_text, text_of
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.pipelined import Command, PipelinedConnection
 from celery_dlq.backends.redis.redriven import RedrivenMessages
@@ -111,12 +112,13 @@ class RedisStore(RedisPart):
         end = end_of(letter)
         places = [
             keys.letters(name),
-            keys.ids(name),
+            keys.arrivals(name),
             keys.tally(name),
             keys.run(key),
             keys.groups(name),
-            keys.arrivals(name),
+            keys.ids(name),
             keys.ends(name),
+            keys.newest_groups(name),
         ]
         args = [
             letter.id,
@@ -127,6 +129,7 @@ class RedisStore(RedisPart):
             key.retries,
             self._ttl_millis,
             "" if end is None else to_micros(end),
+            release_text(letter.release),
             *entry,
         ]
         # The name first: operators would never find a letter in a queue that is not listed.
@@ -243,15 +246,17 @@ class RedisStore(RedisPart):
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """Return the stream's last generated id."""
-        with translated(self._url):
-            if not self._client.exists(self._keys.letters(dead_letter_queue)):
-                return None
-            info = self._client.xinfo_stream(self._keys.letters(dead_letter_queue))
-        return text_of(info["last-generated-id"])
+        end = self._end(dead_letter_queue)
+        return text_of(end[0]) if end else None
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
         """Return `last_position`: a letter is stored in one step."""
         return self.last_position(dead_letter_queue)
+
+    def stored_ever(self, dead_letter_queue: str) -> int | None:
+        """Return the number of entries ever added, which Redis counts since 7.0."""
+        end = self._end(dead_letter_queue)
+        return 0 if not end else int(end[1]) if end[1] != b"" else None
 
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
@@ -321,9 +326,15 @@ class RedisStore(RedisPart):
         """Return a `Glance` at each queue."""
         return self._overviews.glances(dead_letter_queues)
 
-    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """Return the groups, from the ranking and the tally; no letter is read."""
-        return self._overviews.groups(dead_letter_queue, most=most)
+    def groups(
+        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """Return the groups, from an index and the tally; no letter is read."""
+        return self._overviews.groups(dead_letter_queue, most=most, by=by)
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return one group, from the tally."""
+        return self._overviews.group(dead_letter_queue, fingerprint)
 
     def claim(
         self,
@@ -413,6 +424,7 @@ class RedisStore(RedisPart):
             keys.groups(name),
             keys.bin(name),
             keys.binned(name),
+            keys.newest_groups(name),
         ]
         with translated(self._url):
             place = self._client.hget(keys.binned(name), spelled(letter_id))
@@ -471,6 +483,7 @@ class RedisStore(RedisPart):
             keys.claims(name),
             keys.groups(name),
             keys.ends(name),
+            keys.newest_groups(name),
             *bin_places,
         ]
         removed = 0
@@ -481,6 +494,13 @@ class RedisStore(RedisPart):
                     self._scripts.empty_bin(keys=bin_places, args=args)
                 removed += int(self._scripts.remove(keys=places, args=[owner, keep_millis, *some]))
         return removed
+
+    def _end(self, dead_letter_queue: str) -> Sequence[Any]:
+        with translated(self._url):
+            reply: Sequence[Any] = self._scripts.end_of_queue(
+                keys=[self._keys.letters(dead_letter_queue)]
+            )
+        return reply
 
     def _pages(
         self,

@@ -174,6 +174,7 @@ class Scripts:
     placed: Script
     positions: Script
     seed: Script
+    note: Script
     mark_published: Script
     release: Script
     note_exported: Script
@@ -181,6 +182,7 @@ class Scripts:
     due: Script
     glance: Script
     replace_job: Script
+    end_of_queue: Script
     report: Script
     measure: Script
     export_lease: Script

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +18,7 @@ from celery_dlq.filters import LetterFilter
 from celery_dlq.metrics import Measuring
 from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.discard import Discarder, DiscardOptions
-from celery_dlq.operations.dry_run import DryRun, dry_run
+from celery_dlq.operations.dry_run import Check, DryRun, Targets, dry_run, refuse_lost
 from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.jobs import FAILED, STOPPED, Job, JobRun, Jobs
 from celery_dlq.operations.message import RedriveOptions, outgoing
@@ -28,7 +28,6 @@ from celery_dlq.operations.redrive import Redriver
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import RawEntry
-from celery_dlq.policies.policy import Policy
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _MAX_MARKERS_SCANNED = 200_000
@@ -88,6 +87,7 @@ class Operations:
         delay: float | timedelta = 0,
         new_id: bool = False,
         keep_count: bool = False,
+        force: bool = False,
         canary: int | None = None,
         max_failures: int = 0,
         canary_wait: float | timedelta = 60,
@@ -103,6 +103,12 @@ class Operations:
         be uncertain; its letters are published and counted in ``maybe_twice``. Letters that arrive
         during the redrive are not touched.
 
+        A message that would be lost is not published: its letter stays, and the report counts it
+        by name under ``refused_by``. Lost means that its queue is neither on the broker nor known
+        to anybody, or that no live worker that consumes the queue has its task. The others are
+        redriven. If ``to_queue`` is such a queue, nothing is. Each queue and task is checked
+        once, when its first letter is met.
+
         Args:
             rate: At most this many letters per second; ``None`` for no limit.
             to_queue: Publish to this queue instead of each message's own.
@@ -110,6 +116,7 @@ class Operations:
             new_id: Give each task a new id.
             keep_count: Count earlier deliveries: a message is executed once more, then as
                 often as its ``max_deliveries`` has left.
+            force: Publish also what would be lost; the job and the audit have it.
             canary: First redrive this many letters, taken from all groups in turn, and watch
                 how they end.
             max_failures: Continue if at most this many letters of the canary die again or do
@@ -119,6 +126,7 @@ class Operations:
         Raises:
             NotFound: The queue does not exist.
             StoreUnavailable: The store does not answer.
+            RedriveError: All messages would be lost in ``to_queue``.
             DLQError: An option or a field of the filter is not usable.
         """
         where = where or LetterFilter(**fields)
@@ -129,6 +137,7 @@ class Operations:
             delay_seconds=_seconds(delay),
             new_id=new_id,
             keep_count=keep_count,
+            force=force,
         )
         self._check_target(to_queue)
         trial = None
@@ -151,6 +160,7 @@ class Operations:
         delay: float | timedelta = 0,
         new_id: bool = False,
         keep_count: bool = False,
+        force: bool = False,
     ) -> RedriveReport:
         """Change the arguments of one letter's message, and redrive it.
 
@@ -165,16 +175,23 @@ class Operations:
         Raises:
             NotFound: The letter does not exist.
             DLQError: Its body is not plain JSON, or the change does not fit it.
+            RedriveError: The message would be lost.
             StoreUnavailable: The store does not answer.
         """
         options = RedriveOptions(
-            to_queue=to_queue, delay_seconds=_seconds(delay), new_id=new_id, keep_count=keep_count
+            to_queue=to_queue,
+            delay_seconds=_seconds(delay),
+            new_id=new_id,
+            keep_count=keep_count,
+            force=force,
         )
         self._check_target(to_queue)
         queue, found = self._reading.entry(letter_id, dead_letter_queue)
         apply = edited(change, actor=whoami(), now=self._clock())
         # Apply it once before the claim: a change that does not fit must not touch the letter.
         apply(outgoing(found, options, redrive_id="", now=self._clock()))
+        if not force:
+            refuse_lost(dry_run([found], self._targets(to_queue)))
         where = LetterFilter(ids=frozenset({found.key}))
         run = self._new_job("redrive", queue, where, {**options.to_json(), "edited": True})
         try:
@@ -204,12 +221,12 @@ class Operations:
             NotFound: The queue does not exist.
             StoreUnavailable: The store does not answer.
         """
-        options = RedriveOptions(limit=limit, to_queue=to_queue)
+        RedriveOptions(limit=limit, to_queue=to_queue)  # checks them
         self._check_target(to_queue)
         found = self._reading.entries(
             dead_letter_queue, where, limit=limit, scanned=scanned, **fields
         )
-        return dry_run(self._app, found, options, self._registry.workers())
+        return dry_run(found, self._targets(to_queue))
 
     # -- discarding ---------------------------------------------------------------
 
@@ -458,7 +475,13 @@ class Operations:
         try:
             with _noting(self, run, Action.REDRIVEN, where):
                 report = self._redriver().redrive(
-                    run, where, options, canary=canary, progress=progress, scanned=scanned
+                    run,
+                    where,
+                    options,
+                    canary=canary,
+                    loss=None if options.force else self._loss(options.to_queue),
+                    progress=progress,
+                    scanned=scanned,
                 )
         finally:
             self._store.done()
@@ -574,11 +597,35 @@ class Operations:
         return died
 
     def _dead_letter_queue_of(self, queue: str) -> str:
-        policy = self._settings.policies.resolve(queue) or Policy()
-        return policy.dead_letter_queue_of(queue)
+        return self._settings.policies.dead_letter_queue_of(queue)
+
+    def _targets(self, to_queue: str | None) -> Targets:
+        """The queues and tasks of a redrive."""
+        return Targets(
+            self._app,
+            self._registry.workers(),
+            configured=self._policies.configured_queues(),
+            guarded=self._policies.guarded_queues(),
+            to_queue=to_queue,
+        )
+
+    def _loss(self, to_queue: str | None) -> Callable[[RawEntry], str]:
+        """What says why the message of a letter would be lost.
+
+        Raises:
+            RedriveError: All would be, because nobody knows the queue.
+        """
+        targets = self._targets(to_queue)
+        if to_queue is not None:
+            there, why = targets.queue(to_queue)
+            check = Check(name=to_queue, letters=0, found=there, why=why)
+            refuse_lost(DryRun(queues=(check,)))
+        return targets.loss
 
     def _check_target(self, to_queue: str | None) -> None:
-        if to_queue is not None and to_queue in self._store.names():
+        if to_queue is None:
+            return
+        if to_queue in self._store.names() or self._policies.is_dead_letter_queue(to_queue):
             raise DLQError(
                 f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
             )

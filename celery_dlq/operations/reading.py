@@ -13,6 +13,7 @@ from celery_dlq.errors import CorruptLetter, NotFound
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
+from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import DeadLetter
 
 ID_LENGTH = 36
@@ -206,7 +207,8 @@ class Reading:
         if name not in names:
             known = _some_of(names) or "none yet"
             raise NotFound(
-                f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
+                f"expected the name of a dead-letter queue, got {name!r}"
+                f"{did_you_mean(name, names)}; there are: {known}"
             )
 
 

@@ -37,13 +37,15 @@ from celery_dlq.record import Delivery, from_micros
 LEASE_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 _MAX_REFUSED_BATCHES = 20
+_REFUSED_PER_BEAT = 500
 _TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
-_COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
+_COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures", "refused")
 
 Progress = Callable[[int], object]
 Transform = Callable[[Outgoing], Outgoing]
 Confirmed = Callable[[str, Sequence[RawEntry], str], None]
 QueueNames = Callable[[str], str]
+Loss = Callable[[RawEntry], str]
 
 
 class _BrokerGoneError(Exception):
@@ -60,6 +62,7 @@ class Work:
         run: The job.
         report: The results so far.
         transform: Changes each message before it is published.
+        loss: Says why the message of a letter would be lost; ``None`` if nobody asks.
         background: Removes letters that were published step by step.
         one_step: Publishes and removes them, if both are in one database.
         published: The messages published so far, if they are to be watched.
@@ -70,6 +73,7 @@ class Work:
     run: JobRun
     report: RedriveReport
     transform: Transform | None = None
+    loss: Loss | None = None
     background: Background
     one_step: OneStep | None = None
     published: list[Outgoing] | None = None
@@ -117,6 +121,7 @@ class Redriver:
         *,
         canary: Canary | None = None,
         transform: Transform | None = None,
+        loss: Loss | None = None,
         progress: Progress | None = None,
         scanned: Progress | None = None,
     ) -> RedriveReport:
@@ -130,6 +135,7 @@ class Redriver:
                 run=run,
                 report=report,
                 transform=transform,
+                loss=loss,
                 background=background,
                 one_step=OneStep.of(self._store, run, publisher),
             )
@@ -139,7 +145,7 @@ class Redriver:
                     return report
                 left = None if options.limit is None else max(0, options.limit - report.touched)
                 found = select(self._store, work.queue, where, span=span, scanned=scanned)
-                self._all(publisher, work, islice(found, left), progress)
+                self._all(publisher, work, islice(_safe(work, found), left), progress)
             except CancelledError:
                 report.state = CANCELLED
             except _BrokerGoneError:
@@ -365,7 +371,10 @@ class Redriver:
         """Redrive a few letters and watch them; true to continue."""
         span = PositionRange(after=work.run.job.position, until=work.run.job.until)
         letters = min(canary.letters, work.options.limit or canary.letters)
-        letter_ids = chosen(select(self._store, work.queue, where, span=span), letters)
+        found = select(self._store, work.queue, where, span=span)
+        if work.loss is not None:
+            found = (one for one in found if not work.loss(one))
+        letter_ids = chosen(found, letters)
         if not letter_ids:
             return True
         few = select(self._store, work.queue, LetterFilter(ids=frozenset(letter_ids)))
@@ -416,6 +425,22 @@ class Redriver:
             return bool(self._app.AsyncResult(task_id).state == "SUCCESS")
         except Exception:  # noqa: BLE001 - no result backend, or no answer: unknown
             return False
+
+
+def _safe(work: Work, found: Iterable[RawEntry]) -> Iterable[RawEntry]:
+    """The letters whose messages would not be lost; counts the others, which stay."""
+    return found if work.loss is None else _refusing(work, work.loss, found)
+
+
+def _refusing(work: Work, loss: Loss, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
+    for one in found:
+        why = loss(one)
+        if not why:
+            yield one
+            continue
+        work.report.refuse(why)
+        if not work.report.refused % _REFUSED_PER_BEAT:
+            work.run.beat(work.counts())
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

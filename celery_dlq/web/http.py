@@ -1,0 +1,149 @@
+"""What a page gets and gives: requests, responses, users and their permissions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from http.cookies import SimpleCookie
+from urllib.parse import parse_qsl
+
+from celery_dlq.errors import DLQError
+
+MAX_FIELDS = 200
+MAX_FORM_BYTES = 1024 * 1024
+"""Largest form that is read: an edited message's arguments are the largest part of one."""
+
+
+class Permission(str, Enum):
+    """What a user may do. Django's permissions have the same names."""
+
+    VIEW = "view"
+    REDRIVE = "redrive"  # also edit, restore and note
+    DISCARD = "discard"
+    EDIT_POLICIES = "edit_policies"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Who asks.
+
+    Attributes:
+        name: For the audit; empty for somebody who did not log in.
+        permissions: What they may do.
+        why_not: Sentence for a page that offers what they may not do.
+    """
+
+    name: str = ""
+    permissions: frozenset[Permission] = frozenset({Permission.VIEW})
+    why_not: str = "You may look, but not change anything."
+
+    def may(self, permission: Permission) -> bool:
+        """True if they may do it."""
+        return permission in self.permissions
+
+
+class RequestError(DLQError):
+    """A request that cannot be answered.
+
+    Args:
+        status: HTTP status.
+        text: What was expected and what came.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+Fields = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request.
+
+    Attributes:
+        method: ``GET``, ``HEAD`` or ``POST``.
+        path: The path below the mount path, percent-decoded once, as servers give it.
+        root: The mount path, without a slash at its end.
+        query: Values by name from the URL.
+        form: Values by name from the body.
+        headers: By lower-case name.
+        scheme: ``http`` or ``https``, as the browser sees it.
+        user: Who asks; ``None`` for the adapter's own rule, see `Access`.
+        raw: The adapter's own request.
+    """
+
+    method: str
+    path: str
+    root: str = ""
+    query: Fields = field(default_factory=dict)
+    form: Fields = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    scheme: str = "http"
+    raw: object = None
+
+    @property
+    def host(self) -> str:
+        """Host and port that the browser asked for."""
+        return self.headers.get("host", "")
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port that the browser asked for."""
+        return f"{self.scheme}://{self.host}"
+
+    def cookie(self, name: str) -> str:
+        """A cookie; empty if there is none."""
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(self.headers.get("cookie", ""))
+        except Exception:  # noqa: BLE001 - a malformed header is none
+            return ""
+        return cookies[name].value if name in cookies else ""
+
+    def value(self, name: str, default: str = "") -> str:
+        """The last value of a field of the form, or else of the URL."""
+        found = self.form.get(name) or self.query.get(name)
+        return found[-1] if found else default
+
+
+Access = Callable[[Request], User | None]
+"""Returns who asks; ``None`` if they must log in."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Response:
+    """One answer.
+
+    Attributes:
+        status: HTTP status.
+        content_type: Type of the body.
+        body: The body; or parts of it, made while they are sent.
+        headers: Further headers.
+    """
+
+    status: int = 200
+    content_type: str = "text/html; charset=utf-8"
+    body: bytes | Iterable[bytes] = b""
+    headers: list[tuple[str, str]] = field(default_factory=list)
+
+
+def fields_of(text: str) -> dict[str, list[str]]:
+    """Read a query string or an urlencoded form.
+
+    Raises:
+        RequestError: It has more than `MAX_FIELDS` fields.
+    """
+    found: dict[str, list[str]] = {}
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError as exc:
+        raise RequestError(400, f"expected at most {MAX_FIELDS} fields, got more") from exc
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return found

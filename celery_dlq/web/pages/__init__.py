@@ -1,0 +1,1 @@
+"""The pages: each function takes a call and returns a response; none knows a framework."""

@@ -1,0 +1,73 @@
+"""The table of routes, and the pages of an app made from it."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.web.http import Permission, RequestError, Response
+from celery_dlq.web.pages import groups, letters, overview
+from celery_dlq.web.routes import Route, Routes
+from celery_dlq.web.templating import STATIC_TYPES
+from celery_dlq.web.web import Web, WebOptions
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
+    from celery_dlq.web.web import Call
+
+VIEW, REDRIVE, DISCARD, EDIT_POLICIES = (
+    Permission.VIEW,
+    Permission.REDRIVE,
+    Permission.DISCARD,
+    Permission.EDIT_POLICIES,
+)
+
+
+def static(call: Call) -> Response:
+    """Give a static file; its path changes with its content."""
+    name = call.parts["file"]
+    if call.web.templates.static.get(name) != call.parts["hash"]:
+        raise RequestError(404, f"there is no file {name!r} of this version")
+    return Response(
+        content_type=STATIC_TYPES[name[name.rfind(".") :]],
+        body=(files("celery_dlq.web") / "static" / name).read_bytes(),
+        headers=[("cache-control", "public, max-age=31536000, immutable")],
+    )
+
+
+def health(call: Call) -> Response:
+    """Say if this process reaches the store; has no data."""
+    call.dlq.backend.letters.now()
+    return Response(content_type="text/plain; charset=utf-8", body=b"ok\n")
+
+
+def _get(name: str, pattern: str, page: Any, **more: Any) -> Route:
+    more = {"permission": VIEW, **more}
+    return Route(name=name, method="GET", pattern=pattern, page=page, **more)
+
+
+def _post(name: str, pattern: str, page: Any, permission: Permission, **more: Any) -> Route:
+    return Route(
+        name=name, method="POST", pattern=pattern, page=page, permission=permission, **more
+    )
+
+
+ROUTES = Routes(
+    [
+        _get("overview", "/", overview.overview),
+        _get("groups", "/queues/{queue}", groups.groups),
+        _get("group", "/queues/{queue}/groups/{fingerprint}", groups.group),
+        _get("apart", "/queues/{queue}/groups/{fingerprint}/apart", groups.apart),
+        _post("add_note", "/queues/{queue}/groups/{fingerprint}/notes", groups.add_note, REDRIVE),
+        _get("letters", "/queues/{queue}/letters", letters.letters),
+        _get("letter", "/queues/{queue}/letters/{letter}", letters.letter),
+        _get("body", "/queues/{queue}/letters/{letter}/body", letters.body),
+        _get("static", "/static/{hash}/{file}", static, permission=None),
+        _get("health", "/healthz", health, permission=None),
+    ]
+)
+
+
+def web(assembly: Assembly, options: WebOptions) -> Web:
+    """Make the pages of an app."""
+    return Web(assembly, ROUTES, options)

@@ -1,0 +1,138 @@
+"""Templates of the pages: everything is escaped, nothing unknown is shown as empty."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from celery_dlq.letters.printable import printable, shortened
+from celery_dlq.record import Reason
+
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_BYTES = 1024
+
+STATIC_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class Templates:
+    """Renders templates."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=PackageLoader("celery_dlq.web", "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=_shown,
+        )
+        self._environment.filters |= {
+            "ago": ago,
+            "bytes": size,
+            "count": count,
+            "duration": duration,
+            "moment": moment,
+            "short": short,
+        }
+        self._environment.globals |= {
+            "reasons": [reason.value for reason in Reason],
+            "style": self.static["style.css"],
+            "script": self.static["page.js"],
+            "icon": self.static["icon.svg"],
+        }
+
+    def render(self, template: str, **values: Any) -> bytes:
+        """Render a template to UTF-8."""
+        text = self._environment.get_template(template).render(
+            now=datetime.now(timezone.utc), **values
+        )
+        return text.encode("utf-8", "backslashreplace")
+
+    @cached_property
+    def static(self) -> Mapping[str, str]:
+        """Hash of the content by the name of a static file; it is part of its path."""
+        folder = files("celery_dlq.web") / "static"
+        return {
+            each.name: hashlib.sha256(each.read_bytes()).hexdigest()[:12]
+            for each in folder.iterdir()
+            if each.name[each.name.rfind(".") :] in STATIC_TYPES
+        }
+
+
+def _shown(value: Any) -> Any:
+    """Escape control characters and lone surrogates, wherever a text comes from."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)
+    return "" if value is None else value
+
+
+def count(value: int | None) -> str:
+    """A number with separators."""
+    return "–" if value is None else f"{value:,}"
+
+
+def size(value: int | None) -> str:
+    """A number of bytes in a unit that fits."""
+    if value is None:
+        return "–"
+    number, unit = float(value), "B"
+    for unit in ("B", "KB", "MB", "GB", "TB"):  # noqa: B007 - used after the loop
+        if number < _BYTES or unit == "TB":
+            break
+        number /= _BYTES
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 10 else f"{number:.1f} {unit}"  # noqa: PLR2004
+
+
+def duration(value: timedelta | float | None) -> str:
+    """A time span in its largest unit."""
+    if value is None:
+        return "–"
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    for length, unit in _UNITS:
+        if seconds >= 2 * length or (unit == "s" and seconds >= 1):
+            return f"{seconds // length:.0f} {unit}"
+    return "0 s" if seconds <= 0 else f"{seconds * 1000:.0f} ms"
+
+
+def ago(value: datetime | None) -> Markup | str:
+    """How long ago something was, with its time; the script adds the viewer's zone."""
+    if value is None:
+        return "–"
+    past = datetime.now(timezone.utc) - value
+    text = f"{duration(past)} ago" if past >= timedelta() else f"in {duration(-past)}"
+    return _time(value, text, relative=True)
+
+
+def moment(value: datetime | None) -> Markup | str:
+    """A time in UTC; the script adds the viewer's zone."""
+    if value is None:
+        return "–"
+    return _time(value, f"{_utc(value)} UTC", relative=False)
+
+
+def short(text: object, limit: int = 200) -> str:
+    """A text in one line, cut."""
+    return shortened(" ".join(str(text).split()), limit)
+
+
+def _time(value: datetime, text: str, *, relative: bool) -> Markup:
+    kind = Markup(" data-ago") if relative else Markup(" data-at")
+    machine = value.astimezone(timezone.utc).isoformat(timespec="milliseconds")
+    return Markup('<time datetime="{}" title="{} UTC"{}>{}</time>').format(
+        machine, _utc(value), kind, escape(text)
+    )
+
+
+def _utc(value: datetime) -> str:
+    return f"{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}"

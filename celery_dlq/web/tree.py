@@ -1,0 +1,172 @@
+"""Values of a message as a tree that a template can show: bounded in nodes, depth and text.
+
+Anyone who can publish chooses these values, so a body may be nested a thousand deep or be 50 MB.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.headers import EDITED_HEADER, REDRIVE_HEADER
+from celery_dlq.letters.printable import json_text, shortened
+
+if TYPE_CHECKING:
+    from celery_dlq.record import DeadLetter
+
+MAX_NODES = 2000
+MAX_DEPTH = 40
+MAX_CHILDREN = 200
+MAX_TEXT = 2000
+MAX_PARSED_BYTES = 256 * 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One value.
+
+    Attributes:
+        key: Its name in its mapping, or its number in its list.
+        path: How a filter or an edit names it, e.g. ``kwargs.order.id``.
+        text: The value as JSON; empty for a mapping or list.
+        kind: ``mapping``, ``list`` or ``value``.
+        size: Number of children, shown or not.
+        children: Those that are shown.
+        filter: A condition that finds letters with this value; empty if there is none.
+    """
+
+    key: str
+    path: str
+    text: str = ""
+    kind: str = "value"
+    size: int = 0
+    children: list[Node] = field(default_factory=list)
+    filter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What a letter says of its arguments.
+
+    Attributes:
+        nodes: Positional and keyword arguments, if the letter has them as JSON.
+        text: Celery's description, else.
+        note: Why there is no tree.
+    """
+
+    nodes: list[Node]
+    text: str = ""
+    note: str = ""
+
+
+class _Budget:
+    def __init__(self) -> None:
+        self.left = MAX_NODES
+
+
+def of(value: Any, name: str) -> Node:
+    """Make the tree of a value."""
+    return _node(value, name, name, 0, _Budget())
+
+
+def arguments(letter: DeadLetter, redaction: Any) -> Arguments:
+    """Make the trees of a letter's arguments."""
+    described = ", ".join(text for text in (letter.argsrepr, letter.kwargsrepr) if text)
+    described = shortened(redaction.text(described), MAX_PARSED_BYTES)
+    if letter.args_json is None and letter.kwargs_json is None:
+        return Arguments(nodes=[], text=described, note="The body is not plain JSON of Celery.")
+    texts = [letter.args_json or "[]", letter.kwargs_json or "{}"]
+    if sum(map(len, texts)) > MAX_PARSED_BYTES:
+        note = "The arguments are larger than 256 KB; the body can be downloaded."
+        return Arguments(nodes=[], text=described, note=note)
+    try:
+        args, kwargs = (json.loads(text) for text in texts)
+        args, kwargs = redaction.arguments(args, kwargs)
+    except (ValueError, RecursionError):
+        return Arguments(nodes=[], text=described, note="The arguments cannot be read.")
+    return Arguments(nodes=[of(args, "args"), of(kwargs, "kwargs")])
+
+
+def waiting(letter: DeadLetter) -> list[tuple[str, str]]:
+    """What waits for this message to succeed, as pairs of kind and task.
+
+    Source: the third part of a body in Celery's message protocol 2.
+    """
+    if len(letter.body) > MAX_PARSED_BYTES or letter.content_type != "application/json":
+        return []
+    try:
+        links = json.loads(letter.body)[2]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return []
+    if not isinstance(links, Mapping):
+        return []
+    found = []
+    for kind, label in (("callbacks", "callback"), ("errbacks", "errback"), ("chain", "chain")):
+        several = links.get(kind)
+        # A chain is kept in reverse: its last entry runs next.
+        tasks = list(several) if isinstance(several, list) else []
+        for task in islice(reversed(tasks) if kind == "chain" else tasks, 50):
+            found.append((label, _task_of(task)))
+    if isinstance(links.get("chord"), Mapping):
+        found.append(("chord", _task_of(links["chord"])))
+    return found
+
+
+def trail(headers: Mapping[str, Any], redaction: Any) -> list[dict[str, Any]]:
+    """Edits of a message, and its last redrive."""
+    found: list[dict[str, Any]] = []
+    try:
+        edits = json.loads(headers.get(EDITED_HEADER) or "[]")
+    except (ValueError, TypeError, RecursionError):
+        edits = []
+    for edit in islice(edits if isinstance(edits, list) else [], 20):
+        if isinstance(edit, Mapping):
+            found.append(
+                {
+                    "what": "edited",
+                    "at": str(edit.get("at", "")),
+                    "actor": str(edit.get("actor", "")),
+                    "before": redaction.text(str(edit.get("from", ""))),
+                    "after": redaction.text(str(edit.get("to", ""))),
+                }
+            )
+    if isinstance(headers.get(REDRIVE_HEADER), str):
+        found.append({"what": "redriven", "job": headers[REDRIVE_HEADER]})
+    return found
+
+
+def _node(value: Any, key: str, path: str, depth: int, budget: _Budget) -> Node:
+    budget.left -= 1
+    if isinstance(value, (dict, list)):
+        kind = "mapping" if isinstance(value, dict) else "list"
+        node = Node(key=key, path=path, kind=kind, size=len(value))
+        if depth >= MAX_DEPTH:
+            return node
+        for name, below, one in islice(_children(value, path), MAX_CHILDREN):
+            if budget.left <= 0:
+                break
+            node.children.append(_node(one, name, below, depth + 1, budget))
+        return node
+    text = shortened(json_text(value), MAX_TEXT)
+    whole = len(text) < 150 and not isinstance(value, float)  # noqa: PLR2004
+    return Node(key=key, path=path, text=text, filter=f"{path}={text}" if whole else "")
+
+
+def _children(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    if isinstance(value, list):
+        yield from ((str(n), f"{path}[{n}]", one) for n, one in enumerate(value))
+    else:
+        yield from ((str(k), f"{path}.{_quoted(str(k))}", one) for k, one in value.items())
+
+
+def _quoted(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
+
+
+def _task_of(signature: Any) -> str:
+    if isinstance(signature, Mapping):
+        return str(signature.get("task", "?"))
+    return shortened(str(signature), 100)

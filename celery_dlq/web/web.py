@@ -1,0 +1,286 @@
+"""Answers requests: finds the route, checks who asks and from where, and calls the page."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import (
+    BrokerUnavailable,
+    CorruptLetter,
+    DLQError,
+    MissingExtra,
+    NotFound,
+    NotSupported,
+    StoreUnavailable,
+)
+from celery_dlq.logs import get_logger
+from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
+from celery_dlq.web.templating import Templates
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
+    from celery_dlq.web.forms import Forms
+    from celery_dlq.web.routes import Route, Routes
+
+logger = get_logger("celery_dlq.web")
+
+MAX_CALLS = 16
+"""Requests answered at the same time; a store that hangs keeps no more threads than these."""
+
+SECURITY_HEADERS = (
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    # Not "no-referrer": then the Origin of a form is "null".
+    ("referrer-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("x-frame-options", "DENY"),
+)
+
+_STATUS: tuple[tuple[type[DLQError], int], ...] = (
+    (NotFound, 404),
+    (StoreUnavailable, 503),
+    (BrokerUnavailable, 503),
+    (CorruptLetter, 422),
+    (NotSupported, 501),
+    (MissingExtra, 501),
+)
+_TITLES = {
+    400: "This request cannot be read",
+    401: "Please log in",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Not a way to ask for this page",
+    409: "Not any more",
+    410: "Gone",
+    413: "Too large",
+    421: "Unknown address",
+    422: "Not readable",
+    500: "This page failed",
+    501: "Not possible here",
+    503: "The store does not answer",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebOptions:
+    """How pages are served.
+
+    Attributes:
+        access: Returns who asks. The default lets everybody look and nobody change anything.
+        forms: Protects forms; ``None`` if nothing can be changed.
+        hosts: Host names under which the pages may be asked for; ``None`` if the framework
+            checks that. Ports are ignored.
+        title: Name of the environment, e.g. ``production``, in the title of each page.
+        home: Link back to the application that the pages are mounted in.
+        stream: True if the adapter can send events; else pages poll.
+    """
+
+    access: Access = field(default=lambda request: User())  # noqa: ARG005
+    forms: Forms | None = None
+    hosts: frozenset[str] | None = None
+    title: str = ""
+    home: str = ""
+    stream: bool = False
+
+
+class Web:
+    """The pages of one app.
+
+    Args:
+        assembly: Makes the parts that the pages show.
+        routes: The table of routes.
+        options: How they are served.
+        acting_as: Names the user in the audit while a page runs.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        routes: Routes,
+        options: WebOptions,
+        *,
+        acting_as: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext(),
+    ) -> None:
+        self.assembly = assembly
+        self.routes = routes
+        self.options = options
+        self.templates = Templates()
+        self._acting_as = acting_as
+        self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="dlq-web")
+        self._free = threading.BoundedSemaphore(MAX_CALLS)
+
+    def close(self) -> None:
+        """End the threads; requests that are being answered are answered."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def handle(self, request: Request) -> Response:
+        """Answer a request. Never raises."""
+        try:
+            response = self._answer(request)
+        except Exception as exc:  # noqa: BLE001 - a page of its own
+            response = self.failed(request, exc)
+        response.headers += SECURITY_HEADERS
+        if not any(name == "cache-control" for name, _ in response.headers):
+            response.headers.append(("cache-control", "no-store"))
+        return response
+
+    def failed(self, request: Request, exc: Exception, user: User | None = None) -> Response:
+        """Return the page for an error."""
+        if isinstance(exc, RequestError):
+            status = exc.status
+        elif isinstance(exc, DLQError):
+            status = next((code for kind, code in _STATUS if isinstance(exc, kind)), 400)
+        else:
+            logger.error(
+                "A page failed: %s %s", request.method, request.path[:200], exc_info=exc
+            )
+            status, exc = 500, RequestError(500, "The log of this process says why.")
+        response = Response(status=status)
+        if status == 503:  # noqa: PLR2004
+            response.headers.append(("retry-after", "5"))
+        call = Call(web=self, request=request, user=user or User(permissions=frozenset()))
+        response.body = call.html(
+            "error.html", response, title=_TITLES.get(status, "Error"), status=status, text=str(exc)
+        )
+        return response
+
+    def _answer(self, request: Request) -> Response:
+        self._check_host(request)
+        route, parts, methods = self.routes.find(request.method, request.path)
+        if route is None:
+            if methods:
+                refused = self.failed(
+                    request, RequestError(405, f"expected {' or '.join(methods)} for this path")
+                )
+                refused.headers.append(("allow", ", ".join(methods)))
+                return refused
+            raise RequestError(404, f"there is no page {request.path!r}")
+        user = self.options.access(request) if route.permission is not None else User()
+        if user is None:
+            return self._log_in(request)
+        call = Call(web=self, request=request, user=user, parts=parts)
+        try:
+            if route.method == "POST":
+                self._check_form(request)
+            if route.permission is not None and not user.may(route.permission):
+                raise RequestError(
+                    403, f"expected the permission {route.permission}. {user.why_not}"
+                )
+            return self._within(route, call)
+        except Exception as exc:  # noqa: BLE001 - a page that knows the user
+            return self.failed(request, exc, user)
+
+    def _within(self, route: Route, call: Call) -> Response:
+        """Call the page in a thread of its own, for a limited time."""
+        if not self._free.acquire(blocking=False):
+            raise StoreUnavailable(
+                f"{MAX_CALLS} requests wait for the store already; try again in a few seconds"
+            )
+
+        def run() -> Response:
+            try:
+                with self._acting_as(call.user.name):
+                    answer: Response = route.page(call)
+                    return answer
+            finally:
+                self._free.release()
+
+        running = self._threads.submit(run)
+        try:
+            return running.result(timeout=route.seconds)
+        except LateError:
+            raise StoreUnavailable(
+                f"the store did not answer within {route.seconds:.0f} s; it is slow, or away"
+            ) from None
+
+    def _check_host(self, request: Request) -> None:
+        """Refuse names that are not ours: another site may point its own at this address."""
+        known = self.options.hosts
+        if known is None or _host_name(request.host) in known:
+            return
+        raise RequestError(
+            421,
+            f"expected one of the hosts {', '.join(sorted(known))}, got {request.host[:100]!r}; "
+            f"name it with --host-name, or set dlq_web_url",
+        )
+
+    def _check_form(self, request: Request) -> None:
+        if self.options.forms is None:
+            raise RequestError(403, "nothing can be changed here. " + User().why_not)
+        self.options.forms.check(request)
+
+    def _log_in(self, request: Request) -> Response:
+        return self.failed(request, RequestError(401, "These pages need a user and a password."))
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One request on its way to a page.
+
+    Attributes:
+        web: The pages.
+        request: The request.
+        user: Who asks.
+        parts: The parts of the path.
+    """
+
+    web: Web
+    request: Request
+    user: User
+    parts: dict[str, str] | Any = field(default_factory=dict)
+
+    @property
+    def dlq(self) -> Assembly:
+        """Makes the parts that read and change letters."""
+        return self.web.assembly
+
+    def may(self, permission: str) -> bool:
+        """True if the user may do it and this server lets anybody do it."""
+        return self.web.options.forms is not None and self.user.may(Permission(permission))
+
+    def link(self, name: str, /, query: Any = (), **parts: Any) -> str:
+        """Return the path of a route."""
+        return self.web.routes.link(self.request.root, name, parts, query)
+
+    def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Return a page."""
+        response = Response(status=status)
+        response.body = self.html(template, response, **values)
+        return response
+
+    def html(self, template: str, response: Response, **values: Any) -> bytes:
+        """Render a template."""
+        forms = self.web.options.forms
+        return self.web.templates.render(
+            template,
+            call=self,
+            options=self.web.options,
+            user=self.user,
+            link=self.link,
+            may=self.may,
+            token_field=forms.field if forms else "",
+            token=forms.token(self.request, response) if forms else "",
+            **values,
+        )
+
+    def to(self, name: str, /, query: Any = (), **parts: Any) -> Response:
+        """Send the browser to another page, after a change."""
+        path = self.link(name, query, **parts)
+        return Response(status=303, headers=[("location", path)])
+
+
+def _host_name(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0].lower()

@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.web.http import Permission, RequestError, Response
-from celery_dlq.web.pages import groups, letters, overview
+from celery_dlq.web.pages import changes, exports, groups, jobs, letters, overview, policies
 from celery_dlq.web.routes import Route, Routes
 from celery_dlq.web.templating import STATIC_TYPES
 from celery_dlq.web.web import Web, WebOptions
@@ -47,6 +47,7 @@ def _get(name: str, pattern: str, page: Any, **more: Any) -> Route:
 
 
 def _post(name: str, pattern: str, page: Any, permission: Permission, **more: Any) -> Route:
+    more = {"seconds": 30.0, **more}
     return Route(
         name=name, method="POST", pattern=pattern, page=page, permission=permission, **more
     )
@@ -62,6 +63,24 @@ ROUTES = Routes(
         _get("letters", "/queues/{queue}/letters", letters.letters),
         _get("letter", "/queues/{queue}/letters/{letter}", letters.letter),
         _get("body", "/queues/{queue}/letters/{letter}/body", letters.body),
+        _get("export", "/queues/{queue}/export/{format}", exports.export, seconds=600.0),
+        _get("redrive_form", "/queues/{queue}/redrive", changes.redrive_form),
+        _post("plan_redrive", "/queues/{queue}/redrive", changes.plan_redrive, REDRIVE),
+        _get("discard_form", "/queues/{queue}/discard", changes.discard_form),
+        _post("plan_discard", "/queues/{queue}/discard", changes.plan_discard, DISCARD),
+        _get("discarded", "/queues/{queue}/discarded", changes.discarded),
+        _post("restore", "/queues/{queue}/discarded", changes.restore, REDRIVE),
+        _get("edit_form", "/queues/{queue}/letters/{letter}/edit", changes.edit_form),
+        _post("plan_edit", "/queues/{queue}/letters/{letter}/edit", changes.plan_edit, REDRIVE),
+        _get("jobs", "/jobs", jobs.jobs),
+        _get("job", "/jobs/{job}", jobs.job),
+        _post("start", "/jobs/{job}/start", jobs.start, VIEW),
+        _post("cancel", "/jobs/{job}/cancel", jobs.cancel, VIEW),
+        _post("resume", "/jobs/{job}/resume", jobs.resume, VIEW),
+        _get("policies", "/policies", policies.policies),
+        _post("set_policy", "/policies", policies.set_policy, EDIT_POLICIES),
+        _post("unset_policy", "/policies/unset", policies.unset_policy, EDIT_POLICIES),
+        _get("audit", "/audit", policies.audit),
         _get("static", "/static/{hash}/{file}", static, permission=None),
         _get("health", "/healthz", health, permission=None),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
@@ -21,6 +22,7 @@ from celery_dlq.errors import (
 )
 from celery_dlq.logs import get_logger
 from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
+from celery_dlq.web.surroundings import Surroundings
 from celery_dlq.web.templating import Templates
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ logger = get_logger("celery_dlq.web")
 
 MAX_CALLS = 16
 """Requests answered at the same time; a store that hangs keeps no more threads than these."""
+
+SURROUNDINGS_SECONDS = 5.0
+"""Age of what changes seldom and concerns all pages."""
 
 SECURITY_HEADERS = (
     (
@@ -119,10 +124,30 @@ class Web:
         self._acting_as = acting_as
         self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="dlq-web")
         self._free = threading.BoundedSemaphore(MAX_CALLS)
+        self._reading = threading.Lock()
+        self._surroundings_until = 0.0
+        self._surroundings: Surroundings
 
     def close(self) -> None:
         """End the threads; requests that are being answered are answered."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def surroundings(self) -> Surroundings:
+        """Workers, policies and what endangers letters; read again after a few seconds."""
+        with self._reading:
+            if time.monotonic() >= self._surroundings_until:
+                try:
+                    self._surroundings = Surroundings.read(self.assembly)
+                except StoreUnavailable:
+                    raise
+                except DLQError as exc:  # settings that somebody changed; letters can be read
+                    self._surroundings = Surroundings.unknown(exc)
+                self._surroundings_until = time.monotonic() + SURROUNDINGS_SECONDS
+            return self._surroundings
+
+    def forget_surroundings(self) -> None:
+        """Read them again, after a change."""
+        self._surroundings_until = 0.0
 
     def handle(self, request: Request) -> Response:
         """Answer a request. Never raises."""
@@ -142,9 +167,7 @@ class Web:
         elif isinstance(exc, DLQError):
             status = next((code for kind, code in _STATUS if isinstance(exc, kind)), 400)
         else:
-            logger.error(
-                "A page failed: %s %s", request.method, request.path[:200], exc_info=exc
-            )
+            logger.error("A page failed: %s %s", request.method, request.path[:200], exc_info=exc)
             status, exc = 500, RequestError(500, "The log of this process says why.")
         response = Response(status=status)
         if status == 503:  # noqa: PLR2004

@@ -55,7 +55,9 @@ def filter_of(call: Call) -> LetterFilter:
     if len(ids) > MAX_TICKED:
         raise RequestError(400, f"expected at most {MAX_TICKED} ticked letters, got {len(ids):,}")
     try:
-        where = LetterFilter.from_query({k: v for k, v in query.items() if k in FILTER_FIELDS and v})
+        where = LetterFilter.from_query(
+            {k: v for k, v in query.items() if k in FILTER_FIELDS and v}
+        )
     except DLQError as exc:
         raise RequestError(400, str(exc)) from exc
     if not ids:

@@ -55,7 +55,8 @@ def _row(call: Call, entry: RawEntry) -> dict[str, Any]:
     except CorruptLetter as exc:
         return {"id": entry.key, "letter": None, "error": str(exc), "arguments": ""}
     shown = ", ".join(
-        text for text in (letter.args_json or letter.argsrepr, letter.kwargs_json or letter.kwargsrepr)
+        text
+        for text in (letter.args_json or letter.argsrepr, letter.kwargs_json or letter.kwargsrepr)
         if text and text not in ("[]", "{}", "()")
     )
     return {"id": entry.key, "letter": letter, "error": "", "arguments": shown}
@@ -73,10 +74,16 @@ def letter(call: Call) -> Response:
         found = entry.letter()
     except CorruptLetter as exc:
         return call.page(
-            "unreadable.html", section="overview", title=f"{queue}: entry {entry.position}",
-            queue=queue, entry=entry, error=str(exc),
-            fields=[(name.decode("utf-8", "backslashreplace"), _cut(value))
-                    for name, value in list(entry.fields.items())[:50]],
+            "unreadable.html",
+            section="overview",
+            title=f"{queue}: entry {entry.position}",
+            queue=queue,
+            entry=entry,
+            error=str(exc),
+            fields=[
+                (name.decode("utf-8", "backslashreplace"), _cut(value))
+                for name, value in list(entry.fields.items())[:50]
+            ],
         )
     shown = call.web.redaction.letter(found)
     group = suppressed(lambda: reading.group(queue, found.fingerprint), NotFound)
@@ -117,8 +124,14 @@ def _gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Response:
     call.dlq.reading().check_queue(queue)
     changes = [c for c in call.dlq.operations().changes(limit=200) if c.target == queue][:5]
     return call.page(
-        "gone.html", status=410, section="overview", title=f"{queue}: letter gone",
-        queue=queue, letter_id=letter_id, text=str(exc), changes=changes,
+        "gone.html",
+        status=410,
+        section="overview",
+        title=f"{queue}: letter gone",
+        queue=queue,
+        letter_id=letter_id,
+        text=str(exc),
+        changes=changes,
     )
 
 
@@ -143,4 +156,3 @@ def _editable(found: DeadLetter) -> bool:
 def _cut(value: bytes) -> str:
     text = value[:1000].decode("utf-8", "backslashreplace")
     return text if len(value) <= 1000 else text + "…"  # noqa: PLR2004
-

@@ -1,0 +1,190 @@
+"""Forms that begin a change: redrive, discard, edit. Each makes a plan; its job page starts it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import DLQError
+from celery_dlq.operations.edit import Edit
+from celery_dlq.web.http import RequestError
+from celery_dlq.web.pages.common import filter_of, query_of
+
+if TYPE_CHECKING:
+    from celery_dlq.web.http import Response
+    from celery_dlq.web.web import Call
+
+COUNTED = 10_000
+COUNT_SECONDS = 1.0
+
+
+def redrive_form(call: Call) -> Response:
+    """Ask how letters are to be redriven."""
+    return _form(call, "redrive")
+
+
+def discard_form(call: Call) -> Response:
+    """Ask how letters are to be discarded."""
+    return _form(call, "discard")
+
+
+def _form(call: Call, kind: str) -> Response:
+    queue, where = call.parts["queue"], filter_of(call)
+    letters, exact = call.dlq.reading().count(
+        queue, where, most=COUNTED, deadline_seconds=COUNT_SECONDS
+    )
+    return call.page(
+        f"{kind}.html",
+        section="overview",
+        title=f"{kind.capitalize()} letters of {queue}",
+        queue=queue,
+        where=where,
+        query=query_of(where),
+        letters=letters,
+        exact=exact,
+    )
+
+
+def plan_redrive(call: Call) -> Response:
+    """Make the plan of a redrive."""
+    value = call.request.value
+    options = {
+        "rate": _number(call, "rate", at_least=0.01),
+        "limit": _whole(call, "limit"),
+        "to_queue": value("to_queue").strip() or None,
+        "delay": _number(call, "delay") or 0,
+        "new_id": bool(value("new_id")),
+        "keep_count": bool(value("keep_count")),
+        "canary": _whole(call, "canary"),
+        "max_failures": _whole(call, "max_failures", at_least=0) or 0,
+        "canary_wait": _number(call, "canary_wait") or 60,
+        "force": bool(value("force")),
+    }
+    return _planned(call, "redrive", options)
+
+
+def plan_discard(call: Call) -> Response:
+    """Make the plan of a discard."""
+    return _planned(call, "discard", {"limit": _whole(call, "limit")})
+
+
+def _planned(call: Call, kind: str, options: dict[str, Any]) -> Response:
+    job = call.dlq.operations().plan(kind, call.parts["queue"], filter_of(call), **options)
+    return call.to("job", job=job.id)
+
+
+def edit_form(call: Call) -> Response:
+    """Show a message's arguments to be edited."""
+    queue, letter_id = call.parts["queue"], call.parts["letter"]
+    return _edit_page(call, queue, letter_id)
+
+
+def plan_edit(call: Call) -> Response:
+    """Make the plan of an edit."""
+    queue, letter_id = call.parts["queue"], call.parts["letter"]
+    try:
+        args = _json(call, "args", list)
+        kwargs = _json(call, "kwargs", dict)
+        job = call.dlq.operations().plan_edit(
+            letter_id,
+            Edit(args=args, kwargs=kwargs),
+            queue,
+            to_queue=call.request.value("to_queue").strip() or None,
+            force=bool(call.request.value("force")),
+        )
+    except (RequestError, DLQError) as exc:
+        return _edit_page(call, queue, letter_id, error=str(exc))
+    return call.to("job", job=job.id)
+
+
+def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Response:
+    """Show the form, with what was typed if it was refused."""
+    redaction = call.web.redaction
+    args, kwargs = call.dlq.reading().arguments(letter_id, queue)
+    args, kwargs = redaction.arguments(args, kwargs)
+    typed = call.request.value
+    return call.page(
+        "edit.html",
+        status=400 if error else 200,
+        section="overview",
+        title=f"Edit a letter of {queue}",
+        queue=queue,
+        letter_id=letter_id,
+        args=typed("args") or json.dumps(args, indent=2, ensure_ascii=False),
+        kwargs=typed("kwargs") or json.dumps(kwargs, indent=2, ensure_ascii=False),
+        error=error,
+        redacts=bool(redaction),
+    )
+
+
+def discarded(call: Call) -> Response:
+    """Show the newest discarded letters of a queue."""
+    queue = call.parts["queue"]
+    rows = []
+    operations = call.dlq.operations()
+    length = call.dlq.backend.letters.length(queue)
+    try:
+        for entry in operations.discarded(queue):
+            rows.append(
+                {
+                    "id": entry.key,
+                    "task_name": entry.text("task_name"),
+                    "reason": entry.text("reason"),
+                    "description": call.web.redaction.text(entry.text("description")),
+                }
+            )
+            if len(rows) >= 100:  # noqa: PLR2004
+                break
+        problem = ""
+    except DLQError as exc:
+        problem = str(exc)
+    return call.page(
+        "discarded.html",
+        section="overview",
+        title=f"{queue}: discarded letters",
+        queue=queue,
+        rows=rows,
+        problem=problem,
+        length=length,
+    )
+
+
+def restore(call: Call) -> Response:
+    """Put a discarded letter back."""
+    queue, letter_id = call.parts["queue"], call.request.value("id")
+    call.dlq.operations().restore(letter_id, queue)
+    return call.to("letter", queue=queue, letter=letter_id)
+
+
+def _number(call: Call, name: str, at_least: float = 0) -> float | None:
+    text = call.request.value(name).strip()
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not at_least <= number < 1e9:  # noqa: PLR2004 - also not a number
+        raise RequestError(
+            400, f"expected {name} to be a number, at least {at_least}, got {text!r}"
+        )
+    return number
+
+
+def _whole(call: Call, name: str, at_least: int = 1) -> int | None:
+    number = _number(call, name, at_least)
+    if number is not None and number != int(number):
+        raise RequestError(400, f"expected {name} to be a whole number, got {number}")
+    return None if number is None else int(number)
+
+
+def _json(call: Call, name: str, kind: type) -> Any:
+    text = call.request.value(name)
+    wanted = "a list" if kind is list else "an object"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise RequestError(400, f"expected {name} to be {wanted} in JSON: {exc}") from exc
+    if not isinstance(value, kind):
+        raise RequestError(400, f"expected {name} to be {wanted} in JSON, got {text[:80]!r}")
+    return value

@@ -1,0 +1,77 @@
+"""Workers, policies and problems: what changes seldom and is shown on several pages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import DLQError, NotSupported
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.policies import PolicyReport
+
+_SHOWN_KEYS = ("max_deliveries", "max_retries", "dead_letter_ttl", "dead_letter_max_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What changes seldom, and is read every few seconds for all pages.
+
+    Attributes:
+        workers: Live workers and the queues that they consume.
+        sources: Source queues by dead-letter queue.
+        policies: Policy in a line by dead-letter queue.
+        problems: Drift, unknown queues, and what endangers the letters.
+        memory: The memory of the letters' Redis; ``None`` if unknown.
+    """
+
+    workers: Mapping[str, frozenset[str]]
+    sources: Mapping[str, tuple[str, ...]]
+    policies: Mapping[str, str]
+    problems: tuple[str, ...]
+    memory: Any
+
+    @classmethod
+    def read(cls, dlq: Any) -> Surroundings:
+        """Ask the store."""
+        report: PolicyReport = dlq.policy_admin().policies()
+        workers = dlq.backend.workers.workers(with_tasks=False)
+        sources: dict[str, list[str]] = defaultdict(list)
+        policies: dict[str, str] = {}
+        for view in report.views:
+            if view.task is None:
+                sources[view.dead_letter_queue].append(view.queue)
+                policies.setdefault(view.dead_letter_queue, _line(view))
+        problems, memory = list(report.warnings), None
+        with suppress(NotSupported):
+            check = dlq.memory_check()
+            memory = check.memory()
+            problems += [] if memory is None else check.warnings_of(memory)
+        return cls(
+            workers={info.hostname: frozenset(info.queues) for info in workers},
+            sources={name: tuple(found) for name, found in sources.items()},
+            policies=policies,
+            problems=tuple(problems),
+            memory=memory,
+        )
+
+    @classmethod
+    def unknown(cls, exc: DLQError) -> Surroundings:
+        """What is shown when it could not be read."""
+        return cls(workers={}, sources={}, policies={}, problems=(str(exc),), memory=None)
+
+    def consumers(self, dead_letter_queue: str) -> list[str]:
+        """The live workers that consume a source of a dead-letter queue."""
+        sources = set(self.sources.get(dead_letter_queue, ()))
+        return sorted(name for name, queues in self.workers.items() if sources & queues)
+
+
+def _line(view: Any) -> str:
+    shown = []
+    for key, value in view.to_json()["policy"].items():
+        if key in _SHOWN_KEYS and value["value"] not in (None, [], ()):
+            shown.append(f"{key} {value['value']}")
+    return ", ".join(shown)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, check_aware, from_micros, iso, to_micros
 
@@ -24,9 +27,13 @@ __all__ = [
     "DeadLettered",
     "Event",
     "Redriven",
+    "acting_as",
 ]
 
 logger = get_logger("celery_dlq")
+
+_MAX_USER_CHARS = 100
+_actor: ContextVar[str | None] = ContextVar("celery_dlq_actor", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +97,8 @@ class Change(Event):
 
     Attributes:
         action: What was done.
-        actor: ``user@host``, or the node name of a worker that applied a policy.
+        actor: ``user@host``, ``alice via user@host`` of a user of the web page, or the node name
+            of a worker that applied a policy.
         target: The dead-letter queue, or the queue whose policy was changed.
         letters: Number of letters changed.
         detail: How the letters were selected, and the options; JSON-ready.
@@ -167,10 +175,40 @@ class Events:
                 logger.exception("An observer failed at %s", type(event).__name__)
 
 
-def whoami() -> str:
+def process_user() -> str:
     """``user@host`` of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as containers have
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+def whoami() -> str:
+    """Who acts: the user of this process, unless `acting_as` or `on_behalf_of` names another."""
+    return _actor.get() or process_user()
+
+
+@contextmanager
+def acting_as(user: str) -> Iterator[None]:
+    """Name a user of this process, e.g. of the web page, in jobs, audit and edits.
+
+    Within the block they say ``alice via web@host``. It ends with the thread or asyncio task.
+
+    Args:
+        user: Name of the user; control characters are escaped, more than 100 characters are cut.
+            Empty for an unknown one: the process's own user is named.
+    """
+    name = shortened(one_line(user.strip()), _MAX_USER_CHARS)
+    with on_behalf_of(f"{name} via {process_user()}" if name else process_user()):
+        yield
+
+
+@contextmanager
+def on_behalf_of(actor: str) -> Iterator[None]:
+    """Name the actor who started a job, while another thread or process runs it."""
+    token = _actor.set(actor)
+    try:
+        yield
+    finally:
+        _actor.reset(token)

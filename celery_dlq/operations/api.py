@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -13,25 +13,33 @@ from typing import Any
 from celery_dlq.backends.base import Backend, Clock, Restored
 from celery_dlq.config import Settings
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, NotSupported
-from celery_dlq.events import Action, Change, Events, Redriven, whoami
+from celery_dlq.events import Action, Change, Events, Redriven, on_behalf_of, whoami
 from celery_dlq.filters import LetterFilter
 from celery_dlq.metrics import Measuring
 from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.dry_run import DryRun, dry_run
-from celery_dlq.operations.edit import Edit, edited
-from celery_dlq.operations.jobs import FAILED, STOPPED, Job, JobRun, Jobs
-from celery_dlq.operations.message import RedriveOptions, outgoing
+from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited
+from celery_dlq.operations.job import DONE, FAILED, STOPPED, WAITING, Job
+from celery_dlq.operations.jobs import JobRun, Jobs
+from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.preview import Preview, dry_run_of
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
-from celery_dlq.operations.redrive import Redriver
+from celery_dlq.operations.redrive import Redriver, died_again, first_failures
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
-from celery_dlq.operations.selection import RawEntry
+from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.policies.policy import Policy
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
-_MAX_MARKERS_SCANNED = 200_000
+_PREVIEW_SECONDS = 10.0
+_ACTIONS = {
+    "redrive": Action.REDRIVEN,
+    "edit": Action.REDRIVEN,
+    "discard": Action.DISCARDED,
+    "purge": Action.PURGED,
+}
 
 
 class Operations:
@@ -122,24 +130,22 @@ class Operations:
             DLQError: An option or a field of the filter is not usable.
         """
         where = where or LetterFilter(**fields)
-        options = RedriveOptions(
+        options = _redrive_options(
             rate=rate,
             limit=limit,
             to_queue=to_queue,
-            delay_seconds=_seconds(delay),
+            delay=delay,
             new_id=new_id,
             keep_count=keep_count,
+            canary=canary,
+            max_failures=max_failures,
+            canary_wait=canary_wait,
         )
         self._check_target(to_queue)
-        trial = None
-        if canary is not None:
-            trial = Canary(
-                letters=canary, max_failures=max_failures, wait_seconds=_seconds(canary_wait)
-            )
         self._reading.check_queue(dead_letter_queue)
-        kept = {**options.to_json(), **({} if trial is None else {"canary": trial.to_json()})}
-        run = self._new_job("redrive", dead_letter_queue, where, kept)
-        return self._redrive(run, where, options, trial, progress, scanned)
+        run = self._new_job("redrive", dead_letter_queue, where, options)
+        report: RedriveReport = self._run(run, progress, scanned)
+        return report
 
     def edit(
         self,
@@ -167,24 +173,15 @@ class Operations:
             DLQError: Its body is not plain JSON, or the change does not fit it.
             StoreUnavailable: The store does not answer.
         """
-        options = RedriveOptions(
-            to_queue=to_queue, delay_seconds=_seconds(delay), new_id=new_id, keep_count=keep_count
+        options = _redrive_options(
+            to_queue=to_queue, delay=delay, new_id=new_id, keep_count=keep_count
         )
-        self._check_target(to_queue)
         queue, found = self._reading.entry(letter_id, dead_letter_queue)
-        apply = edited(change, actor=whoami(), now=self._clock())
-        # Apply it once before the claim: a change that does not fit must not touch the letter.
-        apply(outgoing(found, options, redrive_id="", now=self._clock()))
+        change_kept = self._check_edit(change, found, options)
         where = LetterFilter(ids=frozenset({found.key}))
-        run = self._new_job("redrive", queue, where, {**options.to_json(), "edited": True})
-        try:
-            report = self._redriver().redrive(run, where, options, transform=apply)
-        finally:
-            self._store.done()
-        if report.published:
-            changed = {"letter": found.key, "redrive": report.redrive_id}
-            self._record(Action.EDITED, queue, 1, changed)
-        self._ended(run, report, Action.REDRIVEN, where)
+        options["changed"] = change.paths()
+        run = self._new_job("edit", queue, where, options, change_kept)
+        report: RedriveReport = self._run(run, edit=change)
         return report
 
     def dry_run(
@@ -347,6 +344,92 @@ class Operations:
             return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
         return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
 
+    # -- plans --------------------------------------------------------------------
+
+    def plan(
+        self,
+        /,
+        kind: str,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        change: Edit | None = None,
+        force: bool = False,
+        seconds: float = _PREVIEW_SECONDS,
+        **options: Any,
+    ) -> Job:
+        """Make a dry run and keep it as a job, which `start` starts within 15 minutes.
+
+        The job works on the letters that match now: those that go meanwhile are left out and
+        counted in its note, those that arrive are not touched. The newest 50 plans are kept.
+
+        Args:
+            kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
+            where: The letters; ``None`` for all. For an edit, the id of one letter.
+            change: The change of an edit.
+            force: Start it even if the dry run finds that messages would be lost.
+            seconds: Time for the dry run; after it, the plan counts *at least* so many letters.
+            **options: As of the method with the name of the kind.
+
+        Returns:
+            The plan; its ``preview`` has what the dry run found.
+
+        Raises:
+            NotFound: The queue or letter does not exist.
+            NotSupported: The store has no bin.
+            StoreUnavailable: The store does not answer.
+            DLQError: The kind, an option or the change is not usable.
+        """
+        where = where or LetterFilter()
+        self._reading.check_queue(dead_letter_queue)
+        kept, text = self._planned_options(kind, options), ""
+        if kind == "edit":
+            if change is None or len(where.ids or ()) != 1:
+                raise DLQError("expected a change and the id of one letter, to edit it")
+            (letter_id,) = where.ids or ("",)
+            _, found = self._reading.entry(letter_id, dead_letter_queue)
+            text = self._check_edit(change, found, kept)
+            if not text:
+                raise DLQError(
+                    f"expected a change of at most {MAX_CHANGE_CHARS:,} characters of JSON, got "
+                    f"a longer one; change single values by their paths"
+                )
+            where = LetterFilter(ids=frozenset({found.key}))
+            kept["changed"] = change.paths()
+        run = self._new_job(kind, dead_letter_queue, where, kept, text)
+        if force:
+            run.tell(options={**kept, "force": True})
+        return self._jobs.plan(self._previewed(run.job, where, seconds))
+
+    def start(self, job_id: str) -> Job:
+        """Let a plan wait for a process that runs jobs; see `DeadLetters.runner`.
+
+        Whoever calls it second, or clicks twice, gets the same job.
+
+        Raises:
+            NotFound: The job does not exist.
+            DLQError: The plan has expired; or messages would be lost, and it was made without
+                ``force``.
+        """
+        return self._jobs.start(job_id, _refuse_lost)
+
+    def edited_arguments(self, job_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """``args`` and ``kwargs`` of a letter before and after an edit that is planned.
+
+        Raises:
+            NotFound: The job or the letter does not exist (any more).
+            DLQError: The job is no edit.
+        """
+        job = self._jobs.get(job_id)
+        if not job.change:
+            raise DLQError(f"expected a planned edit, got job {job_id}, a {job.kind}")
+        (letter_id,) = job.filter["ids"]
+        _, found = self._reading.entry(letter_id, job.queue)
+        apply = edited(Edit.from_text(job.change), actor=job.actor, now=self._clock())
+        before = self._message(found, job.options)
+        after = apply(self._message(found, job.options))
+        return _arguments(before), _arguments(after)
+
     # -- jobs and audit -----------------------------------------------------------
 
     def jobs(self) -> list[Job]:
@@ -363,9 +446,10 @@ class Operations:
             NotFound: The job does not exist.
         """
         job = self._jobs.get(job_id)
-        if job.kind != "redrive":
+        if job.kind not in ("redrive", "edit") or not job.run:
             return job
-        ends = {"died_again": self._died_again(job), "succeeded": self._successes(job_id)}
+        died = sum(1 for _ in died_again(self._store, job))
+        ends = {"died_again": died, "succeeded": self._successes(job_id)}
         return replace(job, counts={**job.counts, **ends})
 
     def cancel(self, job_id: str) -> Job:
@@ -384,27 +468,50 @@ class Operations:
         progress: Progress | None = None,
         scanned: Progress | None = None,
     ) -> RedriveReport | DiscardReport:
-        """Continue a job whose process died, or that was cancelled or stopped.
+        """Continue a job here whose process died, or that waits, was cancelled or stopped.
 
         A redrive that has not passed its canary starts with a new canary.
 
         Raises:
             NotFound: The job does not exist.
-            DLQError: The job is running or done, or is an edit, whose change is not kept.
+            DLQError: The job is planned, running or done, or is an edit whose change was too
+                long to be kept.
         """
-        jobs = self._jobs
-        job = jobs.get(job_id)
-        if job.options.get("edited"):
-            raise DLQError(
-                f"job {job_id} is an edit, which cannot be resumed; edit the letter again"
-            )
-        where = LetterFilter.from_json(job.filter)
-        options = {name: value for name, value in job.options.items() if name != "canary"}
-        run = jobs.again(job_id)
-        if job.kind == "redrive":
-            trial = Canary.from_json(job.options.get("canary"))
-            return self._redrive(run, where, RedriveOptions(**options), trial, progress, scanned)
-        return self._do_discard(run, where, DiscardOptions(**options), progress, scanned)
+        self._check_change(self._jobs.get(job_id))
+        report: RedriveReport | DiscardReport = self._run(
+            self._jobs.again(job_id), progress, scanned
+        )
+        return report
+
+    def resume_in_background(self, job_id: str) -> Job:
+        """Like `resume`, but by a process that runs jobs; also from there if it has ended.
+
+        Returns:
+            The job, which waits; unchanged if it waits or runs already.
+
+        Raises:
+            NotFound: The job does not exist.
+            DLQError: As `resume`.
+        """
+        self._check_change(self._jobs.get(job_id))
+        return self._jobs.wait_again(job_id)
+
+    def run_next(self, stopping: Callable[[], bool]) -> Job | None:
+        """Run the job that waits longest, on behalf of who started it; for `Runner`.
+
+        Args:
+            stopping: Asked between batches; once it is true, the job waits for the next process.
+
+        Returns:
+            The job as it ended; ``None`` if none waits.
+        """
+        run = self._jobs.next_run(_ACTIONS)
+        if run is None:
+            return None
+        run.stopping = stopping
+        with on_behalf_of(run.job.actor):
+            self._run(run)
+        return run.job
 
     def changes(self, limit: int = 100) -> list[Change]:
         """The audit, newest first: who changed what; the newest 10,000 changes are kept."""
@@ -446,24 +553,65 @@ class Operations:
                     Redriven(at=self._clock(), letter=each.letter(), redrive_id=redrive_id)
                 )
 
-    def _redrive(
+    def _run(
         self,
         run: JobRun,
-        where: LetterFilter,
-        options: RedriveOptions,
-        canary: Canary | None,
-        progress: Progress | None,
-        scanned: Progress | None,
-    ) -> RedriveReport:
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+        *,
+        edit: Edit | None = None,
+    ) -> Any:
+        """Run a job, planned or not; for an edit whose change the job does not keep, pass it."""
+        action = _ACTIONS[run.job.kind]
+        report: RedriveReport | DiscardReport
         try:
-            with _noting(self, run, Action.REDRIVEN, where):
-                report = self._redriver().redrive(
-                    run, where, options, canary=canary, progress=progress, scanned=scanned
-                )
+            with _noting(self, run, action):
+                if run.job.kind in ("redrive", "edit"):
+                    report = self._redrive(run, progress, scanned, edit)
+                else:
+                    report = Discarder(self._store).discard(
+                        run,
+                        LetterFilter.from_json(run.job.filter),
+                        DiscardOptions.from_json(run.job.options),
+                        progress=progress,
+                        scanned=scanned,
+                    )
         finally:
             self._store.done()
             self._measuring.close()
-        self._ended(run, report, Action.REDRIVEN, where)
+        self._ended(run, report, action)
+        return report
+
+    def _redrive(
+        self,
+        run: JobRun,
+        progress: Progress | None,
+        scanned: Progress | None,
+        edit: Edit | None,
+    ) -> RedriveReport:
+        job, transform = run.job, None
+        where = LetterFilter.from_json(job.filter)
+        if job.kind == "edit":
+            edit = edit or Edit.from_text(job.change)
+            transform = edited(edit, actor=whoami(), now=self._clock())
+        report = self._redriver().redrive(
+            run,
+            where,
+            RedriveOptions.from_json(job.options),
+            canary=Canary.from_json(job.options.get("canary")),
+            transform=transform,
+            progress=progress,
+            scanned=scanned,
+        )
+        run.tell(failed=first_failures(report))
+        if job.kind == "edit" and report.published + report.finished:
+            (letter_id,) = where.ids or ("",)
+            changed = {
+                "letter": letter_id,
+                "redrive": report.redrive_id,
+                "changed": job.options.get("changed", []),
+            }
+            self._record(Action.EDITED, job.queue, 1, changed)
         return report
 
     def _discard(
@@ -483,30 +631,66 @@ class Operations:
         if export_first is not None:
             path = _parquet_path(Path(export_first), run.job.id)
             options = replace(options, export_path=str(path.absolute()))
-            run.job = replace(run.job, options=options.to_json())
-        return self._do_discard(run, where, options, progress, scanned)
-
-    def _do_discard(
-        self,
-        run: JobRun,
-        where: LetterFilter,
-        options: DiscardOptions,
-        progress: Progress | None,
-        scanned: Progress | None,
-    ) -> DiscardReport:
-        action = Action.PURGED if run.job.kind == "purge" else Action.DISCARDED
-        try:
-            with _noting(self, run, action, where):
-                report = Discarder(self._store).discard(
-                    run, where, options, progress=progress, scanned=scanned
-                )
-        finally:
-            self._store.done()
-        self._ended(run, report, action, where)
+            run.tell(options=options.to_json())
+        report: DiscardReport = self._run(run, progress, scanned)
         return report
 
+    def _planned_options(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        if kind in ("redrive", "edit"):
+            kept = _redrive_options(**options)
+            self._check_target(kept.get("to_queue"))
+            return kept
+        if kind not in _ACTIONS:
+            raise DLQError(f"expected a kind of job ({', '.join(_ACTIONS)}), got {kind!r}")
+        removal = DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})
+        if not removal.forever:
+            self._check_bin()
+        return removal.to_json()
+
+    def _previewed(self, job: Job, where: LetterFilter, seconds: float) -> Job:
+        """A job with what a dry run finds, and the number of its letters."""
+        limit, span = job.options.get("limit"), PositionRange(until=job.until)
+
+        def matching(scanned: Progress) -> Iterator[RawEntry]:
+            found = select(self._store, job.queue, where, span=span, scanned=scanned)
+            return islice(found, limit)
+
+        preview = Preview(matching, seconds=seconds)
+        if job.kind in ("redrive", "edit"):
+            options = RedriveOptions.from_json(job.options)
+            seen = dry_run(self._app, preview.entries(), options, self._registry.workers())
+        else:
+            seen = preview.removal()
+        total = seen.letters + seen.corrupt if preview.exact else job.total
+        if total is not None and limit is not None:
+            total = min(total, limit)
+        return replace(job, preview=preview.to_json(seen), total=total)
+
+    def _check_change(self, job: Job) -> None:
+        if job.kind == "edit" and not job.change:
+            raise DLQError(
+                f"job {job.id} is an edit that was too long to be kept, so it cannot be resumed; "
+                f"edit the letter again"
+            )
+
+    def _check_edit(self, change: Edit, found: RawEntry, options: Mapping[str, Any]) -> str:
+        """Apply an edit, to see if it fits; return it as its job keeps it, empty if too long."""
+        self._check_target(options.get("to_queue"))
+        message = self._message(found, options)
+        edited(change, actor=whoami(), now=self._clock())(message)
+        text = change.to_text()
+        return text if len(text) <= MAX_CHANGE_CHARS else ""
+
+    def _message(self, found: RawEntry, options: Mapping[str, Any]) -> Outgoing:
+        return outgoing(found, RedriveOptions.from_json(options), redrive_id="", now=self._clock())
+
     def _new_job(
-        self, kind: str, queue: str, where: LetterFilter, options: Mapping[str, Any]
+        self,
+        kind: str,
+        queue: str,
+        where: LetterFilter,
+        options: Mapping[str, Any],
+        change: str = "",
     ) -> JobRun:
         total: int | None = None
         if where.ids is not None:
@@ -520,32 +704,28 @@ class Operations:
             options=options,
             until=self._store.last_position(queue),
             total=total,
+            change=change,
         )
 
-    def _ended(
-        self,
-        run: JobRun,
-        report: RedriveReport | DiscardReport,
-        action: Action,
-        where: LetterFilter,
-    ) -> None:
+    def _ended(self, run: JobRun, report: RedriveReport | DiscardReport, action: Action) -> None:
         if not run.begun:
             return  # nothing matched
         counts = _numbers(report.to_json())
         note = ""
         if isinstance(report, RedriveReport) and report.state in (STOPPED, FAILED):
             note = "the canary died" if report.state == STOPPED else "the broker took nothing"
-        run.end(report.state, counts, note)
-        self._record_job(run, action, where, counts)
+        elif report.state == DONE and run.job.preview.get("exact"):
+            gone = (run.job.total or 0) - report.touched
+            note = f"{gone:,} of the {run.job.total:,} planned letters had gone" if gone > 0 else ""
+        if run.end(report.state, counts, note).state != WAITING:
+            self._record_job(run, action, counts)
 
-    def _record_job(
-        self, run: JobRun, action: Action, where: LetterFilter, counts: Mapping[str, int]
-    ) -> None:
+    def _record_job(self, run: JobRun, action: Action, counts: Mapping[str, int]) -> None:
         done = counts.get("published", 0) + counts.get("finished", 0) + counts.get("removed", 0)
         detail = {
             "job": run.job.id,
             "state": run.job.state,
-            "filter": _short_filter(where),
+            "filter": _short_filter(run.job.filter),
             "options": dict(run.job.options),
             "counts": {name: count for name, count in counts.items() if count},
         }
@@ -562,16 +742,6 @@ class Operations:
         )
         self._registry.record(change)
         self._events.emit(change)
-
-    def _died_again(self, job: Job) -> int:
-        """Number of new letters whose headers name this job; scans a bounded number."""
-        marker, died, scanned = f'"{job.id}"'.encode(), 0, 0
-        for page in self._store.fields(job.queue, after=job.until, until=None, page_size=500):
-            died += sum(marker in fields.get(b"headers", b"") for _position, fields in page)
-            scanned += len(page)
-            if scanned >= _MAX_MARKERS_SCANNED:
-                break
-        return died
 
     def _dead_letter_queue_of(self, queue: str) -> str:
         policy = self._settings.policies.resolve(queue) or Policy()
@@ -595,10 +765,8 @@ class Operations:
 class _noting:  # noqa: N801 - used as a context manager only
     """Records the result of a job that ends with an error or Ctrl-C."""
 
-    def __init__(
-        self, operator: Operations, run: JobRun, action: Action, where: LetterFilter
-    ) -> None:
-        self._operator, self._run, self._action, self._where = operator, run, action, where
+    def __init__(self, operator: Operations, run: JobRun, action: Action) -> None:
+        self._operator, self._run, self._action = operator, run, action
 
     def __enter__(self) -> None:
         return
@@ -611,7 +779,41 @@ class _noting:  # noqa: N801 - used as a context manager only
         counts = dict(self._run.job.counts)
         with suppress(DLQError):  # the first error is the one to raise
             self._run.end(FAILED, counts, f"{type(exc).__name__}: {exc}"[:500])
-            self._operator._record_job(self._run, self._action, self._where, counts)  # noqa: SLF001 - its part
+            self._operator._record_job(self._run, self._action, counts)  # noqa: SLF001 - its part
+
+
+def _refuse_lost(job: Job) -> None:
+    """Refuse a plan that would lose messages; the only place where that is decided for plans."""
+    # MERGE: becomes `refuse_lost(dry_run_of(job.preview), bool(job.options.get("force")))`, the
+    # check that every redrive makes.
+    missing = [check.name for check in dry_run_of(job.preview).queues if check.found is False]
+    if missing and not job.options.get("force"):
+        raise DLQError(
+            f"expected queues that exist, got {', '.join(missing)}; messages there would be lost. "
+            f"Make the plan with force to send them nevertheless"
+        )
+
+
+def _arguments(message: Outgoing) -> dict[str, Any]:
+    args, kwargs, _links = arguments(message.content_type, message.body, message.headers)
+    return {"args": args, "kwargs": kwargs}
+
+
+def _redrive_options(
+    *,
+    delay: float | timedelta = 0,
+    canary: int | None = None,
+    max_failures: int = 0,
+    canary_wait: float | timedelta = 60,
+    **options: Any,
+) -> dict[str, Any]:
+    """The checked options of a redrive, as its job keeps them."""
+    kept = RedriveOptions(delay_seconds=_seconds(delay), **options).to_json()
+    if canary is not None:
+        wait_seconds = _seconds(canary_wait)
+        trial = Canary(letters=canary, max_failures=max_failures, wait_seconds=wait_seconds)
+        kept["canary"] = trial.to_json()
+    return kept
 
 
 def _seconds(value: float | timedelta) -> float:
@@ -626,8 +828,8 @@ def _numbers(report: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _short_filter(where: LetterFilter, max_ids: int = 20) -> dict[str, Any]:
-    short = where.to_json()
+def _short_filter(where: Mapping[str, Any], max_ids: int = 20) -> dict[str, Any]:
+    short = dict(where)
     if len(short.get("ids", ())) > max_ids:
         short["ids"] = [*short["ids"][:max_ids], f"and {len(short['ids']) - max_ids} more"]
     return short

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -13,7 +13,8 @@ from typing import Any
 from celery_dlq.backends.base import ClaimState, DeadLetterStore
 from celery_dlq.errors import DLQError, ExportError, MissingExtra
 from celery_dlq.filters import LetterFilter
-from celery_dlq.operations.jobs import CANCELLED, DONE, CancelledError, JobRun
+from celery_dlq.operations.job import CANCELLED, DONE
+from celery_dlq.operations.jobs import CancelledError, JobRun
 from celery_dlq.operations.results import DiscardReport
 from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.record import iso
@@ -50,6 +51,11 @@ class DiscardOptions:
         return {
             f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
         }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> DiscardOptions:
+        """Read what `to_json` wrote from the options of a job, which has others, too."""
+        return cls(**{f.name: value[f.name] for f in fields(cls) if f.name in value})
 
 
 class Discarder:
@@ -97,8 +103,14 @@ class Discarder:
     def _selected(
         self, run: JobRun, where: LetterFilter, left: int | None, scanned: Progress | None = None
     ) -> Iterator[RawEntry]:
+        def page(entries: int) -> None:  # a filter that seldom matches must not end the beats
+            if scanned is not None:
+                scanned(entries)
+            if run.begun:
+                run.beat()
+
         span = PositionRange(after=run.job.position, until=run.job.until)
-        return islice(select(self._store, run.job.queue, where, span=span, scanned=scanned), left)
+        return islice(select(self._store, run.job.queue, where, span=span, scanned=page), left)
 
     def _batch(
         self, run: JobRun, batch: list[RawEntry], options: DiscardOptions, report: DiscardReport

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from celery_dlq.errors import DLQError, RedriveError
@@ -21,6 +22,8 @@ _JSON_TYPES = ("application/json",)
 MAX_EDITS = 20
 MAX_SHOWN_CHARS = 2000
 MAX_DESCRIBED_CHARS = 1024
+MAX_CHANGE_CHARS = 65_536  # a longer change is not kept with its job
+_MAX_PATHS_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,20 @@ class Edit:
     args: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None
     assign: Mapping[str, Any] = field(default_factory=dict)
+
+    def paths(self) -> list[str]:
+        """What it changes, without the values: ``args``, ``kwargs``, and the first 20 paths."""
+        whole = [name for name in ("args", "kwargs") if getattr(self, name) is not None]
+        return [*whole, *islice(self.assign, _MAX_PATHS_NAMED)]
+
+    def to_text(self) -> str:
+        """JSON text, for a job; `from_text` reads it."""
+        return json.dumps({"args": self.args, "kwargs": self.kwargs, "assign": dict(self.assign)})
+
+    @classmethod
+    def from_text(cls, text: str) -> Edit:
+        """Read what `to_text` wrote."""
+        return cls(**json.loads(text))
 
 
 def assignment(text: str) -> tuple[str, Any]:

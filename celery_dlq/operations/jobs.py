@@ -1,106 +1,43 @@
-"""Jobs: long operations that can be watched, cancelled, and resumed after a crash."""
+"""Jobs: long operations that are planned, watched, cancelled, and resumed after a crash."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import datetime, timedelta
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 from celery_dlq.backends.base import JobStore
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import whoami
-from celery_dlq.record import from_micros, iso, to_micros
-
-SILENT = timedelta(seconds=15)
-"""A running job without a heartbeat for this long has died."""
-
-_BEAT_SECONDS = 1.0
-
-RUNNING, DONE, CANCELLED, STOPPED, FAILED, INTERRUPTED = (
-    "running",
-    "done",
-    "cancelled",
-    "stopped",
-    "failed",
-    "interrupted",
+from celery_dlq.operations.job import (
+    CANCELLED,
+    DONE,
+    EXPIRED,
+    INTERRUPTED,
+    PLANNED,
+    RUNNING,
+    WAITING,
+    Job,
 )
-_TIMES = ("started_at", "updated_at", "ended_at")
 
+PLAN_VALID = timedelta(minutes=15)
+"""A plan can be started for this long: the letters may become others."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One operation on many letters.
+MOST_PLANS = 50
+"""Plans that are kept; the oldest one makes room."""
 
-    Attributes:
-        id: Begins with the time, so ids sort by age.
-        kind: ``redrive``, ``discard`` or ``purge``.
-        queue: The dead-letter queue.
-        state: ``running``, ``done``, ``cancelled``, ``stopped`` (by its canary), ``failed``, or
-            ``interrupted``: running, but its process has died.
-        actor: ``user@host``.
-        started_at: Time of its start.
-        updated_at: Time of its last heartbeat.
-        ended_at: Time of its end.
-        filter: The letters it works on, from `LetterFilter.to_json`.
-        options: Its options by name.
-        until: The last position that it may touch; letters that arrive later are left out.
-        position: The last position that is done.
-        total: Number of letters to work on; ``None`` if unknown.
-        counts: Its results so far, by the names of its report.
-        note: The reason why it stopped or failed.
-        run: Number of its starts: 1, plus 1 for each time it was resumed.
-        pid: Id of its process.
-        host: Host of that process.
-    """
-
-    id: str
-    kind: str
-    queue: str
-    state: str = RUNNING
-    actor: str = ""
-    started_at: datetime
-    updated_at: datetime
-    ended_at: datetime | None = None
-    filter: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    until: str | None = None
-    position: str | None = None
-    total: int | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    note: str = ""
-    run: int = 1
-    pid: int = 0
-    host: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping with the attribute names."""
-        return {**asdict(self), **{name: iso(getattr(self, name)) for name in _TIMES}}
-
-    def to_stored(self) -> dict[str, Any]:
-        """As `to_json`, with times in microseconds since 1970."""
-        times = {name: getattr(self, name) for name in _TIMES}
-        return {
-            **asdict(self),
-            **{name: None if at is None else to_micros(at) for name, at in times.items()},
-        }
-
-    @classmethod
-    def from_stored(cls, value: Mapping[str, Any]) -> Job:
-        """Read the result of `to_stored`; ignores keys of later versions."""
-        known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
-        for name in _TIMES:
-            if known.get(name) is not None:
-                known[name] = from_micros(known[name])
-        return cls(**known)
+_EXPIRED_KEPT = timedelta(hours=1)  # so that who comes late reads what happened
+_BEAT_SECONDS = 1.0
 
 
 class CancelledError(Exception):
-    """The job was cancelled, or another process resumed it; raised between two batches."""
+    """The job was cancelled or paused, or another process resumed it; between two batches."""
 
 
 class Jobs:
@@ -117,7 +54,7 @@ class Jobs:
         """All jobs in the store, newest first."""
         states = self._store.all()
         now = self._store.now()
-        return [_seen(Job.from_stored(state), now) for state in states]
+        return [Job.from_stored(state, now) for state in states]
 
     def get(self, job_id: str) -> Job:
         """One job.
@@ -125,27 +62,25 @@ class Jobs:
         Raises:
             NotFound: The store has no job with this id (any more).
         """
-        state = self._store.read(job_id)
-        if state is None:
-            raise NotFound(f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them")
-        return _seen(Job.from_stored(state), self._store.now())
+        return self._read(job_id)[1]
 
     def cancel(self, job_id: str) -> Job:
-        """End a job after its current batch.
+        """End a job after its current batch; one that does not run, at once.
 
         Raises:
             NotFound: The job does not exist.
             DLQError: The job has ended.
         """
-        job = self.get(job_id)
-        if job.state == INTERRUPTED:
+        while True:
+            state, job = self._read(job_id)
+            if job.state == RUNNING:
+                self._store.cancel(job_id)
+                return job
+            if job.state not in (PLANNED, WAITING, INTERRUPTED):
+                raise DLQError(f"expected a running job, got {job_id}, which is {job.state}")
             ended = replace(job, state=CANCELLED, ended_at=self._store.now())
-            self._store.write(job_id, ended.to_stored())
-            return ended
-        if job.state != RUNNING:
-            raise DLQError(f"expected a running job, got {job_id}, which is {job.state}")
-        self._store.cancel(job_id)
-        return job
+            if self._store.replace(job_id, state, ended.to_stored()):
+                return ended
 
     def new(
         self,
@@ -156,6 +91,7 @@ class Jobs:
         options: Mapping[str, Any],
         until: str | None,
         total: int | None,
+        change: str = "",
     ) -> JobRun:
         """Start a job; the store has nothing of it before its first `JobRun.beat`."""
         now = self._store.now()
@@ -173,36 +109,128 @@ class Jobs:
             total=total,
             pid=os.getpid(),
             host=socket.gethostname(),
+            change=change,
         )
         return JobRun(self._store, job)
 
-    def again(self, job_id: str) -> JobRun:
-        """Resume a job whose process has died, or that was cancelled or stopped.
+    # -- plans --------------------------------------------------------------------
+
+    def plan(self, job: Job) -> Job:
+        """Keep a new job as a plan; forget plans that expired long ago, or are too many."""
+        now = self._store.now()
+        plans = [state for state in self._store.all() if state.get("state") == PLANNED]
+        for place, state in enumerate(plans):
+            expires_at = Job.from_stored(state, now).expires_at or now
+            if place >= MOST_PLANS - 1 or now - expires_at > _EXPIRED_KEPT:
+                self._store.replace(state["id"], state, None)
+        planned = replace(
+            job, state=PLANNED, run=0, pid=0, host="", updated_at=now, expires_at=now + PLAN_VALID
+        )
+        self._store.write(planned.id, planned.to_stored())
+        return planned
+
+    def start(self, job_id: str, check: Callable[[Job], object]) -> Job:
+        """Let a plan wait for a process that runs jobs; a job that was started is only returned.
+
+        Args:
+            job_id: The plan.
+            check: Raises an error if it must not be started.
 
         Raises:
             NotFound: The job does not exist.
-            DLQError: The job is running or done.
+            DLQError: The plan has expired.
         """
-        job = self.get(job_id)
-        if job.state in (RUNNING, DONE):
+        state, job = self._read(job_id)
+        if job.state == EXPIRED:
+            raise DLQError(
+                f"expected a plan of the last {PLAN_VALID.seconds // 60} minutes, got {job_id}, "
+                f"which expired at {job.expires_at:%H:%M} UTC; make a new one"
+            )
+        if job.state != PLANNED:
+            return job
+        check(job)
+        now = self._store.now()
+        started = replace(
+            job, state=WAITING, actor=whoami(), started_at=now, updated_at=now, expires_at=None
+        )
+        if self._store.replace(job_id, state, started.to_stored()):
+            return started
+        return self.get(job_id)  # another operator was faster
+
+    # -- running ------------------------------------------------------------------
+
+    def again(self, job_id: str) -> JobRun:
+        """Resume a job whose process has died, or that waits, was cancelled or stopped.
+
+        Raises:
+            NotFound: The job does not exist.
+            DLQError: The job is planned, running or done.
+        """
+        state, job = self._resumable(job_id)
+        run = self._take(state, replace(job, actor=whoami()))
+        if run is None:
+            raise DLQError(f"another process has just resumed job {job_id}")
+        return run
+
+    def wait_again(self, job_id: str) -> Job:
+        """As `again`, but by a process that runs jobs; one that waits or runs is only returned."""
+        while True:
+            job = self.get(job_id)
+            if job.state in (WAITING, RUNNING):
+                return job
+            state, job = self._resumable(job_id)
+            waiting = replace(
+                job, state=WAITING, actor=whoami(), updated_at=self._store.now(), ended_at=None
+            )
+            if self._store.replace(job_id, state, waiting.to_stored()):
+                return waiting
+
+    def next_run(self, kinds: Collection[str]) -> JobRun | None:
+        """Begin the job that waits longest; ``None`` if none waits.
+
+        Args:
+            kinds: Jobs of other kinds, of a later version, are left alone.
+        """
+        waiting = [state for state in self._store.all() if state.get("state") == WAITING]
+        now = self._store.now()
+        for state in reversed(waiting):
+            job = Job.from_stored(state, now)
+            run = self._take(state, job) if job.kind in kinds else None
+            if run is not None:
+                return run
+        return None
+
+    def _read(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
+        state = self._store.read(job_id)
+        if state is None:
+            raise NotFound(f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them")
+        return state, Job.from_stored(state, self._store.now())
+
+    def _resumable(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
+        state, job = self._read(job_id)
+        if job.state in (PLANNED, EXPIRED, RUNNING, DONE):
             raise DLQError(
                 f"expected a job that was interrupted, got {job_id}, which is {job.state}"
             )
-        if not self._store.acquire_run(job_id, job.run + 1):
-            raise DLQError(f"another process has just resumed job {job_id}")
-        self._store.cancel(job_id, wanted=False)
+        if job.state != WAITING:  # a request to cancel one that waits was made since
+            self._store.cancel(job_id, wanted=False)
+        return state, job
+
+    def _take(self, state: Mapping[str, Any], job: Job) -> JobRun | None:
+        """Begin a run of a job; ``None`` if another process was faster."""
         job = replace(
             job,
             state=RUNNING,
             run=job.run + 1,
+            updated_at=self._store.now(),
             ended_at=None,
             note="",
             pid=os.getpid(),
             host=socket.gethostname(),
         )
-        run = JobRun(self._store, job)
-        run.beat(now=True)
-        return run
+        if not self._store.replace(job.id, state, job.to_stored()):
+            return None
+        return JobRun(self._store, job, begun=True)
 
 
 class JobRun:
@@ -211,13 +239,19 @@ class JobRun:
     Args:
         store: Keeps the job.
         job: The job in its current state.
+        begun: True if the store has it.
+
+    Attributes:
+        stopping: Returns true once the process wants to end; the job then waits for another.
     """
 
-    def __init__(self, store: JobStore, job: Job) -> None:
+    def __init__(self, store: JobStore, job: Job, *, begun: bool = False) -> None:
         self._store = store
         self.job = job
+        self.stopping: Callable[[], bool] | None = None
+        self._paused = False
         self._token = uuid4().hex
-        self._written_at: float | None = None
+        self._written_at = time.monotonic() if begun else None
 
     @property
     def owner(self) -> str:
@@ -247,7 +281,7 @@ class JobRun:
         """Send a heartbeat with the results so far, at most once a second.
 
         Raises:
-            CancelledError: The job was cancelled, or another process resumed it.
+            CancelledError: The job was cancelled, another process resumed it, or this one ends.
         """
         self.job = replace(
             self.job,
@@ -260,6 +294,13 @@ class JobRun:
             self.job = replace(self.job, updated_at=self._store.now())
             if self._write():
                 raise CancelledError
+        if self.stopping is not None and self.stopping():
+            self._paused = True
+            raise CancelledError
+
+    def tell(self, **changes: Any) -> None:
+        """Change fields of the job; the next heartbeat saves them."""
+        self.job = replace(self.job, **changes)
 
     def keep(self, **options: Any) -> None:
         """Save options for a later run of the job."""
@@ -267,13 +308,20 @@ class JobRun:
         self.beat(now=True)
 
     def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
-        """Save the result."""
+        """Save the result; a job that was paused waits instead, for the next process."""
         at = self._store.now()
+        paused = self._paused and state == CANCELLED
         self.job = replace(
-            self.job, state=state, counts=dict(counts), note=note, updated_at=at, ended_at=at
+            self.job,
+            state=WAITING if paused else state,
+            counts=dict(counts),
+            note="its process has ended; the next one goes on" if paused else note,
+            updated_at=at,
+            ended_at=None if paused else at,
         )
         if self.begun:
-            self._write()
+            with suppress(CancelledError):  # another process goes on with it
+                self._write()
         return self.job
 
     def _write(self) -> bool:
@@ -281,23 +329,3 @@ class JobRun:
         if known is not None and int(known.get("run", 1)) > self.job.run:
             raise CancelledError  # our heartbeat was late, and another process resumed the job
         return self._store.write(self.job.id, self.job.to_stored())
-
-
-def _seen(job: Job, now: datetime) -> Job:
-    """The job, as ``interrupted`` if it is running without a heartbeat or a process."""
-    if job.state == RUNNING and (now - job.updated_at > SILENT or _is_dead(job)):
-        return replace(job, state=INTERRUPTED)
-    return job
-
-
-def _is_dead(job: Job) -> bool:
-    """True if its process has certainly ended; only its own host can know."""
-    if job.host != socket.gethostname() or not job.pid:
-        return False
-    try:
-        os.kill(job.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False

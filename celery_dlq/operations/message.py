@@ -87,6 +87,11 @@ class RedriveOptions:
             f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
         }
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RedriveOptions:
+        """Read what `to_json` wrote from the options of a job, which has others, too."""
+        return cls(**{f.name: value[f.name] for f in fields(cls) if f.name in value})
+
 
 @dataclass(slots=True, kw_only=True)
 class Outgoing:

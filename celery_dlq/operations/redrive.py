@@ -24,9 +24,11 @@ from celery_dlq.backends.base import (
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.headers import REPLACED_TASK_NESTING, whole_number
+from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.operations.background import Background
 from celery_dlq.operations.canary import Canary, CanaryResult, chosen
-from celery_dlq.operations.jobs import CANCELLED, DONE, FAILED, STOPPED, CancelledError, JobRun
+from celery_dlq.operations.job import CANCELLED, DONE, FAILED, STOPPED, Job
+from celery_dlq.operations.jobs import CancelledError, JobRun
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.one_step import MOST_BYTES, MOST_LETTERS, OneStep, Prepared
 from celery_dlq.operations.publisher import Pace, Publisher, Sent, not_published
@@ -35,8 +37,12 @@ from celery_dlq.operations.selection import PositionRange, RawEntry, batches, se
 from celery_dlq.record import Delivery, from_micros
 
 LEASE_SECONDS = 60.0
+MOST_DIED_IDS = 20
 _POLL_SECONDS = 0.25
 _MAX_REFUSED_BATCHES = 20
+_MAX_MARKERS_SCANNED = 200_000
+_MOST_FAILED = 20
+_MAX_ERROR_CHARS = 300
 _TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
 _COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
 
@@ -77,6 +83,22 @@ class Work:
     def counts(self) -> dict[str, int]:
         """The numbers of the report, for the job."""
         return {name: getattr(self.report, name) for name in _COUNTS}
+
+    def beat(self, position: str | None = None) -> None:
+        """Send the job's heartbeat, with the results so far; see `JobRun.beat`."""
+        self.run.tell(failed=first_failures(self.report))
+        self.run.beat(self.counts(), position)
+
+    def scanned(self, tell: Progress | None) -> Progress:
+        """What to call for each page read: a filter that seldom matches must not end the beats."""
+
+        def page(entries: int) -> None:
+            if tell is not None:
+                tell(entries)
+            if self.run.begun:
+                self.beat()
+
+        return page
 
 
 class Redriver:
@@ -138,7 +160,9 @@ class Redriver:
                     report.state = STOPPED
                     return report
                 left = None if options.limit is None else max(0, options.limit - report.touched)
-                found = select(self._store, work.queue, where, span=span, scanned=scanned)
+                found = select(
+                    self._store, work.queue, where, span=span, scanned=work.scanned(scanned)
+                )
                 self._all(publisher, work, islice(found, left), progress)
             except CancelledError:
                 report.state = CANCELLED
@@ -155,14 +179,14 @@ class Redriver:
     ) -> None:
         rate = work.options.rate
         most = None if rate is None else max(1, min(100, int(rate)))
-        pace = Pace(rate, lambda: work.run.beat(work.counts()))
+        pace = Pace(rate, work.beat)
         refusals, settled = 0, work.run.job.position
         for batch in self._batches(publisher, work, found, most):
-            work.run.beat(work.counts())
+            work.beat()
             pace.wait(len(batch))  # before the claim, whose lease is short
             before = work.report.published + work.report.finished
             self._batch(publisher, work, batch)
-            work.run.beat(work.counts(), settled)
+            work.beat(settled)
             settled = batch[-1].position
             nothing = work.report.published + work.report.finished == before
             refusals = refusals + 1 if nothing and work.report.failures else 0
@@ -255,7 +279,7 @@ class Redriver:
                 batch, states = work.one_step.finish()
                 if batch and states is not None:
                     self._count(work, batch, states)
-                    work.run.beat(work.counts())
+                    work.beat()
 
     # -- step by step -------------------------------------------------------------
 
@@ -365,11 +389,12 @@ class Redriver:
         """Redrive a few letters and watch them; true to continue."""
         span = PositionRange(after=work.run.job.position, until=work.run.job.until)
         letters = min(canary.letters, work.options.limit or canary.letters)
-        letter_ids = chosen(select(self._store, work.queue, where, span=span), letters)
+        found = select(self._store, work.queue, where, span=span, scanned=work.scanned(None))
+        letter_ids = chosen(found, letters)
         if not letter_ids:
             return True
         few = select(self._store, work.queue, LetterFilter(ids=frozenset(letter_ids)))
-        work.run.beat(work.counts())
+        work.beat()
         watched = work.published = []
         inner = work.transform
 
@@ -388,13 +413,16 @@ class Redriver:
         result = self._watch(work, canary, watched)
         work.report.canary = result.to_json()
         passed = result.died + result.open <= canary.max_failures
+        work.run.tell(canary={**work.run.job.canary, "verdict": "passed" if passed else "stopped"})
         if passed:
             work.run.keep(canary={**canary.to_json(), "passed": True})
         return passed
 
     def _watch(self, work: Work, canary: Canary, watched: Sequence[Outgoing]) -> CanaryResult:
         keys = [self._key(work, message) for message in watched]
-        deadline = time.monotonic() + canary.wait_seconds
+        began = time.monotonic()
+        died_ids: list[str] = []
+        died = 0
         while True:
             outcomes = self._store.outcomes(keys)
             ended = [
@@ -404,10 +432,15 @@ class Redriver:
                 for message, outcome in zip(watched, outcomes, strict=True)
             ]
             result = CanaryResult.of(ended)
-            late = time.monotonic() >= deadline
+            if result.died > died and len(died_ids) < MOST_DIED_IDS:
+                died_ids = [*islice(died_again(self._store, work.run.job), MOST_DIED_IDS)]
+            died = result.died
+            waited = time.monotonic() - began
+            late = waited >= canary.wait_seconds
+            work.run.tell(canary=_live(canary, result, waited, died_ids))
             if not result.open or result.died > canary.max_failures or late:
                 return result
-            work.run.beat(work.counts())
+            work.beat()
             time.sleep(_POLL_SECONDS)
 
     def _succeeded(self, task_id: str) -> bool:
@@ -416,6 +449,40 @@ class Redriver:
             return bool(self._app.AsyncResult(task_id).state == "SUCCESS")
         except Exception:  # noqa: BLE001 - no result backend, or no answer: unknown
             return False
+
+
+def first_failures(report: RedriveReport) -> dict[str, str]:
+    """The first errors of a redrive, short, for its job."""
+    first = islice(report.failed.items(), _MOST_FAILED)
+    return {letter_id: shortened(one_line(error), _MAX_ERROR_CHARS) for letter_id, error in first}
+
+
+def died_again(store: DeadLetterStore, job: Job) -> Iterator[str]:
+    """Ids of new letters whose headers name a redrive; scans a bounded number."""
+    marker, scanned = f'"{job.id}"'.encode(), 0
+    for page in store.fields(job.queue, after=job.until, until=None, page_size=500):
+        for _position, fields in page:
+            if marker in fields.get(b"headers", b""):
+                yield fields.get(b"id", b"").decode("utf-8", "replace")
+        scanned += len(page)
+        if scanned >= _MAX_MARKERS_SCANNED:
+            return
+
+
+def _live(
+    canary: Canary, result: CanaryResult, waited: float, died_ids: list[str]
+) -> dict[str, Any]:
+    """A canary that runs, for its job."""
+    return {
+        "letters": result.redriven,
+        "succeeded": result.succeeded,
+        "died": result.died,
+        "open": result.open,
+        "waited_seconds": round(waited, 1),
+        "wait_seconds": canary.wait_seconds,
+        "verdict": "running",
+        "died_ids": died_ids,
+    }
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

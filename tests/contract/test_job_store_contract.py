@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_dlq.backends.base import Backend, JobStore
-from celery_dlq.backends.redis.jobs import MOST_JOBS, RedisJobStore
+from celery_dlq.backends.base import MOST_JOBS, Backend, JobStore
+from celery_dlq.backends.redis.jobs import RedisJobStore
 from celery_dlq.backends.redis.keys import Keys
 
 
@@ -34,19 +34,33 @@ def test_a_cancel_request_is_returned_by_the_next_write(jobs: JobStore) -> None:
     assert not jobs.write("1", {})
 
 
-def test_one_process_takes_a_run(jobs: JobStore) -> None:
-    """Two that resume one job at once would redrive its letters twice."""
-    assert [jobs.acquire_run("1", 2), jobs.acquire_run("1", 2), jobs.acquire_run("1", 3)] == [
-        True,
-        False,
-        True,
-    ]
+def test_one_process_changes_a_job(jobs: JobStore) -> None:
+    """Two that resume one job at once would redrive its letters twice; a heartbeat is no change."""
+    known = {"state": "waiting", "run": 1, "beat": 1}
+    jobs.write("1", known)
+    jobs.write("1", {**known, "beat": 2})
+    running = {"state": "running", "run": 2}
+    assert [jobs.replace("1", known, running), jobs.replace("1", known, running)] == [True, False]
+    assert not jobs.replace("1", {**running, "run": 1}, {})
+    assert jobs.read("1") == running
+    assert not jobs.replace("2", running, running)
+    assert jobs.read("2") is None
+
+
+def test_a_job_is_deleted_with_its_cancel_request_unless_it_was_changed(jobs: JobStore) -> None:
+    """A plan that was started at the same moment stays."""
+    known = {"state": "planned", "run": 0}
+    jobs.write("1", known)
+    jobs.cancel("1")
+    assert not jobs.replace("1", {"state": "waiting", "run": 0}, None)
+    assert jobs.replace("1", known, None)
+    assert (jobs.read("1"), jobs.all()) == (None, [])
+    assert not jobs.write("1", known)
 
 
 def test_the_oldest_jobs_are_forgotten(jobs: JobStore) -> None:
     """Their cancel requests are forgotten with them."""
     jobs.cancel("0000")
-    jobs.acquire_run("0000", 2)
     for number in range(MOST_JOBS + 5):
         jobs.write(f"{number:04d}", {"n": number})
     assert len(jobs.all()) == MOST_JOBS

@@ -11,7 +11,7 @@ from builders import DLQ, a_letter, key_of
 from celery import Celery
 
 from celery_dlq import DeadLetters, LetterFilter
-from celery_dlq.operations.jobs import RUNNING
+from celery_dlq.operations.job import RUNNING
 from celery_dlq.worker.heartbeat import REST_TICKS, Heartbeat
 from celery_dlq.worker.info import worker_info
 

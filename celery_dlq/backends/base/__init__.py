@@ -12,7 +12,7 @@ from typing import Protocol
 
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
-from celery_dlq.backends.base.jobs import JobStore
+from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore
 from celery_dlq.backends.base.letters import (
     Capabilities,
     ClaimState,
@@ -39,6 +39,7 @@ from celery_dlq.backends.base.workers import Override, WorkerInfo, WorkerRegistr
 from celery_dlq.metrics import MetricsStore
 
 __all__ = [
+    "MOST_JOBS",
     "SUCCEEDED",
     "Backend",
     "Capabilities",

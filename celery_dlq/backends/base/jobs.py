@@ -1,4 +1,4 @@
-"""Storage for the states of redrives and discards."""
+"""Storage for the states of jobs: redrives, discards and edits, planned, running or ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
+MOST_JOBS = 550
+"""Number of jobs that a store keeps: 500 that were started, and 50 plans."""
+
 
 class JobStore(Protocol):
-    """Keeps the states of the newest 500 jobs. Every method may raise `StoreUnavailable`."""
+    """Keeps the states of the newest 550 jobs. Every method may raise `StoreUnavailable`."""
 
     def now(self) -> datetime:
         """Return the current time by the store's clock, which decides if a job has gone silent."""
@@ -28,5 +31,18 @@ class JobStore(Protocol):
     def succeeded(self, job_id: str) -> int:
         """Return how many messages of a redrive succeeded; only guarded queues report this."""
 
-    def acquire_run(self, job_id: str, run: int) -> bool:
-        """Return True for the first process that asks to do this run of a job, else False."""
+    def replace(
+        self, job_id: str, known: Mapping[str, Any], state: Mapping[str, Any] | None
+    ) -> bool:
+        """Save a state if the job still has the ``state`` and ``run`` of the known one.
+
+        So one process of many starts, resumes or cancels a job, at one moment.
+
+        Args:
+            job_id: The job.
+            known: What `read` returned.
+            state: The new state; ``None`` deletes the job.
+
+        Returns:
+            False if another process has changed the job; nothing was saved.
+        """

@@ -23,7 +23,7 @@ from kombu.exceptions import KombuError
 from celery_dlq.backends.broker.message import LetterMessage, publish
 from celery_dlq.backends.broker.snapshot import Entry, Snapshot
 from celery_dlq.errors import SettingsError, StoreError, StoreUnavailable
-from celery_dlq.events import whoami
+from celery_dlq.events import process_user
 from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")
@@ -388,7 +388,7 @@ class HeldQueue:
             self.snapshot.complete = self.snapshot.complete and not expected
             return
         channel.basic_qos(0, min(self._most, _MAX_PREFETCH), False)  # noqa: FBT003 - AMQP's order
-        tag = f"{whoami()} {time.monotonic_ns()}"
+        tag = f"{process_user()} {time.monotonic_ns()}"
         channel.basic_consume(self._queue, callback=self._take, consumer_tag=tag)
         last, enough_at = time.monotonic(), 0.0
         while not self._full():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-_MAX_JOBS = 500
+from celery_dlq.backends.base import MOST_JOBS
 
 
 class MemoryJobStore:
@@ -16,7 +16,6 @@ class MemoryJobStore:
     def __init__(self) -> None:
         self._states: dict[str, Mapping[str, Any]] = {}
         self._cancelled: set[str] = set()
-        self._taken: dict[str, set[int]] = {}
         self._lock = threading.Lock()
 
     def now(self) -> datetime:
@@ -25,12 +24,11 @@ class MemoryJobStore:
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Save a state."""
-        self._states[job_id] = dict(state)
-        for old in sorted(self._states)[:-_MAX_JOBS]:
-            del self._states[old]
-            self._cancelled.discard(old)
-            self._taken.pop(old, None)
-        return job_id in self._cancelled
+        with self._lock:
+            self._states[job_id] = dict(state)
+            for old in sorted(self._states)[:-MOST_JOBS]:
+                self._forget(old)
+            return job_id in self._cancelled
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
         """Return one state."""
@@ -38,7 +36,8 @@ class MemoryJobStore:
 
     def all(self) -> list[Mapping[str, Any]]:
         """Return all states, newest first."""
-        return [state for _, state in sorted(self._states.items(), reverse=True)]
+        with self._lock:
+            return [state for _, state in sorted(self._states.items(), reverse=True)]
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
         """Request or withdraw the cancellation of a job."""
@@ -51,10 +50,20 @@ class MemoryJobStore:
         """Return 0: successes are not counted."""
         return 0
 
-    def acquire_run(self, job_id: str, run: int) -> bool:
-        """Return True for the first caller."""
+    def replace(
+        self, job_id: str, known: Mapping[str, Any], state: Mapping[str, Any] | None
+    ) -> bool:
+        """Save or delete a state if nobody has changed it."""
         with self._lock:
-            taken = self._taken.setdefault(job_id, set())
-            free = run not in taken
-            taken.add(run)
-            return free
+            there = self._states.get(job_id)
+            if there is None or any(there.get(k) != known.get(k) for k in ("state", "run")):
+                return False
+            if state is None:
+                self._forget(job_id)
+            else:
+                self._states[job_id] = dict(state)
+            return True
+
+    def _forget(self, job_id: str) -> None:
+        del self._states[job_id]
+        self._cancelled.discard(job_id)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from celery_dlq.backends.base import MOST_JOBS
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.scripts import ReplaceJobReply
 from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.store")
 
-MOST_JOBS = 500
 _CANCEL = b"cancel"
 
 
@@ -22,7 +23,7 @@ class RedisJobStore(RedisPart):
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Save a state; delete the oldest ones when there are too many."""
-        text = json.dumps(state, separators=(",", ":"))
+        text = _text(state)
         with translated(self._url):
             pipe = self._client.pipeline(transaction=False)
             pipe.hset(self._keys.jobs(), job_id, text)
@@ -59,25 +60,40 @@ class RedisJobStore(RedisPart):
         with translated(self._url):
             return int(self._client.hget(self._keys.successes(), job_id) or 0)
 
-    def acquire_run(self, job_id: str, run: int) -> bool:
-        """Return True for the first process that asks."""
+    def replace(
+        self, job_id: str, known: Mapping[str, Any], state: Mapping[str, Any] | None
+    ) -> bool:
+        """Save or delete a state if nobody has changed it."""
+        jobs, there = self._keys.jobs(), spelled(job_id)
+        args = "" if state is None else _text(state)
         with translated(self._url):
-            return bool(
-                self._client.hsetnx(self._keys.cancel_requests(), f"{job_id}:{run}", "taken")
-            )
+            while True:  # a heartbeat in between changes neither state nor run
+                text = self._client.hget(jobs, there)
+                found = _state(text) if text else None
+                if found is None or any(found.get(k) != known.get(k) for k in ("state", "run")):
+                    return False
+                reply = self._scripts.replace_job(keys=[jobs], args=[there, text, args])
+                if reply == ReplaceJobReply.REPLACED:
+                    break
+            if state is None:
+                self._forget([there])
+        return True
 
     def _prune(self) -> None:
         job_ids = sorted(self._client.hkeys(self._keys.jobs()))
         old = job_ids[: len(job_ids) - MOST_JOBS]
         if old:
             self._client.hdel(self._keys.jobs(), *old)
-            cancel_requests = self._client.hkeys(self._keys.cancel_requests())
-            gone = [
-                request for request in cancel_requests if request.partition(b":")[0] in set(old)
-            ]
-            self._client.hdel(self._keys.successes(), *old)
-            if gone:
-                self._client.hdel(self._keys.cancel_requests(), *gone)
+            self._forget(old)
+
+    def _forget(self, job_ids: Sequence[str | bytes]) -> None:
+        """Delete what else is known of deleted jobs."""
+        self._client.hdel(self._keys.successes(), *job_ids)
+        self._client.hdel(self._keys.cancel_requests(), *job_ids)
+
+
+def _text(state: Mapping[str, Any]) -> str:
+    return json.dumps(state, separators=(",", ":"))
 
 
 def _state(text: bytes) -> Mapping[str, Any] | None:

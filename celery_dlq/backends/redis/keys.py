@@ -74,7 +74,7 @@ class Keys:
         return f"{self.prefix}:{{app}}:jobs"
 
     def cancel_requests(self) -> str:
-        """HASH: job id to ``cancel``, ``job id:run`` to ``taken``; bounded like jobs."""
+        """HASH: job id to ``cancel``; bounded like jobs."""
         return f"{self.prefix}:{{app}}:cancel_requests"
 
     def successes(self) -> str:

@@ -87,6 +87,13 @@ class RestoreReply(IntEnum):
     TAKEN = 2
 
 
+class ReplaceJobReply(IntEnum):
+    """Replies of ``replace_job.lua``."""
+
+    CHANGED = 0
+    REPLACED = 1
+
+
 class ExportLeaseReply(IntEnum):
     """First number of the replies of ``export_lease.lua``."""
 
@@ -104,6 +111,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "node": NodeReply,
     "report": ReportReply,
     "restore": RestoreReply,
+    "replace_job": ReplaceJobReply,
     "export_lease": ExportLeaseReply,
 }
 
@@ -172,6 +180,7 @@ class Scripts:
     node: Script
     due: Script
     glance: Script
+    replace_job: Script
     report: Script
     measure: Script
     export_lease: Script

@@ -1,0 +1,138 @@
+"""The record of a job: what it does, its state, and its results so far."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery_dlq.record import from_micros, iso, to_micros
+
+SILENT = timedelta(seconds=15)
+"""A running job without a heartbeat for this long has died."""
+
+PLANNED, EXPIRED, WAITING, RUNNING, DONE, CANCELLED, STOPPED, FAILED, INTERRUPTED = (
+    "planned",
+    "expired",
+    "waiting",
+    "running",
+    "done",
+    "cancelled",
+    "stopped",
+    "failed",
+    "interrupted",
+)
+_TIMES = ("started_at", "updated_at", "ended_at", "expires_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One operation on many letters; a plan is a job that has not started.
+
+    Attributes:
+        id: Begins with the time, so ids sort by age.
+        kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
+        queue: The dead-letter queue.
+        state: ``planned``, ``expired`` (a plan that nobody started in time), ``waiting`` (for a
+            process that runs jobs), ``running``, ``done``, ``cancelled``, ``stopped`` (by its
+            canary), ``failed``, or ``interrupted``: running, but its process has died.
+        actor: Who planned it; then who started it; then who resumed it last.
+        started_at: Time of its start; of a plan, of its dry run.
+        updated_at: Time of its last heartbeat.
+        ended_at: Time of its end.
+        filter: The letters it works on, from `LetterFilter.to_json`.
+        options: Its options by name; of an edit also the paths that it changed.
+        until: The last position that it may touch; letters that arrive later are left out.
+        position: The last position that is done.
+        total: Number of letters to work on; ``None`` if unknown.
+        counts: Its results so far, by the names of its report.
+        note: The reason why it stopped or failed.
+        run: Number of its starts: 1, plus 1 for each time it was resumed; 0 before the first.
+        pid: Id of its process.
+        host: Host of that process.
+        expires_at: Time until which a plan can be started; ``None`` once it was.
+        preview: What the dry run of a plan found: numbers as in `DryRun`, ``exact`` (false if
+            there are more letters than it could read in time), ``groups`` and ``examples`` (ids).
+        canary: How its canary does: ``letters``, ``succeeded``, ``died``, ``open``,
+            ``waited_seconds`` of ``wait_seconds``, ``verdict`` (``running``, ``passed`` or
+            ``stopped``), and ``died_ids``, the ids of the first new letters.
+        failed: Errors by letter id, of the first letters whose message the broker did not take.
+        change: The change of an edit, as JSON text. It may hold secrets: `to_json` leaves it out.
+    """
+
+    id: str
+    kind: str
+    queue: str
+    state: str = RUNNING
+    actor: str = ""
+    started_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None = None
+    filter: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    until: str | None = None
+    position: str | None = None
+    total: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+    run: int = 1
+    pid: int = 0
+    host: str = ""
+    expires_at: datetime | None = None
+    preview: Mapping[str, Any] = field(default_factory=dict)
+    canary: Mapping[str, Any] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    change: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names, without ``change``."""
+        shown = {**asdict(self), **{name: iso(getattr(self, name)) for name in _TIMES}}
+        del shown["change"]
+        return shown
+
+    def to_stored(self) -> dict[str, Any]:
+        """As `to_json`, with times in microseconds since 1970."""
+        times = {name: getattr(self, name) for name in _TIMES}
+        return {
+            **asdict(self),
+            **{name: None if at is None else to_micros(at) for name, at in times.items()},
+        }
+
+    @classmethod
+    def from_stored(cls, value: Mapping[str, Any], now: datetime) -> Job:
+        """Read the result of `to_stored`; ignores keys of later versions.
+
+        Args:
+            value: The state that is stored.
+            now: The present by the clock of the store; decides if its process has died.
+        """
+        known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
+        for name in _TIMES:
+            if known.get(name) is not None:
+                known[name] = from_micros(known[name])
+        return _seen(cls(**known), now)
+
+
+def _seen(job: Job, now: datetime) -> Job:
+    """The job, ``interrupted`` if it runs without a heartbeat or a process, or ``expired``."""
+    if job.state == PLANNED and job.expires_at is not None and now > job.expires_at:
+        return replace(job, state=EXPIRED)
+    if job.state == RUNNING and (now - job.updated_at > SILENT or _is_dead(job)):
+        return replace(job, state=INTERRUPTED)
+    return job
+
+
+def _is_dead(job: Job) -> bool:
+    """True if its process has certainly ended; only its own host can know."""
+    if job.host != socket.gethostname() or not job.pid:
+        return False
+    try:
+        os.kill(job.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

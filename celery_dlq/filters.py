@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 
 from celery_dlq.errors import DLQError
+from celery_dlq.letters import conditions, json_codec
 from celery_dlq.record import DeadLetter, Reason, check_aware, from_micros, iso, to_micros
 
 _JSON_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "/": "\\/"}
 _BEYOND_BASIC = 0x10000
+_MAX_SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,12 @@ class LetterFilter:
         until: Dead-lettered before this aware time.
         grep: Text to find in the description, the exception's message or the body, however
             JSON spells it there.
+        release: Version of the code that saw the death, exact.
+        root_id: Id of the first task of the workflow, exact.
+        group_id: Id of the group, exact.
+        min_deliveries: Delivered at least this often; 1 or more.
+        conditions: Conditions on arguments and headers, e.g. ``("kwargs.tenant=42",)``; all of them
+            must hold. See `celery_dlq.letters.conditions`.
     """
 
     ids: frozenset[str] | None = None
@@ -42,8 +50,22 @@ class LetterFilter:
     since: datetime | None = None
     until: datetime | None = None
     grep: str | None = None
+    release: str | None = None
+    root_id: str | None = None
+    group_id: str | None = None
+    min_deliveries: int | None = None
+    conditions: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.conditions is not None:  # none given is none set: a filter is true if it narrows
+            object.__setattr__(self, "conditions", conditions.checked(self.conditions) or None)
+        if self.min_deliveries is not None and (
+            type(self.min_deliveries) is not int or self.min_deliveries < 1
+        ):
+            raise DLQError(
+                f"expected min_deliveries to be a whole number of 1 or more, got "
+                f"{json_codec.safe_repr(self.min_deliveries, _MAX_SHOWN_CHARS)}"
+            )
         check_aware("since", self.since)
         check_aware("until", self.until)
         if self.reason is not None and str(self.reason) not in {r.value for r in Reason}:
@@ -87,6 +109,10 @@ class LetterFilter:
             and (self.task_name is None or text_of("task_name") == self.task_name)
             and (self.fingerprint is None or text_of("fingerprint").startswith(self.fingerprint))
             and (self.worker_hostname is None or text_of("worker_hostname") == self.worker_hostname)
+            and (self.release is None or text_of("release") == self.release)
+            and (self.root_id is None or text_of("root_id") == self.root_id)
+            and (self.group_id is None or text_of("group_id") == self.group_id)
+            and (self.min_deliveries is None or self._fits_deliveries(text_of("deliveries")))
             and ((self.since is None and self.until is None) or self._fits_time(micros))
             and (self.exception_type is None or self._fits_exception(text_of("exception_type")))
             and (
@@ -95,6 +121,7 @@ class LetterFilter:
                 or self.grep in text_of("exception_message")
                 or _pattern(self.grep).search(body()) is not None
             )
+            and (self.conditions is None or conditions.all_hold(self.conditions, text_of))
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -104,7 +131,7 @@ class LetterFilter:
             value = getattr(self, f.name)
             if isinstance(value, datetime):
                 value = to_micros(value)
-            elif isinstance(value, frozenset):
+            elif isinstance(value, (frozenset, tuple)):
                 value = sorted(value)
             elif isinstance(value, Reason):
                 value = value.value
@@ -123,6 +150,51 @@ class LetterFilter:
             known["ids"] = frozenset(known["ids"])
         return cls(**known)
 
+    def to_query(self) -> dict[str, list[str]]:
+        """The fields that are set, as texts for a URL: ``urlencode(..., doseq=True)``.
+
+        Raises:
+            DLQError: A field is set to nothing (``""``), which a URL cannot say.
+        """
+        found: dict[str, list[str]] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is None:
+                continue
+            several = isinstance(value, (frozenset, tuple))
+            one = iso(value) if isinstance(value, datetime) else value
+            texts = sorted(value) if several else [str(one)]
+            if not all(texts) or not texts:
+                raise DLQError(f"expected {f.name} not to be empty in a URL, got {value!r}")
+            found[f.name] = texts
+        return found
+
+    @classmethod
+    def from_query(cls, query: Mapping[str, Sequence[str]]) -> LetterFilter:
+        """Read what `to_query` wrote, or a form sent.
+
+        Args:
+            query: Texts by the name of the field, as ``urllib.parse.parse_qs`` gives them. Empty
+                texts are those of fields that nobody filled in. A time without an offset is UTC.
+
+        Raises:
+            DLQError: A field is unknown, given twice, or not usable; the message names it.
+        """
+        known: dict[str, Any] = {}
+        for name, given in query.items():
+            if name not in cls.__slots__:
+                names = ", ".join(cls.__slots__)
+                raise DLQError(f"expected the fields of a filter ({names}), got {name!r}")
+            texts = [text for text in ([given] if isinstance(given, str) else given) if text]
+            if name in _SEVERAL:
+                known[name] = _SEVERAL[name](texts) or None
+            elif len(texts) > 1:
+                raise DLQError(f"expected {name} once, got it {len(texts)} times")
+            elif texts:
+                read = _FROM_TEXT.get(name)
+                known[name] = read(name, texts[0]) if read else texts[0]
+        return cls(**known)
+
     def _fits_time(self, micros: Callable[[], int]) -> bool:
         try:
             died = micros()
@@ -132,8 +204,34 @@ class LetterFilter:
             self.until is None or died < to_micros(self.until)
         )
 
+    def _fits_deliveries(self, text: str) -> bool:
+        try:
+            return int(text or 0) >= (self.min_deliveries or 0)
+        except ValueError:  # an entry that is no letter
+            return False
+
     def _fits_exception(self, full: str) -> bool:
         return self.exception_type in {full, full.rpartition(".")[2]}
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        moment = json_codec.moment(text)
+    except ValueError:
+        raise DLQError(f"expected {name} to be an ISO 8601 time, got {text!r}") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+def _number(_name: str, text: str) -> int | str:
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else text  # the filter refuses a text
+
+
+_SEVERAL: Mapping[str, Callable[[list[str]], Any]] = {"ids": frozenset, "conditions": tuple}
+_FROM_TEXT: Mapping[str, Callable[[str, str], Any]] = {
+    "since": _moment,
+    "until": _moment,
+    "min_deliveries": _number,
+}
 
 
 @lru_cache(maxsize=32)

@@ -113,6 +113,21 @@ _FILTERS = (
     ),
     click.option("--until", type=Moment(), help="Died before this time or age."),
     click.option("--grep", help="Filter by text in the description, exception message or body."),
+    click.option("--release", help="Filter by version of the code, as dlq_release gives it."),
+    click.option("--root-id", help="Filter by id of the workflow's first task."),
+    click.option("--group-id", help="Filter by id of the group."),
+    click.option(
+        "--min-deliveries",
+        type=click.IntRange(min=1),
+        help="Delivered at least this often.",
+    ),
+    click.option(
+        "--where",
+        "conditions",
+        multiple=True,
+        metavar="CONDITION",
+        help="Filter by an argument or header, e.g. kwargs.tenant=42; can be given several times.",
+    ),
 )
 FILTER_NAMES = (
     "reason",
@@ -123,4 +138,9 @@ FILTER_NAMES = (
     "since",
     "until",
     "grep",
+    "release",
+    "root_id",
+    "group_id",
+    "min_deliveries",
+    "conditions",
 )

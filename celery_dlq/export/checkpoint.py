@@ -200,7 +200,7 @@ def _identity(where: LetterFilter) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (frozenset, set)):
+    if isinstance(value, (frozenset, tuple)):
         return sorted(value)
     return str(value) if not isinstance(value, datetime) else iso(value)
 

@@ -145,7 +145,7 @@ def _untagged(value: dict[str, Any]) -> Any:
         return value
     try:
         return decode(value[_VALUE])
-    except (TypeError, ValueError, ArithmeticError):
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
         return value
 
 

@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from celery_dlq.backends.redis.address import Address, address_of
-from celery_dlq.errors import SettingsError
-from celery_dlq.letters import json_codec
+from celery_dlq.errors import DLQError, SettingsError
+from celery_dlq.letters import conditions, json_codec
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.policies.policy import suggestion
 from celery_dlq.record import field_kinds
@@ -39,6 +39,8 @@ class ReadOptions:
         since: Only letters dead-lettered at or after this ISO 8601 time (UTC if it has no
             offset).
         until: Only letters dead-lettered before it.
+        where: Only letters for which these conditions on arguments and headers hold, e.g.
+            ``kwargs.tenant=42``, as with ``dlq list --where``; several on a line each.
         partitions: Number of tasks that read one queue, 64 at most; 0: one per 20,000
             letters. Defaults to 0.
         clockskewseconds: Largest difference of clocks, in seconds: reading begins this long
@@ -59,6 +61,7 @@ class ReadOptions:
     columns: tuple[str, ...] = tuple(field_kinds())
     since: datetime | None = None
     until: datetime | None = None
+    where: tuple[str, ...] | None = None
     partitions: int = 0
     clockskewseconds: float = 3600.0
     timeoutseconds: float = 10.0
@@ -162,6 +165,18 @@ def _text(name: str, value: str) -> str:
     return value
 
 
+def _conditions(name: str, value: str) -> tuple[str, ...]:
+    lines = [line for line in value.split("\n") if line.strip()]
+    if not lines:
+        raise SettingsError(
+            f"expected the option {name!r} to be conditions such as kwargs.tenant=42, got none"
+        )
+    try:
+        return conditions.checked(lines)
+    except DLQError as exc:
+        raise SettingsError(f"in the option {name!r}: {exc}") from None
+
+
 def _columns(name: str, value: str) -> tuple[str, ...]:
     columns = tuple(part.strip() for part in value.split(","))
     known = field_kinds()
@@ -222,6 +237,7 @@ _READ: Mapping[str, _Parse] = {
     "columns": _columns,
     "since": _moment,
     "until": _moment,
+    "where": _conditions,
     "partitions": _count,
     "clockskewseconds": _seconds,
     "timeoutseconds": _seconds,

@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 from celery_dlq.errors import SettingsError, StoreError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.policies.policy import suggestion
+from celery_dlq.record import Reason
 from celery_dlq.spark.live import START, LiveLetters, PositionRange, older
 from celery_dlq.spark.options import ReadOptions, WriteOptions
 from celery_dlq.spark.triage.questions import column_ddl
@@ -61,6 +62,18 @@ NAME = "celery_dlq"
 # to the reader. Only the process that pushes filters down imports this module.
 _PUSHES_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
 _MICROSECOND = timedelta(microseconds=1)
+_AT_LEAST = ("EqualTo", "GreaterThan", "GreaterThanOrEqual")
+# Columns of text that a `LetterFilter` compares; it may keep letters that Spark then leaves out.
+_TEXTS = (
+    "reason",
+    "task_name",
+    "fingerprint",
+    "exception_type",
+    "worker_hostname",
+    "release",
+    "root_id",
+    "group_id",
+)
 
 
 def register(spark: SparkSession) -> None:
@@ -125,12 +138,23 @@ def _read(
     columns: tuple[str, ...],
     since: datetime | None,
     until: datetime | None,
+    **others: Any,
 ) -> Iterator[Any]:
-    """Read a partition as Arrow record batches; nothing if ``since`` is after ``until``."""
+    """Read a partition as Arrow record batches; nothing if ``since`` is after ``until``.
+
+    Args:
+        options: The Redis, and the choice of letters.
+        partition: The range to read.
+        columns: The columns of the result.
+        since: Only letters dead-lettered at or after this time.
+        until: Only letters dead-lettered before it.
+        **others: Other fields of the `LetterFilter`.
+    """
     span: PositionRange | None = getattr(partition, "span", None)
     if span is not None and (since is None or until is None or since <= until):
+        wanted = LetterFilter(since=since, until=until, conditions=options.where, **others)
         with LiveLetters(options) as live:
-            yield from live.batches(span, LetterFilter(since=since, until=until), columns)
+            yield from live.batches(span, wanted, columns)
 
 
 class LetterReader(DataSourceReader):
@@ -146,6 +170,7 @@ class LetterReader(DataSourceReader):
         self._columns = columns
         self._since, self._until = options.since, options.until
         self._queues: frozenset[str] | None = None
+        self._others: dict[str, Any] = {}
 
     def partitions(self) -> list[InputPartition]:
         """Split the queues into parts with about equally many letters."""
@@ -160,32 +185,45 @@ class LetterReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The letters of one partition, as Arrow record batches."""
-        return _read(self._options, partition, self._columns, self._since, self._until)
+        return _read(
+            self._options, partition, self._columns, self._since, self._until, **self._others
+        )
 
 
 class FilteringReader(LetterReader):
     """A `LetterReader` that applies conditions of a query's WHERE while it reads."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
-        """Take conditions on queue and time; Spark applies all of them again afterwards."""
+        """Take what a filter of letters has too; Spark applies all of it again afterwards."""
         for condition in filters:
             self._take(condition)
         return filters
 
     def _take(self, condition: Any) -> None:
-        column, kind = getattr(condition, "attribute", ()), type(condition).__name__
+        column: tuple[str, ...] = getattr(condition, "attribute", ())
+        kind = type(condition).__name__
         value = getattr(condition, "value", None)
         if column == ("dead_letter_queue",) and kind in {"EqualTo", "EqualNullSafe", "In"}:
             names = frozenset(value if isinstance(value, tuple) else [value])
             self._queues = names if self._queues is None else self._queues & names
+        if kind in {"EqualTo", "EqualNullSafe"} and isinstance(value, str):
+            self._take_text(column[0] if len(column) == 1 else "", value)
+        if column == ("deliveries",) and kind in _AT_LEAST and isinstance(value, int):
+            least = value + (kind == "GreaterThan")
+            if least > self._others.get("min_deliveries", 0):
+                self._others["min_deliveries"] = least
         if column == ("dead_lettered_at",) and isinstance(value, datetime):
             moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
             # ``until`` is exclusive; times have whole microseconds.
-            if kind in {"EqualTo", "GreaterThan", "GreaterThanOrEqual"}:
+            if kind in _AT_LEAST:
                 self._since = max(self._since or moment, moment)
             if kind in {"EqualTo", "LessThan", "LessThanOrEqual"}:
                 end = moment if kind == "LessThan" else moment + _MICROSECOND
                 self._until = min(self._until or end, end)
+
+    def _take_text(self, column: str, value: str) -> None:
+        if column in _TEXTS and (column != "reason" or value in set(map(str, Reason))):
+            self._others.setdefault(column, value)  # with another value, Spark finds nothing
 
 
 class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

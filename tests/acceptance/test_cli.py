@@ -97,6 +97,11 @@ MISTAKES = [
     (("list", "orders-DLQ", "--task", "nobody"), 1, "matches the filter"),
     (("list", "\udcff-DLQ"), 1, "expected the name of a dead-letter queue"),
     (("list", "orders-DLQ", "--grep", "\udcff"), 1, "matches the filter"),
+    (("list", "orders-DLQ", "--where", "kwargs.x=\udcff"), 1, "matches the filter"),
+    (("list", "orders-DLQ", "--where", "tenant=1"), 1, "args, kwargs or headers at character 1"),
+    (("list", "orders-DLQ", "--min-deliveries", "0"), 2, "0"),
+    (("purge", "orders-DLQ", "--where", "args[0]==a", "--yes"), 1, "at character 8"),
+    (("export", "x", "--where", "kwargs.x"), 1, "of the condition 'kwargs.x', got its end"),
     (("show", "\udcff\udcfe"), 1, "found none"),
     (("show", "1-1"), 1, "'1-1', found none"),
     (("redrive", "orders-DLQ", "--fingerprint", "ffff"), 1, "matches the filter"),
@@ -262,6 +267,54 @@ def test_a_discard_is_asked_for_and_can_be_taken_back(
     status = dlq("jobs", "status", jobs[0]["id"])
     assert "purge of orders-DLQ: done" in status.stdout
     assert jobs[0]["id"] in dlq("jobs").stdout
+
+
+def test_letters_are_found_by_arguments_headers_and_ids(
+    dlq: Dlq, three: list[DeadLetter], poison: ModuleType, tmp_path: Path
+) -> None:
+    """Every command that takes filters takes these, alone and together."""
+    from builders import a_letter, key_of
+
+    a, b, c = sorted(three, key=lambda letter: letter.task_id)
+    other = a_letter(
+        headers=json.dumps({"x-tenant": "acme", "retries": 2}),
+        kwargs_json='{"tenant": 42, "note": "say \\"hi\\""}',
+        release="2026.3",
+        root_id="root-1",
+        group_id="group-1",
+        deliveries=4,
+    )
+    poison.dlq.store.dead_letter(other, key_of(other))
+
+    def found(*options: str, command: str = "list") -> list[str]:
+        shown = dlq(command, "orders-DLQ", "--json", *options).lines
+        return sorted(line["id"] for line in shown)
+
+    assert found("--where", "args[0]=b") == [b.id]
+    assert found("--where", "args[0]!=b") == sorted([a.id, c.id, other.id])
+    assert found("--where", "args[0]!=b", "--where", "args.0>b") == [c.id]
+    assert found("--where", "headers.id~task-", "--where", "args[0]<b") == [a.id]
+    for options in (
+        ("--where", "kwargs.tenant=42"),
+        ("--where", 'kwargs.note="say \\"hi\\""'),
+        ("--where", "headers.x-tenant~cm"),
+        ("--where", "headers.retries>=2"),
+        ("--release", "2026.3"),
+        ("--root-id", "root-1"),
+        ("--group-id", "group-1"),
+        ("--min-deliveries", "4"),
+    ):
+        assert found(*options) == found(*options, command="tail") == [other.id], options
+    folder = str(tmp_path / "letters")
+    (exported,) = dlq("export", folder, "--where", "args[0]<c", "--json").lines
+    assert exported["letters"] == 2
+    (plan,) = dlq("redrive", "orders-DLQ", "--where", "args[0]=a", "--dry-run", "--json").lines
+    assert plan["letters"] == 1
+    (report,) = dlq("discard", "orders-DLQ", "--where", "kwargs.tenant=42", "--yes", "--json").lines
+    assert report["removed"] == 1
+    assert found("--discarded", "--release", "2026.3") == [other.id]
+    (change, *_) = dlq("audit", "--json").lines
+    assert change["detail"]["filter"] == {"conditions": ["kwargs.tenant=42"]}
 
 
 def test_a_redrive_can_be_tried_dry_edited_and_watched(

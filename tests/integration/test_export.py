@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,22 @@ def test_a_filter_is_kept_with_the_folder(store: Any, tmp_path: Path) -> None:
     assert store.exported_until(DLQ) is None
     for other in (LetterFilter(), LetterFilter(task_name="t.a")):
         with pytest.raises(ExportError, match=r'expected the filter.*"t\.b".*new folder'):
+            run(store, tmp_path, where=other)
+
+
+def test_conditions_are_kept_with_the_folder_in_any_order(store: Any, tmp_path: Path) -> None:
+    """The same conditions choose the same letters; others are refused."""
+    put(store, kwargs_json='{"tenant": 1}')
+    wanted = put(store, kwargs_json='{"tenant": 42}', release="2026.3", deliveries=3)
+    few, fewer = "kwargs.tenant=42", "args[0]<7"
+    where = LetterFilter(conditions=(few, fewer), release="2026.3", min_deliveries=3)
+    assert run(store, tmp_path, where=where).letters == 1
+    assert run(store, tmp_path, where=replace(where, conditions=[fewer, few])).letters == 0
+    assert ids(tmp_path) == sorted_ids(wanted)
+    for other in (replace(where, conditions=(few,)), replace(where, min_deliveries=2)):
+        with pytest.raises(
+            ExportError, match=r"expected the filter.*kwargs\.tenant=42.*new folder"
+        ):
             run(store, tmp_path, where=other)
 
 

@@ -134,6 +134,24 @@ def test_options_choose_queue_columns_and_time(
     assert chosen.option("url", redis_url).load().agg({"deliveries": "sum"}).first()[0] == 4
 
 
+def test_conditions_on_arguments_choose_letters(
+    source: SparkSession, redis_url: str, fill: Fill
+) -> None:
+    """The option ``where`` is that of the commands; the column need not be read."""
+    letters = [
+        a_letter(
+            dead_lettered_at=now(),
+            kwargs_json=json.dumps({"tenant": tenant}),
+            headers=json.dumps({"x-from": name}),
+        )
+        for tenant in (42, "42", 7)
+        for name in ("web", "cron")
+    ]
+    fill(letters)
+    df = live(source, redis_url, columns="id", where="kwargs.tenant=42\nheaders.x-from~eb")
+    assert ids(df) == sorted([letters[0].id, letters[2].id])
+
+
 def test_filters_reach_the_source(redis_url: str, fill: Fill) -> None:
     """A condition on queue or time plans fewer tasks, and begins in the middle of a stream."""
     from pyspark.sql import datasource as ds
@@ -162,6 +180,44 @@ def test_filters_reach_the_source(redis_url: str, fill: Fill) -> None:
     assert planned(ds.Not(ds.EqualTo(queue, "q1-DLQ"))) == planned()
 
 
+def test_pushed_filters_leave_letters_unread(redis_url: str, fill: Fill) -> None:
+    """What a filter of letters compares is compared before rows are made."""
+    from pyspark.sql import datasource as ds
+
+    from celery_dlq.spark.options import ReadOptions
+    from celery_dlq.spark.source import FilteringReader
+
+    letters = [
+        a_letter(release=f"r{n % 2}", root_id=f"root-{n}", deliveries=n, exception_type="a.B")
+        for n in range(4)
+    ]
+    fill(letters)
+
+    def read(*conditions: Any) -> list[int]:
+        reader = FilteringReader(ReadOptions.parse({"url": redis_url}), ("deliveries",))
+        assert list(reader.pushFilters(list(conditions))) == list(conditions)
+        reader = pickle.loads(pickle.dumps(reader))
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return sorted(value for batch in batches for value in batch["deliveries"].to_pylist())
+
+    release, deliveries = ("release",), ("deliveries",)
+    assert read(ds.EqualTo(release, "r1")) == [1, 3]
+    assert read(ds.EqualTo(release, "r1"), ds.EqualTo(("root_id",), "root-3")) == [3]
+    assert read(ds.EqualTo(("reason",), "rejected")) == []
+    assert read(ds.EqualTo(("exception_type",), "a.B")) == [0, 1, 2, 3]
+    assert read(ds.GreaterThan(deliveries, 1)) == [2, 3]
+    assert read(ds.GreaterThanOrEqual(deliveries, 1), ds.GreaterThan(deliveries, -1)) == [1, 2, 3]
+    for all_of_them in (
+        ds.GreaterThanOrEqual(deliveries, 0),
+        ds.LessThan(deliveries, 2),
+        ds.EqualTo(("reason",), "of another version"),
+        ds.EqualNullSafe(("group_id",), None),
+        ds.EqualTo(("headers", "release"), "r1"),
+        ds.Not(ds.EqualTo(release, "r1")),
+    ):
+        assert read(all_of_them) == [0, 1, 2, 3]
+
+
 def test_pushed_filters_give_the_same_rows(
     source: SparkSession, redis_url: str, fill: Fill
 ) -> None:
@@ -177,6 +233,7 @@ def test_pushed_filters_give_the_same_rows(
     expected = sorted(letter.id for letter in (letters[3], letters[5]))
     df = live(source, redis_url).where(where)
     assert ids(df) == expected
+    assert ids(df.where("deliveries > 0 AND task_name = 'shop.charge'")) == expected
     source.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
         assert ids(live(source, redis_url).where(where)) == expected
@@ -232,6 +289,8 @@ def test_letters_in_a_cluster_are_read_by_spark(source: SparkSession, cluster_ur
         ({"columns": "idd"}, r"got 'idd'; did you mean 'id'\?"),
         ({"columns": "id,id"}, "each column once"),
         ({"since": "yesterday"}, "option 'since' to be an ISO 8601 time, got 'yesterday'"),
+        ({"where": "tenant=42"}, "in the option 'where': expected args, kwargs or headers"),
+        ({"where": " \n"}, "option 'where' to be conditions such as kwargs.tenant=42, got none"),
         ({"partitions": "-1"}, "'partitions' to be a whole number"),
         ({"timeoutSeconds": "inf"}, "'timeoutseconds' to be a number of seconds"),
         ({"startingOffset": "middle"}, "earliest or latest, got 'middle'"),

@@ -52,7 +52,8 @@ def read() -> Iterator[DeadLetter]:
 
 
 def operate_more(path: str) -> Iterator[str]:
-    where = LetterFilter(grep="tenant")
+    where = LetterFilter(grep="tenant", min_deliveries=2, conditions=("kwargs.tenant=42",))
+    where = LetterFilter.from_query(where.to_query())
     dry = dlq.dry_run("orders-DLQ", where, to_queue="orders")
     if dry.ready:
         report = dlq.redrive(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+import pickle
+from datetime import datetime, timedelta, timezone
 from typing import Any
+from urllib.parse import parse_qs, urlencode
 
 import pytest
 from builders import NOW, a_letter
@@ -26,6 +28,11 @@ LETTER = a_letter(
     worker_hostname="celery@web-1",
     dead_lettered_at=NOW,
     body=b'[["\xc3\xbcber 9000"], {}, {}]',
+    kwargs_json='{"tenant": 42, "day": "2026-01-31"}',
+    release="2026.3",
+    root_id="root-1",
+    group_id="group-1",
+    deliveries=3,
 )
 SECOND = timedelta(seconds=1)
 
@@ -60,6 +67,19 @@ SECOND = timedelta(seconds=1)
         ({"grep": "über 9000"}, True),
         ({"grep": "SUCH"}, False),
         ({"grep": "\udcff"}, False),
+        ({"release": "2026.3"}, True),
+        ({"release": "2026"}, False),
+        ({"root_id": "root-1"}, True),
+        ({"root_id": "root"}, False),
+        ({"group_id": "group-1"}, True),
+        ({"group_id": "root-1"}, False),
+        ({"min_deliveries": 3}, True),
+        ({"min_deliveries": 4}, False),
+        ({"conditions": ("kwargs.tenant=42",)}, True),
+        ({"conditions": ("kwargs.tenant=42", "kwargs.day<2026-02")}, True),
+        ({"conditions": ("kwargs.tenant=42", "kwargs.day>2026-02")}, False),
+        ({"conditions": "kwargs.tenant=43"}, False),
+        ({"conditions": ("kwargs.tenant=42",), "reason": "rejected"}, False),
         ({"reason": "failed", "task_name": "shop.refund"}, False),
         ({"reason": "failed", "task_name": "shop.charge", "fingerprint": "a"}, True),
     ],
@@ -113,21 +133,81 @@ FILTERS = st.builds(
     worker_hostname=st.sampled_from([None, "celery@web-1", "w"]),
     grep=st.sampled_from([None, "über", "article", "nope"]),
     ids=st.sampled_from([None, frozenset({"letter-1"}), frozenset()]),
+    release=st.sampled_from([None, "2026.3", "x"]),
+    root_id=st.sampled_from([None, "root-1", "x"]),
+    group_id=st.sampled_from([None, "group-1"]),
+    min_deliveries=st.sampled_from([None, 1, 3, 4]),
+    conditions=st.sampled_from(
+        [None, (), ("kwargs.tenant=42",), ("kwargs.tenant=42", "args[0]!=1"), ("headers.a=1",)]
+    ),
 )
 
 
 @given(FILTERS)
 def test_a_letter_and_its_stored_fields_fit_alike(where: LetterFilter) -> None:
     """A scan reads raw fields; it must mean the same."""
-    for letter in (LETTER, a_letter(exception_type=None, worker_hostname=None)):
+    for letter in (LETTER, a_letter(exception_type=None, worker_hostname=None, deliveries=0)):
         raw = {name.encode(): value for name, value in letter.to_fields().items()}
         assert where.matches_fields(raw) is where.matches(letter)
 
 
 @given(FILTERS)
 def test_a_filter_survives_json(where: LetterFilter) -> None:
-    """A job that is resumed means the same letters."""
+    """A job that is resumed means the same letters, and so does a task of Spark."""
     assert LetterFilter.from_json(json.loads(json.dumps(where.to_json()))) == where
+    copy = pickle.loads(pickle.dumps(where))
+    assert (copy, hash(copy)) == (where, hash(where))
+
+
+@given(FILTERS)
+def test_a_filter_survives_a_url(where: LetterFilter) -> None:
+    """A page that is shared or asked for again shows the same letters."""
+    if where.ids == frozenset() or where.exception_type == "":
+        with pytest.raises(DLQError, match="not to be empty in a URL"):
+            where.to_query()
+        return
+    assert LetterFilter.from_query(parse_qs(urlencode(where.to_query(), doseq=True))) == where
+
+
+def test_a_form_leaves_out_what_nobody_filled_in() -> None:
+    """Browsers send empty texts for empty fields, and times without an offset."""
+    form = "task_name=&since=2026-01-31T18:00&conditions=&conditions=kwargs.a%3D1&min_deliveries=2"
+    assert LetterFilter.from_query(parse_qs(form, keep_blank_values=True)) == LetterFilter(
+        since=datetime(2026, 1, 31, 18, tzinfo=timezone.utc),
+        conditions=("kwargs.a=1",),
+        min_deliveries=2,
+    )
+    assert not LetterFilter.from_query({"ids": [""], "conditions": [], "grep": ""})
+    assert LetterFilter.from_query({"task_name": "shop.charge"}).task_name == "shop.charge"
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"tsk": ["a"]}, r"the fields of a filter \(ids, reason, .*\), got 'tsk'"),
+        ({"reason": ["failed", "expired"]}, "expected reason once, got it 2 times"),
+        ({"reason": ["bored"]}, "expected reason to be one of"),
+        ({"since": ["yesterday"]}, "expected since to be an ISO 8601 time, got 'yesterday'"),
+        ({"until": ["2026-13-01"]}, "expected until to be an ISO 8601 time"),
+        ({"min_deliveries": ["many"]}, "expected min_deliveries to be .* 1 or more, got 'many'"),
+        ({"min_deliveries": ["0"]}, "expected min_deliveries to be .* 1 or more, got 0"),
+        ({"min_deliveries": ["9" * 5000]}, "expected min_deliveries to be .* 1 or more"),
+        ({"conditions": ["kwargs.a"]}, "of the condition 'kwargs.a'"),
+    ],
+)
+def test_a_malformed_query_is_refused_by_the_name_of_its_field(
+    query: dict[str, list[str]], message: str
+) -> None:
+    """A field that was passed over would choose more letters than the page says."""
+    with pytest.raises(DLQError, match=message):
+        LetterFilter.from_query(query)
+
+
+@pytest.mark.parametrize("least", [0, -1, True, 1.5, "3"])
+def test_min_deliveries_is_a_number_of_deliveries(least: Any) -> None:
+    """Zero would narrow nothing, and yet count as a filter."""
+    with pytest.raises(DLQError, match="expected min_deliveries to be a whole number of 1 or more"):
+        LetterFilter(min_deliveries=least)
 
 
 def test_a_time_that_ends_before_it_begins_is_refused() -> None:
@@ -140,6 +220,8 @@ def test_what_is_no_letter_fits_no_time() -> None:
     """A scan over broken entries goes on."""
     assert not LetterFilter(since=NOW).matches_fields({b"dead_lettered_at": b"soon"})
     assert not LetterFilter(until=NOW).matches_fields({})
+    assert not LetterFilter(min_deliveries=1).matches_fields({b"deliveries": b"often"})
+    assert not LetterFilter(conditions=("kwargs.a!=1",)).matches_fields({b"mood": b"\xff"})
 
 
 def test_a_letter_without_an_exception_fits_no_exception() -> None:
@@ -152,6 +234,7 @@ def test_a_letter_without_an_exception_fits_no_exception() -> None:
 def test_a_filter_is_true_when_it_narrows() -> None:
     """Commands ask before they touch all letters."""
     assert not LetterFilter()
+    assert not LetterFilter(conditions=())
     assert LetterFilter(ids=frozenset())
     assert LetterFilter(grep="")
 

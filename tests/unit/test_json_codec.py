@@ -151,6 +151,7 @@ def test_numbers_that_json_does_not_know_still_make_valid_json(value: float) -> 
     "text",
     [
         '{"__type__":"uuid","__value__":"not one"}',
+        '{"__type__":"uuid","__value__":{"hex":"as kombu writes it"}}',
         '{"__type__":"datetime","__value__":17}',
         '{"__type__":"decimal","__value__":"x"}',
         '{"__type__":"bytes","__value__":"?"}',

@@ -35,6 +35,7 @@ from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
 from celery_dlq.record import DeadLetter
+from celery_dlq.redaction.masking import Redaction
 
 if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter
@@ -96,6 +97,11 @@ class Assembly:
         if self._settings is None:
             self._settings = Settings.from_conf(self.app.conf)
         return self._settings
+
+    @property
+    def redaction(self) -> Redaction:
+        """Masks what ``dlq_redact`` names."""
+        return Redaction.of(self.settings)
 
     @property
     def backend(self) -> Backend:
@@ -163,7 +169,7 @@ class Assembly:
 
     def reading(self) -> Reading:
         """Finds and reads letters."""
-        return Reading(self.backend.letters)
+        return Reading(self.backend.letters, self.redaction)
 
     def operations(self) -> Operations:
         """Changes letters: redrive, edit, discard, trim."""
@@ -272,6 +278,7 @@ class Assembly:
                 self.clock,
                 hostname=hostname,
                 release=settings.release,
+                redaction=self.redaction,
             )
         guard = Guard(
             policy_cache,
@@ -284,6 +291,7 @@ class Assembly:
             release=settings.release,
             counts=measuring.counts,
             sampler=sampler,
+            redaction=self.redaction,
         )
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
@@ -390,6 +398,7 @@ class Assembly:
             hostname=hostname,
             pid=pid or os.getpid(),
             release=settings.release,
+            redaction=self.redaction,
         )
         return Adopter(
             queue,
@@ -452,7 +461,7 @@ class Assembly:
         """
         from celery_dlq.contrib import sentry
 
-        reporter = sentry.SentryReporter(backend.reports)
+        reporter = sentry.SentryReporter(backend.reports, self.redaction)
 
         def marked(letter: DeadLetter) -> DeadLetter:
             if sentry.client() is not None:

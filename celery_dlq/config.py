@@ -30,6 +30,7 @@ from celery_dlq.policies.policy import (
     text,
 )
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.redaction.rules import RuleError, Rules
 
 PREFIX = "dlq_"
 ENVIRONMENT = "CELERY_DLQ_SETTINGS"
@@ -165,6 +166,18 @@ def _adopt(where: str, value: object) -> Mapping[str, str | None]:
     return adopted
 
 
+def _redact(where: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise SettingsError(
+            f"expected {where} to be a list of texts such as 'kwargs.card.number', got {value!r}"
+        )
+    try:
+        Rules.parse(value, where)
+    except RuleError as exc:
+        raise SettingsError(str(exc)) from exc
+    return tuple(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The checked settings of one app; see each field's ``doc``."""
@@ -293,6 +306,16 @@ class Settings:
         "queue, time, delivery), about 10,000 of each queue, for the triage to compare letters "
         "with: dlq export --successes. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
         "The store memory records none. Defaults to 0.",
+    )
+    redact: tuple[str, ...] = _setting(
+        (),
+        _redact,
+        "What nobody may see: paths of arguments and names of headers (kwargs.card.number, "
+        "args[0].token, kwargs.*.password, **.password, headers.authorization), whole texts of a "
+        "letter (description, exception_message, traceback), and patterns (re: and a regular "
+        "expression). Shown as [redacted] by the commands, in the descriptive fields of letters, "
+        "in logs and in Sentry; the message itself stays whole. Unit: list of at most 100 texts. "
+        "Special value: an empty list masks nothing. Defaults to [].",
     )
     sentry: str = _setting(
         "groups",

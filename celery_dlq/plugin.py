@@ -18,6 +18,7 @@ from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
+from celery_dlq.redaction.masking import Redaction
 
 ATTRIBUTE = "_celery_dlq"
 """Attribute of an app that holds its first `DeadLetters`."""
@@ -93,6 +94,15 @@ class DeadLetters:
             SettingsError: A setting is unknown or has an unusable value.
         """
         return self.assembly.settings
+
+    @property
+    def redaction(self) -> Redaction:
+        """Masks what ``dlq_redact`` names; for whatever shows letters to people.
+
+        Raises:
+            SettingsError: A setting is unknown or has an unusable value.
+        """
+        return self.assembly.redaction
 
     def validate(self) -> None:
         """Check all settings and the policies of all registered tasks; for your CI.

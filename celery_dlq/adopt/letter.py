@@ -22,6 +22,7 @@ from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, wire_body
 from celery_dlq.worker.letter import Death, letter_of
 from celery_dlq.worker.policy_cache import ResolvedPolicy
@@ -64,6 +65,7 @@ class Adoption:
         hostname: Name of the worker or host that adopts.
         pid: Process id of the adopter.
         release: Version of the user's code.
+        redaction: Masks the letters' descriptive fields.
     """
 
     def __init__(
@@ -76,13 +78,14 @@ class Adoption:
         hostname: str,
         pid: int,
         release: str | None,
+        redaction: Redaction = NO_REDACTION,
     ) -> None:
         self._app = app
         self._policies = policies
         self._queue_names = QueueNames(app.amqp.queues)
         self._queue = queue
         self._target = target
-        self._by = {"hostname": hostname, "pid": pid, "release": release}
+        self._by = {"hostname": hostname, "pid": pid, "release": release, "redaction": redaction}
 
     def identity(self, message: Any) -> Identity:
         """The identity of a message, the same for each delivery."""

@@ -19,6 +19,7 @@ from celery_dlq.cli.context import (
 )
 from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option
 from celery_dlq.cli.terminal import counting
+from celery_dlq.redaction.rules import PATTERN_PREFIX
 
 
 @click.command(short_help="Write letters to Parquet files; later runs add what is new.")
@@ -34,7 +35,8 @@ from celery_dlq.cli.terminal import counting
     "--redact",
     multiple=True,
     metavar="PATHS",
-    help="Replace values by tokens, e.g. kwargs.card,headers.auth.",
+    help="Replace values by tokens, e.g. kwargs.card,headers.auth; with re: what a regular "
+    "expression matches.",
 )
 @click.option(
     "--redact-key-file",
@@ -96,7 +98,7 @@ def export(
             destination,
             queues or None,
             letter_filter(options),
-            redact=[path for some in redact for path in some.split(",")],
+            redact=[rule for some in redact for rule in _rules(some)],
             redact_key=key,
             follow=stop,
             progress=progress,
@@ -107,6 +109,11 @@ def export(
         print_lines([report.to_json()])
     else:
         operation_tables.exported(console, report)
+
+
+def _rules(text: str) -> list[str]:
+    """Rules separated by commas; a regular expression has commas of its own."""
+    return [text] if text.startswith(PATTERN_PREFIX) else text.split(",")
 
 
 def _stop_event() -> threading.Event:

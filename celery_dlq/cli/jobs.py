@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import click
 
 from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.terminal import counting, say
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.jobs import Job
 
 
 @click.group(
@@ -20,7 +26,7 @@ def jobs(ctx: click.Context, *, as_json: bool) -> None:
     """Show jobs, newest first; or one: `status ID`, `cancel ID`, `resume ID`."""
     if ctx.invoked_subcommand is not None:
         return
-    found = dead_letters_of(ctx).jobs()
+    found = [_shown(ctx, job) for job in dead_letters_of(ctx).jobs()]
     if as_json:
         print_lines(job.to_json() for job in found)
     else:
@@ -33,7 +39,7 @@ def jobs(ctx: click.Context, *, as_json: bool) -> None:
 @click.pass_context
 def status(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
     """Show one job, and how many of its letters died again."""
-    found = dead_letters_of(ctx).job(job_id)
+    found = _shown(ctx, dead_letters_of(ctx).job(job_id))
     if as_json:
         print_lines([found.to_json()])
     else:
@@ -62,6 +68,17 @@ def resume(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
     if as_json:
         print_lines([report.to_json()])
     else:
-        operation_tables.job(console, dead_letters.job(job_id))
+        operation_tables.job(console, _shown(ctx, dead_letters.job(job_id)))
     if report.state != "done":
         ctx.exit(1)
+
+
+def _shown(ctx: click.Context, job: Job) -> Job:
+    """A job, with what patterns of ``dlq_redact`` match in its filter and options masked."""
+    redaction = dead_letters_of(ctx).redaction
+    return replace(
+        job,
+        filter=redaction.value(job.filter),
+        options=redaction.value(job.options),
+        note=redaction.text(job.note),
+    )

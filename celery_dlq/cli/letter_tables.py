@@ -129,8 +129,9 @@ def letter_line(console: Console, letter: DeadLetter) -> None:
     console.print(said, soft_wrap=True)
 
 
-def letter(console: Console, found: DeadLetter) -> None:
-    """Everything about one letter."""
+def letter(console: Console, found: DeadLetter, body_bytes: int | None = None) -> None:
+    """Everything about one letter; ``body_bytes`` is the size of a body that is masked here."""
+    size = len(found.body) if body_bytes is None else body_bytes
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -143,7 +144,7 @@ def letter(console: Console, found: DeadLetter) -> None:
     console.print(facts)
     if found.history:
         console.print(_history(found.history))
-    console.print(line(f"body ({len(found.body):,} bytes, {found.content_type})", "dim"))
+    console.print(line(f"body ({size:,} bytes, {found.content_type})", "dim"))
     console.print(Padding(block(shortened(_body(found), _MAX_BODY_CHARS)), (0, 0, 0, 2)))
     if found.traceback:
         console.print(line("traceback", "dim"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.printable import one_line
 from celery_dlq.record import DeadLetter, iso
+from celery_dlq.redaction.masking import Redaction
 
 if TYPE_CHECKING:
     from celery_dlq.operations.selection import RawEntry
@@ -88,7 +89,8 @@ def list_(
             entries = dead_letters.entries(
                 queue, where, newest_first=not oldest_first, scanned=scanned
             )
-        letters = map(_readable, islice(entries, (page - 1) * limit, page * limit))
+        page_of = islice(entries, (page - 1) * limit, page * limit)
+        letters = (_readable(found, dead_letters.redaction) for found in page_of)
         if as_json:
             shown = print_lines(map(_entry_json, letters))
         else:
@@ -112,14 +114,16 @@ def list_(
 @click.pass_context
 def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool) -> None:
     """Show everything about one letter; the first digits of its ID are enough."""
-    name, found = dead_letters_of(ctx).entry(letter_id, queue)
-    letter = _readable(found)
+    dead_letters = dead_letters_of(ctx)
+    name, found = dead_letters.entry(letter_id, queue)
+    letter = _readable(found, dead_letters.redaction)
     if as_json:
         print_lines([_entry_json(letter)])
     elif isinstance(letter, Unreadable):
         letter_tables.unreadable(console_of(ctx), name, letter)
     else:
-        letter_tables.letter(console_of(ctx), letter)
+        size = len(found.fields.get(b"body", b""))
+        letter_tables.letter(console_of(ctx), letter, body_bytes=size)
 
 
 @click.command()
@@ -180,10 +184,12 @@ def tail(
     # Each is read again, because all of them together may be large.
     read = (dead_letters.store.get(queue, letter_id) for letter_id in reversed(newest))
     coming = (letter for letter in coming if letter.id not in shown)
+    redaction = dead_letters.redaction
     try:
-        for letter in chain(read, coming):
-            if letter is None:  # removed meanwhile
+        for one in chain(read, coming):
+            if one is None:  # removed meanwhile
                 continue
+            letter = redaction.letter(one)
             if as_json:
                 print_lines([letter.to_json()])
             else:
@@ -204,22 +210,31 @@ def tail(
 @click.pass_context
 def audit(ctx: click.Context, *, limit: int, as_json: bool) -> None:
     """Show who changed letters or policies, newest first."""
-    changes = dead_letters_of(ctx).changes(limit)
+    redaction = dead_letters_of(ctx).redaction
+    changes = [
+        replace(change, detail=redaction.value(change.detail))
+        for change in dead_letters_of(ctx).changes(limit)
+    ]
     if as_json:
         print_lines(change.to_json() for change in changes)
     else:
         operation_tables.audit(console_of(ctx), changes)
 
 
-def _readable(found: RawEntry) -> DeadLetter | Unreadable:
+def _readable(found: RawEntry, redaction: Redaction) -> DeadLetter | Unreadable:
     try:
-        return found.letter()
+        return redaction.letter(found.letter())
     except CorruptLetter as exc:
         values = {
             name.decode("utf-8", "backslashreplace"): json_codec.safe_repr(value, _MAX_VALUE_CHARS)
             for name, value in found.fields.items()
         }
-        return Unreadable(position=found.position, error=str(exc), fields=values)
+        shown = redaction.fields(values)
+        return Unreadable(position=found.position, error=_error(exc, redaction), fields=shown)
+
+
+def _error(exc: CorruptLetter, redaction: Redaction) -> str:
+    return "an entry that cannot be read" if redaction else str(exc)
 
 
 def _entry_json(entry: DeadLetter | Unreadable) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, iso
+from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 
 logger = get_logger("celery_dlq.sentry")
 
@@ -68,10 +69,12 @@ class SentryReporter:
 
     Args:
         reports: Decides which letters to report, for all workers together.
+        redaction: Masks what Sentry gets.
     """
 
-    def __init__(self, reports: Reports) -> None:
+    def __init__(self, reports: Reports, redaction: Redaction = NO_REDACTION) -> None:
         self._reports = reports
+        self._redaction = redaction
         self._due: OrderedDict[str, Report] = OrderedDict()
 
     def mark(self, letter: DeadLetter) -> DeadLetter:
@@ -97,7 +100,8 @@ class SentryReporter:
         report = self._due.pop(event.letter.id, None)
         found = client()
         if report is not None and found is not None:
-            _send(event_of(event.letter, report, with_values=_sends_values(found.options)))
+            shown = self._redaction.letter(event.letter)
+            _send(event_of(shown, report, with_values=_sends_values(found.options)))
 
 
 def _send(event: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.policies.policy import Policy
+from celery_dlq.redaction.masking import Redaction
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _PREVIEW_SECONDS = 10.0
@@ -425,7 +426,7 @@ class Operations:
             raise DLQError(f"expected a planned edit, got job {job_id}, a {job.kind}")
         (letter_id,) = job.filter["ids"]
         _, found = self._reading.entry(letter_id, job.queue)
-        apply = edited(Edit.from_text(job.change), actor=job.actor, now=self._clock())
+        apply = self._edited(Edit.from_text(job.change), job.actor)
         before = self._message(found, job.options)
         after = apply(self._message(found, job.options))
         return _arguments(before), _arguments(after)
@@ -593,7 +594,7 @@ class Operations:
         where = LetterFilter.from_json(job.filter)
         if job.kind == "edit":
             edit = edit or Edit.from_text(job.change)
-            transform = edited(edit, actor=whoami(), now=self._clock())
+            transform = self._edited(edit)
         report = self._redriver().redrive(
             run,
             where,
@@ -677,9 +678,14 @@ class Operations:
         """Apply an edit, to see if it fits; return it as its job keeps it, empty if too long."""
         self._check_target(options.get("to_queue"))
         message = self._message(found, options)
-        edited(change, actor=whoami(), now=self._clock())(message)
+        self._edited(change)(message)
         text = change.to_text()
         return text if len(text) <= MAX_CHANGE_CHARS else ""
+
+    def _edited(self, change: Edit, actor: str | None = None) -> Callable[[Outgoing], Outgoing]:
+        """A function that applies an edit; values that people cannot see stay as they are."""
+        redaction = Redaction.of(self._settings)
+        return edited(change, actor=actor or whoami(), now=self._clock(), redaction=redaction)
 
     def _message(self, found: RawEntry, options: Mapping[str, Any]) -> Outgoing:
         return outgoing(found, RedriveOptions.from_json(options), redrive_id="", now=self._clock())

@@ -15,6 +15,7 @@ from celery_dlq.headers import EDITED_HEADER
 from celery_dlq.letters.printable import shortened
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.record import iso
+from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 
 __all__ = ["Edit"]
 
@@ -29,6 +30,8 @@ _MAX_PATHS_NAMED = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
     """A change of a message's arguments.
+
+    Where ``dlq_redact`` masks a value, leave ``[redacted]`` or the value itself: it is kept.
 
     Attributes:
         args: The new positional arguments; ``None`` keeps them.
@@ -99,12 +102,14 @@ def arguments(
     return found[0], found[1], found[2]
 
 
-def edited(edit: Edit, *, actor: str, now: datetime) -> Callable[[Outgoing], Outgoing]:
-    """A function that applies an edit to a message and records it in the headers."""
+def edited(
+    edit: Edit, *, actor: str, now: datetime, redaction: Redaction = NO_REDACTION
+) -> Callable[[Outgoing], Outgoing]:
+    """A function that applies an edit to a message and records it in the headers, masked."""
 
     def apply(message: Outgoing) -> Outgoing:
         try:
-            return _apply(edit, message, actor=actor, now=now)
+            return _apply(edit, message, actor=actor, now=now, redaction=redaction)
         except RedriveError:
             raise
         except DLQError as exc:
@@ -113,31 +118,37 @@ def edited(edit: Edit, *, actor: str, now: datetime) -> Callable[[Outgoing], Out
     return apply
 
 
-def _apply(edit: Edit, message: Outgoing, *, actor: str, now: datetime) -> Outgoing:
+def _apply(
+    edit: Edit, message: Outgoing, *, actor: str, now: datetime, redaction: Redaction
+) -> Outgoing:
     args, kwargs, links = arguments(message.content_type, message.body, message.headers)
-    new = {
+    before = _shown(*redaction.arguments(args, kwargs))
+    new: dict[str, Any] = {
         "args": list(args if edit.args is None else edit.args),
         "kwargs": dict(kwargs if edit.kwargs is None else edit.kwargs),
     }
     for path, value in edit.assign.items():
         _assign(new, path.split("."), value, path)
+    # Once more, because `_assign` may have changed the others.
+    old_args, old_kwargs, _ = arguments(message.content_type, message.body, message.headers)
+    new_args, new_kwargs = redaction.restored((old_args, old_kwargs), (new["args"], new["kwargs"]))
     try:
-        body = json.dumps([new["args"], new["kwargs"], links]).encode()
+        body = json.dumps([new_args, new_kwargs, links]).encode()
     except (TypeError, ValueError, RecursionError) as exc:
         raise DLQError(
             f"expected arguments that JSON can encode, got {type(exc).__name__}: {exc}"
         ) from exc
     if message.headers.get("argsrepr") is not None:
-        message.headers["argsrepr"] = _described(tuple(new["args"]))
+        message.headers["argsrepr"] = _described(tuple(new_args))
     if message.headers.get("kwargsrepr") is not None:
-        message.headers["kwargsrepr"] = _described(new["kwargs"])
+        message.headers["kwargsrepr"] = _described(new_kwargs)
     trail = _trail(message.headers.get(EDITED_HEADER))
     trail.append(
         {
             "at": iso(now),
             "actor": actor,
-            "from": _shown(args, kwargs),
-            "to": _shown(new["args"], new["kwargs"]),
+            "from": before,
+            "to": _shown(*redaction.arguments(new_args, new_kwargs)),
         }
     )
     message.headers[EDITED_HEADER] = json.dumps(trail[-MAX_EDITS:])

@@ -14,6 +14,7 @@ from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.record import DeadLetter
+from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 
 ID_LENGTH = 36
 SHORTEST_PREFIX = 6
@@ -28,10 +29,12 @@ class Reading:
 
     Args:
         store: Keeps the letters.
+        redaction: Masks the arguments that are to be edited.
     """
 
-    def __init__(self, store: DeadLetterStore) -> None:
+    def __init__(self, store: DeadLetterStore, redaction: Redaction = NO_REDACTION) -> None:
         self._store = store
+        self._redaction = redaction
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues: name, number of letters, ages, letters by reason.
@@ -185,6 +188,8 @@ class Reading:
     ) -> tuple[list[Any], dict[str, Any]]:
         """Args and kwargs of a letter, as `edit` changes them.
 
+        What ``dlq_redact`` masks is ``[redacted]``; `edit` puts the values back.
+
         Raises:
             NotFound: The letter does not exist.
             DLQError: Its body is not plain JSON.
@@ -193,7 +198,7 @@ class Reading:
         args, kwargs, _links = arguments(
             letter.content_type, letter.body, letter.decoded("headers") or {}
         )
-        return args, kwargs
+        return self._redaction.arguments(args, kwargs)
 
     def check_queue(self, name: str) -> None:
         """Check that a dead-letter queue exists.

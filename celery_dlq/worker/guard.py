@@ -31,6 +31,7 @@ from celery_dlq.policies.decisions import (
     decide_end,
 )
 from celery_dlq.record import Delivery, Outcome, Reason
+from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.dispatched import Dispatched
 from celery_dlq.worker.failure import Failure
@@ -83,6 +84,7 @@ class Guard:
         release: Version of the user's code, for the letters.
         counts: Metrics: deliveries by outcome, and internal errors.
         sampler: Called with each message whose task returned; ``None`` if none is sampled.
+        redaction: Masks the letters' descriptive fields.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Guard:
         release: str | None = None,
         counts: Counts | None = None,
         sampler: Callable[[GuardedRequest, InFlight], None] | None = None,
+        redaction: Redaction = NO_REDACTION,
     ) -> None:
         self._policies = policy_cache
         self._letter_writer = letter_writer
@@ -109,6 +112,7 @@ class Guard:
         self._release = release
         self.counts = self._counts = Counts() if counts is None else counts
         self._sampler = sampler
+        self._redaction = redaction
         self._dispatched = Dispatched()
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
@@ -371,7 +375,7 @@ class Guard:
                 "Task %s died and is not kept: %s (%s)",
                 request.id,
                 verdict.reason,
-                verdict.description,
+                MARKER if self._redaction else verdict.description,
             )
             self._forget(in_flight)
             return DeliveryState.STORED
@@ -415,6 +419,7 @@ class Guard:
             hostname=self._hostname,
             pid=pid or self._pid,
             release=self._release,
+            redaction=self._redaction,
         )
 
     def _write(self, death: Death, *, acknowledged: bool, waits: WaitsForStore) -> DeliveryState:

@@ -10,6 +10,7 @@ from celery_dlq.backends.base import MessageKey
 from celery_dlq.letters.fingerprint import fingerprint
 from celery_dlq.policies.decisions import Die
 from celery_dlq.record import DeadLetter, Delivery, Reason, letter_id
+from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message
 from celery_dlq.worker.failure import MESSAGE_LIMIT, Failure
 from celery_dlq.worker.policy_cache import ResolvedPolicy
@@ -53,6 +54,7 @@ class Death:
         hostname: Node name of the worker that dead-letters it.
         pid: Process of the last delivery, else of the worker.
         release: Version of the user's code.
+        redaction: Masks the letter's descriptive fields.
     """
 
     resolved: ResolvedPolicy
@@ -66,15 +68,16 @@ class Death:
     hostname: str
     pid: int | None
     release: str | None
+    redaction: Redaction = NO_REDACTION
 
 
 def letter_of(death: Death) -> DeadLetter:
-    """Make the letter of a death."""
+    """Make the letter of a death; its fingerprint is that of the unmasked traceback."""
     key, failure, policy = death.key, death.failure, death.resolved.policy
     exception_type = failure.exception_type if failure else None
     traceback = failure.traceback if failure else None
     reason = death.verdict.reason
-    return DeadLetter(
+    letter = DeadLetter(
         **{name: getattr(death.message, name) for name in _FROM_MESSAGE},
         id=letter_id(*astuple(key)),
         source_queue=death.resolved.queue,
@@ -103,6 +106,7 @@ def letter_of(death: Death) -> DeadLetter:
         release=death.release,
         sentry_event_id=failure.sentry_event_id if failure else None,
     )
+    return death.redaction.captured(letter)
 
 
 def bare(death: Death) -> Death:

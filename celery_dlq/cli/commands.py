@@ -15,6 +15,7 @@ from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import one_line
 
 _MODULES = {
+    "apart": "reading",
     "audit": "reading",
     "discard": "removal",
     "export": "export",

@@ -14,6 +14,7 @@ from celery_dlq.cli.terminal import (
     Table,
     age,
     block,
+    letters_text,
     line,
     say,
     table,
@@ -22,6 +23,7 @@ from celery_dlq.cli.terminal import (
 )
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.printable import shortened
+from celery_dlq.operations.apart import Apart
 from celery_dlq.record import DeadLetter, Delivery
 
 _MAX_DESCRIPTION_CHARS = 300
@@ -94,6 +96,26 @@ def groups(console: Console, queue: str, found: Sequence[Group]) -> None:
             f"first {age(group.first_seen_at)}\nlast  {age(group.last_seen_at)}",
         )
     console.print(rows)
+
+
+def apart(console: Console, found: Apart) -> None:
+    """What sets letters apart, a row each."""
+    compared = f"{found.others:,} others and {found.successes:,} successes"
+    say(console, f"{letters_text(found.letters)} compared with {compared}", "bold")
+    rows = table("What sets them apart", ("here", "right"), ("against", "right"), "")
+    for one in found.findings:
+        also = f"also {', '.join(one.also)}" if one.also else ""
+        rows.add_row(
+            f"{one.letters:,} of {one.of_letters:,}",
+            f"{one.others:,} of {one.of_others:,}",
+            two_lines(line(one.text), line(also, "dim")),
+        )
+    if found.findings:
+        console.print(rows)
+    else:
+        say(console, "Nothing stands out.")
+    if found.cut:
+        say(console, "There was no time to read older letters, which were left out.", "dim")
 
 
 def letters(console: Console, title: str, found: Iterable[DeadLetter | Unreadable]) -> int:

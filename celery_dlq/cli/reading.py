@@ -1,4 +1,4 @@
-"""``dlq queues``, ``list``, ``show``, ``groups``, ``tail``, ``audit``: they change nothing."""
+"""``dlq queues``, ``list``, ``show``, ``groups``, ``apart``, ``tail``, ``audit``: all read only."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.selection import RawEntry
 
 _MAX_VALUE_CHARS = 1000
+_APART_SECONDS = 10.0
 
 
 @click.command()
@@ -150,6 +151,27 @@ def groups(ctx: click.Context, queue: str, *, limit: int, as_json: bool) -> None
         say(console, f"{queue} is empty.")
     if len(found) == limit:
         say(console, f"The {limit} largest groups; --limit shows more.")
+
+
+@click.command(short_help="Show what letters of QUEUE have that others lack.")
+@click.argument("queue")
+@filter_options
+@json_option
+@click.pass_context
+def apart(ctx: click.Context, /, queue: str, *, as_json: bool, **options: Any) -> None:
+    """Show what the newest letters of QUEUE that match the filter have and others lack.
+
+    Others are the other letters of QUEUE, and successes if dlq_sample_successes samples them.
+    At most 5,000 messages are compared, and reading them ends after 10 seconds.
+    """
+    where = letter_filter(options)
+    found = dead_letters_of(ctx).apart(queue, where, deadline_seconds=_APART_SECONDS)
+    if where and not found.letters and not found.cut:
+        raise none_matched(queue)
+    if as_json:
+        print_lines([found.to_json()])
+    else:
+        letter_tables.apart(console_of(ctx), found)
 
 
 @click.command(short_help="Show the newest letters of QUEUE; with --follow, also new ones.")

@@ -35,8 +35,8 @@ BRINGS = {
     "parquet": {"pyarrow"},
     "sentry": {"sentry_sdk"},
     "prometheus": {"prometheus_client"},
-    "spark": {"pyarrow", "pyspark", "matplotlib", "jinja2", "scipy"},
-    "demo": {"pyarrow", "pyspark", "matplotlib", "jinja2", "scipy"},
+    "spark": {"pyarrow", "pyspark", "matplotlib", "jinja2"},
+    "demo": {"pyarrow", "pyspark", "matplotlib", "jinja2"},
 }
 OPTIONAL = {"pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}
 OPTIONAL |= {"botocore"}  # comes with kombu[sqs], without which no app has that broker

@@ -1,23 +1,13 @@
 """The question why: values that are more frequent in a group of letters than in others.
 
-Every value of every argument is a candidate, and so are host, release, queue and hour. Spark counts
-the letters with the value, inside and outside of the group. The driver tests the counts by Fisher's
-exact test (the probability that chance alone makes the value as frequent) and corrects for the
-number of candidates by the procedure of Benjamini and Hochberg.
-
-The driver tests at most `MOST_TESTED` candidates of one comparison: those that are more frequent
-inside and stand out most. The others count as tests without a finding, so the limit can hide a
-weak finding but never adds a false one.
-
-Source: Y. Benjamini, Y. Hochberg, "Controlling the False Discovery Rate", J. R.
-Statist. Soc. B 57 (1995); R. Bourgon et al., "Independent filtering increases
-detection power for high-throughput experiments", PNAS 107 (2010), for why a value's
-total frequency may decide whether it is tested.
+Every value of every argument is a candidate, and so are host, release, queue, origin, retries, hour
+and day of the week. Spark counts the letters with the value, inside and outside of the group. The
+driver tests the counts; see `celery_dlq.letters.significance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
@@ -25,7 +15,28 @@ from itertools import chain
 from operator import add, or_
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError, MissingExtra
+from celery_dlq.errors import DLQError
+from celery_dlq.letters.features import (
+    FIELDS,
+    GIVEN,
+    HOUR,
+    MAX_VALUE_CHARS,
+    WEEKDAY,
+    WEEKDAYS,
+    WHOLE,
+)
+from celery_dlq.letters.significance import (
+    ALL_LETTERS,
+    ALPHA,
+    LEAST,
+    MIN_OTHERS,
+    MOST_TESTED,
+    SAME_TASKS,
+    SUCCESSES,
+    Candidate,
+    Significant,
+    significant,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,40 +44,27 @@ if TYPE_CHECKING:
 COLUMNS = (
     "fingerprint",
     "task_name",
-    "source_queue",
     "dead_lettered_at",
-    "worker_hostname",
-    "release",
+    *FIELDS.values(),
     "args_json",
     "kwargs_json",
 )
 """The columns that `why` reads."""
-
-GIVEN = "(given)"
-"""The value that means: the argument was given, whatever its value."""
-
-MOST_TESTED = 2_000
-"""Candidates that the driver tests in one comparison; each has at most 200 characters."""
 
 _DDL = (
     "feature STRING, value STRING, against STRING, letters BIGINT, support DOUBLE, "
     "share_of_others DOUBLE, lift DOUBLE, p_value DOUBLE, q_value DOUBLE"
 )
 
-_SAME_TASKS, _ALL_LETTERS, _SUCCESSES = "same tasks", "all letters", "successes"
-_MIN_OTHERS = 20
-_MAX_VALUE_CHARS = 200
-
 # Values are counted before they are parsed, so each different value is parsed once, not once per
 # letter. SUMS are the letters inside and outside of each comparison, by the bits of ``sides``.
 _COUNTS = """
     SELECT feature, value, SUMS
-    FROM (SELECT sides, inline(array(
-              named_struct('feature', 'host', 'value', worker_hostname),
-              named_struct('feature', 'release', 'value', release),
-              named_struct('feature', 'queue', 'value', source_queue),
-              named_struct('feature', 'hour', 'value', CAST(pmod(floor(
-                  unix_micros(dead_lettered_at) / 3600000000), 24) AS STRING))))
+    FROM (SELECT sides, inline(array(PLAIN,
+              named_struct('feature', 'HOUR', 'value', CAST(pmod(floor(
+                  unix_micros(dead_lettered_at) / 3600000000), 24) AS STRING)),
+              named_struct('feature', 'WEEKDAY', 'value', element_at(array(DAYS), CAST(pmod(floor(
+                  unix_micros(dead_lettered_at) / 86400000000) + 3, 7) AS INT) + 1))))
           FROM {letters}
           UNION ALL
           SELECT sides, concat('kwargs.', key), coalesce(value, 'null')
@@ -83,7 +81,7 @@ _COUNTS = """
 # which includes rare values; those are not tested themselves.
 _SUSPECTS = """
     SELECT concat(feature, part.path) AS feature, part.value AS value, SUMS
-    FROM (SELECT *, explode(IF(feature IN ('host', 'release', 'queue', 'hour'),
+    FROM (SELECT *, explode(IF(feature IN (WHOLE),
               array(named_struct('path', '', 'value', value)),
               concat(array(named_struct('path', '', 'value', CAST(NULL AS STRING))), coalesce(
                   CASE WHEN value LIKE '{{%' THEN OBJECT WHEN value LIKE '[%' THEN LIST END,
@@ -109,10 +107,10 @@ _LIST = {"EACH": "from_json(value, 'array<string>')", "PATH": "'[]'", "VALUE": "
 _CANDIDATES = """
     WITH shares AS (
         SELECT fingerprint, against, same_tasks, feature, value, a, c,
-               CASE WHEN value IS NULL OR feature IN ('host', 'release', 'queue', 'hour')
+               CASE WHEN value IS NULL OR feature IN (WHOLE)
                     THEN inside
                     ELSE max(IF(value IS NULL, a, 0)) OVER one_feature END AS n,
-               CASE WHEN value IS NULL OR feature IN ('host', 'release', 'queue', 'hour')
+               CASE WHEN value IS NULL OR feature IN (WHOLE)
                     THEN outside
                     ELSE max(IF(value IS NULL, c, 0)) OVER one_feature END AS m
         FROM {suspects}
@@ -134,6 +132,16 @@ _CANDIDATES = """
           FROM candidates WHERE distance > 0)
     WHERE place <= {most}
 """
+_FEATURES = {
+    "PLAIN": ", ".join(
+        f"named_struct('feature', '{feature}', 'value', CAST({name} AS STRING))"
+        for feature, name in FIELDS.items()
+    ),
+    "WEEKDAY": WEEKDAY,
+    "HOUR": HOUR,
+    "DAYS": ", ".join(f"'{day}'" for day in WEEKDAYS),
+    "WHOLE": ", ".join(f"'{feature}'" for feature in sorted(WHOLE)),
+}
 _BIT = "shiftright(sides, {bit}) & 1"
 
 
@@ -142,8 +150,8 @@ def why(
     cluster: str,
     successes: DataFrame | None = None,
     *,
-    alpha: float = 0.01,
-    least: int = 5,
+    alpha: float = ALPHA,
+    least: int = LEAST,
 ) -> DataFrame:
     """Find values that are more frequent in the letters of one cause than in others.
 
@@ -166,17 +174,17 @@ def why(
 
     Returns:
         ``feature`` string (``kwargs.currency``, ``args[0].id``, ``kwargs.items[]``, ``host``,
-        ``release``, ``queue``, ``hour`` in UTC), ``value`` string (``(given)``: the
-        argument was given), ``against`` string (``same tasks``, ``all letters`` or
-        ``successes``), ``letters`` bigint (of the cluster), ``support`` double (their share),
-        ``share_of_others`` double, ``lift`` double (``support`` divided by ``share_of_others``; if
-        no other has the value, as if half of one had), ``p_value`` double, ``q_value`` double
-        (after correction for all tests); the largest difference of the shares first.
+        ``release``, ``queue``, ``origin``, ``retries``, ``hour`` and ``weekday`` in UTC),
+        ``value`` string (``(given)``: the argument was given), ``against`` string (``same
+        tasks``, ``all letters`` or ``successes``), ``letters`` bigint (of the cluster),
+        ``support`` double (their share), ``share_of_others`` double, ``lift`` double
+        (``support`` divided by ``share_of_others``; if no other has the value, as if half of one
+        had), ``p_value`` double, ``q_value`` double (after correction for all tests); the largest
+        difference of the shares first.
 
     Raises:
         DLQError: The fingerprint is unknown or not unique, or ``alpha`` or ``least`` is out of
             range.
-        MissingExtra: SciPy is not installed on the driver.
     """
     found = why_each(df, [cluster], successes, alpha=alpha, least=least)
     names = [column.split()[0] for column in _DDL.split(", ")]
@@ -189,8 +197,8 @@ def why_each(
     clusters: Sequence[str],
     successes: DataFrame | None = None,
     *,
-    alpha: float = 0.01,
-    least: int = 5,
+    alpha: float = ALPHA,
+    least: int = LEAST,
 ) -> list[dict[str, Any]]:
     """Answer `why` for several causes, 15 at most, in one pass over the letters.
 
@@ -199,53 +207,39 @@ def why_each(
 
     Raises:
         DLQError: As `why`.
-        MissingExtra: As `why`.
     """
     if not 0 < alpha < 1 or least < 1:
         raise DLQError(
             f"expected alpha between 0 and 1 and least of 1 or more, got {alpha} and {least}"
         )
-    try:
-        import scipy.stats  # noqa: F401, PLC0415 - fails before Spark starts to work
-    except ImportError as exc:
-        feature = "the question why"
-        raise MissingExtra(feature, "scipy", "spark") from exc
     candidates = candidates_of(df, _comparisons(df, clusters, successes), successes, least)
-    by_comparison: dict[tuple[str, str], list[Any]] = {}
+    by_comparison: dict[tuple[str, str, int], list[Candidate]] = {}
     for row in candidates.collect():
-        by_comparison.setdefault((row["fingerprint"], row["against"]), []).append(row)
-    found = [row for rows in by_comparison.values() for row in _significant(rows, alpha)]
-    # The largest difference of the shares first.
-    found.sort(key=lambda r: (r["share_of_others"] - r["support"], r["feature"], r["value"]))
-    return found
+        counts = Candidate(*(row[name] for name in Candidate._fields))
+        key = row["fingerprint"], row["against"], row["tests"]
+        by_comparison.setdefault(key, []).append(counts)
+    found = [
+        (one, fingerprint)
+        for (fingerprint, against, tests), rows in by_comparison.items()
+        for one in significant(rows, tests, against, alpha)
+    ]
+    found.sort(key=lambda pair: pair[0].order)
+    return [_row(one, fingerprint) for one, fingerprint in found]
 
 
-def _significant(candidates: Sequence[Any], alpha: float) -> Iterator[dict[str, Any]]:
-    """The rows of `why` for the candidates of one comparison that are significant."""
-    import numpy as np  # noqa: PLC0415 - comes with SciPy
-    from scipy.stats import false_discovery_control, hypergeom  # noqa: PLC0415 - an extra
-
-    a, c, n, m = (np.array([row[name] for row in candidates], dtype=np.int64) for name in "acnm")
-    p_values = np.clip(hypergeom.sf(a - 1, n + m, n, a + c), 0.0, 1.0)
-    # Candidates that are not here count with p = 1. Those less frequent inside have p of 0.5 or
-    # more, so this changes no q below 0.5.
-    tests = candidates[0]["tests"]
-    q_values = np.minimum(1.0, false_discovery_control(p_values) * (tests / len(candidates)))
-    for row, p_value, q_value in zip(candidates, p_values, q_values, strict=True):
-        if q_value <= alpha:
-            support, others = row["a"] / row["n"], row["c"] / row["m"]
-            yield {
-                "fingerprint": row["fingerprint"],
-                "feature": row["feature"],
-                "value": row["value"],
-                "against": row["against"],
-                "letters": row["a"],
-                "support": support,
-                "share_of_others": others,
-                "lift": support / (others or 0.5 / row["m"]),
-                "p_value": float(p_value),
-                "q_value": float(q_value),
-            }
+def _row(found: Significant, fingerprint: str) -> dict[str, Any]:
+    return {
+        "fingerprint": fingerprint,
+        "feature": found.counts.feature,
+        "value": found.counts.value,
+        "against": found.against,
+        "letters": found.counts.a,
+        "support": found.share_here,
+        "share_of_others": found.share_elsewhere,
+        "lift": found.lift,
+        "p_value": found.p_value,
+        "q_value": found.q_value,
+    }
 
 
 def candidates_of(
@@ -264,14 +258,16 @@ def candidates_of(
         letters = letters.unionAll(good)
     spark = df.sparkSession
     common = f"greatest({', '.join(f'a{k} + c{k}' for k in range(len(comparisons)))}, 0) >= {least}"
-    counts = spark.sql(_COUNTS.replace("SUMS", _sums(comparisons, _BIT)), letters=letters)
+    counting = _replaced(_COUNTS, {**_FEATURES, "SUMS": _sums(comparisons, _BIT)})
+    counts = spark.sql(counting, letters=letters)
     query = _SUSPECTS.replace("SUMS", _sums(comparisons, "{name}")).replace("COMMON", common)
+    query = _replaced(query, _FEATURES)
     for name, words in (("OBJECT", _OBJECT), ("LIST", _LIST)):
         query = query.replace(name, _replaced(_PARTS, words))
-    suspects = spark.sql(query, counts=counts, longest=_MAX_VALUE_CHARS)
+    suspects = spark.sql(query, counts=counts, longest=MAX_VALUE_CHARS)
     suspects = _by_comparison(suspects, comparisons)
     values: dict[str, Any] = {"given": GIVEN, "least": least, "most": MOST_TESTED}
-    return spark.sql(_CANDIDATES, suspects=suspects, **values)
+    return spark.sql(_replaced(_CANDIDATES, _FEATURES), suspects=suspects, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,16 +284,16 @@ class _Comparison:
         """Conditions: a letter is inside, and it is outside."""
         fingerprint = sql().col("fingerprint")
         other = ~fingerprint.eqNullSafe(self.fingerprint)
-        if self.against == _SUCCESSES:
+        if self.against == SUCCESSES:
             other = sql().lit(False)  # noqa: FBT003 - a value
-        elif self.against == _SAME_TASKS:
+        elif self.against == SAME_TASKS:
             other &= sql().col("task_name").isin(self.tasks)
         return fingerprint == self.fingerprint, other
 
     def of_successes(self) -> tuple[Column, Column]:
         """The same conditions for a message that succeeded."""
         other = sql().col("task_name").isin(self.tasks)
-        return sql().lit(False), other & sql().lit(self.against == _SUCCESSES)  # noqa: FBT003
+        return sql().lit(False), other & sql().lit(self.against == SUCCESSES)  # noqa: FBT003
 
 
 def _comparisons(
@@ -319,13 +315,13 @@ def _comparisons(
         inside = sum(row[2] for row in counted if row[0] == own)
         outside = sum(row[2] for row in counted if row[0] != own)
         same = sum(row[2] for row in counted if row[0] != own and row[1] in tasks)
-        if same >= _MIN_OTHERS:
-            found.append(_Comparison(own, _SAME_TASKS, tasks, inside, same))
+        if same >= MIN_OTHERS:
+            found.append(_Comparison(own, SAME_TASKS, tasks, inside, same))
         else:
-            found.append(_Comparison(own, _ALL_LETTERS, tasks, inside, outside))
+            found.append(_Comparison(own, ALL_LETTERS, tasks, inside, outside))
         if successes is not None:
             succeeded = sum(good.get(task, 0) for task in tasks)
-            found.append(_Comparison(own, _SUCCESSES, tasks, inside, succeeded))
+            found.append(_Comparison(own, SUCCESSES, tasks, inside, succeeded))
     return found
 
 
@@ -369,7 +365,7 @@ def _by_comparison(suspects: DataFrame, comparisons: Sequence[_Comparison]) -> D
             lit(one.fingerprint).alias("fingerprint"),
             lit(one.against).alias("against"),
             # Other tasks have other arguments, so their presence explains nothing.
-            lit(one.against != _ALL_LETTERS).alias("same_tasks"),
+            lit(one.against != ALL_LETTERS).alias("same_tasks"),
             lit(one.inside).cast("bigint").alias("inside"),
             lit(one.outside).cast("bigint").alias("outside"),
             sql().col(f"a{number}").alias("a"),

@@ -265,7 +265,7 @@ def findings(
 
     Raises:
         ExportError: The folder is missing, holds no letters or cannot be read.
-        MissingExtra: PySpark, Java or SciPy is not installed.
+        MissingExtra: PySpark or Java is not installed.
         DLQError: Spark did not start.
     """
     size = check_folder(path)

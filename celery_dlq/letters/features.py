@@ -1,0 +1,156 @@
+"""What messages are compared by: host, release, hour …, and every value of their arguments.
+
+A *feature* is the name of a property, such as ``host`` or ``kwargs.customer.kind``. A message has
+pairs of a feature and a value; the value ``None`` means: the argument was given. Arguments are
+looked into one level deep: ``kwargs.customer.kind``, ``args[0].id``, and ``kwargs.tags[]`` for the
+items of a list.
+
+Whoever may publish writes arguments. So they are only parsed, and bounded in size and number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Pair = tuple[str, str | None]
+
+FIELDS = {
+    "host": "worker_hostname",
+    "release": "release",
+    "queue": "source_queue",
+    "origin": "origin",
+    "retries": "retries",
+}
+"""Features that every message has, and their fields; `HOUR` and `WEEKDAY` are of the same kind."""
+
+TASK = "task"
+"""The feature of the task's name; for letters that were not chosen by their cause."""
+
+HOUR = "hour"
+"""Hour of the death or success in UTC, 0 to 23."""
+
+WEEKDAY = "weekday"
+"""Its day of the week in UTC."""
+
+WHOLE = frozenset({*FIELDS, TASK, HOUR, WEEKDAY})
+"""Features that are not arguments: their shares are shares of all messages."""
+
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+GIVEN = "(given)"
+"""How the value ``None`` is shown: the argument was given, whatever its value."""
+
+MAX_VALUE_CHARS = 200
+"""Longer values are cut, and count as equal if their beginnings are."""
+
+MAX_ARGUMENTS_BYTES = 64 * 1024
+"""Args or kwargs with more bytes of JSON are not looked into."""
+
+MAX_PAIRS = 200
+"""Pairs of one message; further ones are left out."""
+
+_HOUR_MICROS = 3_600_000_000
+_DAY_MICROS = 24 * _HOUR_MICROS
+_MAX_TIME_DIGITS = 18  # of microseconds: the year 9999
+_EPOCH_WEEKDAY = 3  # 1970 began on a Thursday
+
+
+class _Number(str):
+    """A number as its publisher wrote it: a float would change long ones."""
+
+    __slots__ = ()
+
+
+_DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
+
+
+def pairs_of(text_of: Callable[[str], str]) -> set[Pair]:
+    """The pairs of a message; never raises, whatever its arguments.
+
+    Args:
+        text_of: Returns a field of the storage form as text, empty if there is none.
+    """
+    found: set[Pair] = {
+        (feature, value[:MAX_VALUE_CHARS])
+        for feature, name in FIELDS.items()
+        if (value := text_of(name))
+    }
+    found.add((TASK, text_of("task_name")[:MAX_VALUE_CHARS]))
+    died = text_of("dead_lettered_at")
+    if died.isdecimal() and len(died) <= _MAX_TIME_DIGITS:
+        found.add((HOUR, str(int(died) // _HOUR_MICROS % 24)))
+        found.add((WEEKDAY, WEEKDAYS[(int(died) // _DAY_MICROS + _EPOCH_WEEKDAY) % 7]))
+    for pair in _arguments(_parsed(text_of("args_json")), _parsed(text_of("kwargs_json"))):
+        if len(found) >= MAX_PAIRS:
+            break
+        found.add(pair)
+    return found
+
+
+def _arguments(args: Any, kwargs: Any) -> Iterator[Pair]:
+    if isinstance(kwargs, Mapping):
+        for name, value in kwargs.items():
+            yield from _argument(f"kwargs.{name}"[:MAX_VALUE_CHARS], value)
+    if isinstance(args, list):
+        for place, value in enumerate(args):
+            yield from _argument(f"args[{place}]", value)
+
+
+def _argument(feature: str, value: Any) -> Iterator[Pair]:
+    yield feature, None
+    if isinstance(value, dict):
+        for name, part in value.items():
+            path = f"{feature}.{name}"[:MAX_VALUE_CHARS]
+            yield path, None
+            yield path, _text(part)
+    elif isinstance(value, list):
+        for item in value:
+            yield f"{feature}[]", None
+            yield f"{feature}[]", _text(item)
+    else:
+        yield feature, _text(value)
+
+
+def _parsed(text: str) -> Any:
+    if len(text) > MAX_ARGUMENTS_BYTES:
+        return None
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):  # not JSON, or nested thousands of levels deep
+        return None
+
+
+def _text(value: Any) -> str:
+    """A value as text; objects and lists as JSON."""
+    if isinstance(value, str):
+        return value[:MAX_VALUE_CHARS]
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) >= MAX_VALUE_CHARS:  # also ends deep ones: every level is a character
+            break
+    return text[:MAX_VALUE_CHARS]
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """The JSON text of a value, numbers as they were written."""
+    if isinstance(value, dict):
+        for place, (name, part) in enumerate(value.items()):
+            yield f"{',' if place else '{'}{_quoted(name)}:"
+            yield from _pieces(part)
+        yield "}" if value else "{}"
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield "," if place else "["
+            yield from _pieces(item)
+        yield "]" if value else "[]"
+    elif isinstance(value, _Number):
+        yield value
+    else:
+        yield _quoted(value)
+
+
+def _quoted(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -135,6 +135,8 @@ class DeadLetters:
     queues = _of(Assembly.reading, Reading.queues)
     letters = _of(Assembly.reading, Reading.letters)
     entries = _of(Assembly.reading, Reading.entries)
+    page = _of(Assembly.reading, Reading.page)
+    count = _of(Assembly.reading, Reading.count)
     tail = _of(Assembly.reading, Reading.tail)
     get = _of(Assembly.reading, Reading.get)
     entry = _of(Assembly.reading, Reading.entry)

@@ -11,7 +11,9 @@ from typing import Any
 from celery_dlq.backends.base import DeadLetterStore, Group, QueueSummary
 from celery_dlq.errors import CorruptLetter, NotFound
 from celery_dlq.filters import LetterFilter
+from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
+from celery_dlq.operations.paging import LetterCount, LetterPage
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.record import DeadLetter
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
@@ -91,6 +93,78 @@ class Reading:
             self._store, dead_letter_queue, where, newest_first=newest_first, scanned=scanned
         )
         return islice(found, limit)
+
+    def page(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        cursor: str | None = None,
+        size: int = 50,
+        deadline_seconds: float = 2.0,
+        **fields: Any,
+    ) -> LetterPage:
+        """A page of letters, newest first, and of entries that are no letters.
+
+        Letters that arrive after the first page was read are on none of its pages, so no letter
+        moves from one page to the next. A page with large letters is shorter.
+
+        Args:
+            cursor: Where the page begins: ``newer`` or ``older`` of another page of the same
+                queue and filter. ``None`` for the newest letters.
+            size: Maximum number of letters.
+            deadline_seconds: Time after which the search ends with what it has found. A queue on
+                the broker is always read to its end.
+
+        Raises:
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer.
+            DLQError: The cursor, the size or a field of the filter is not usable.
+        """
+        where = where or LetterFilter(**fields)
+        self.check_queue(dead_letter_queue)
+        return paging.page(
+            self._store,
+            dead_letter_queue,
+            where,
+            cursor=cursor,
+            size=size,
+            deadline_seconds=deadline_seconds,
+        )
+
+    def count(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        most: int = 10_000,
+        deadline_seconds: float = 2.0,
+        **fields: Any,
+    ) -> LetterCount:
+        """The number of letters that match a filter, counted from the newest.
+
+        Without a filter no letter is read, and the number is exact.
+
+        Args:
+            most: Count no further than to this number.
+            deadline_seconds: Time after which the counting ends. A queue on the broker is always
+                read to its end.
+
+        Returns:
+            The number, and whether it is exact or there may be more.
+
+        Raises:
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer.
+            DLQError: A field of the filter is not usable.
+        """
+        where = where or LetterFilter(**fields)
+        self.check_queue(dead_letter_queue)
+        return paging.count(
+            self._store, dead_letter_queue, where, most=most, deadline_seconds=deadline_seconds
+        )
 
     def tail(
         self,

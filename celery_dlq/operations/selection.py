@@ -119,17 +119,25 @@ def select(
     after = span.after
     if where.since is not None:
         after = later(after, store.position_at(where.since - CLOCK_SKEW))
-    everything = not where
     for page in store.fields(
         queue, after=after, until=span.until, page_size=_ENTRIES_PER_PAGE, newest_first=newest_first
     ):
         for position, fields in page:
-            if everything or where.matches_fields(fields):
-                found = RawEntry(position, fields)
-                if everything or found.is_letter:
-                    yield found
+            found = matching(where, position, fields)
+            if found is not None:
+                yield found
         if scanned is not None:
             scanned(len(page))
+
+
+def matching(where: LetterFilter, position: str, fields: Mapping[bytes, bytes]) -> RawEntry | None:
+    """The entry if it matches a filter without ids; see `select`."""
+    everything = not where
+    if everything or where.matches_fields(fields):
+        found = RawEntry(position, fields)
+        if everything or found.is_letter:
+            return found
+    return None
 
 
 def batches(

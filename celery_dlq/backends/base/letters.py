@@ -299,6 +299,9 @@ class DeadLetterStore(Protocol):
         here has read everything.
         """
 
+    def stored_ever(self, dead_letter_queue: str) -> int | None:
+        """Return how many letters were ever stored, a restored one again; ``None`` if unknown."""
+
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:

@@ -167,6 +167,9 @@ class BrokerStore:
         """Return the position up to which no letter is still being put."""
         return self._index.settled(dead_letter_queue) or self._found_end(dead_letter_queue)
 
+    def stored_ever(self, dead_letter_queue: str) -> None:
+        """Return ``None``: nobody counts them."""
+
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:

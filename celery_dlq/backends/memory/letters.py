@@ -141,6 +141,10 @@ class MemoryStore:
         """Return `last_position`: a letter is stored in one step."""
         return self.last_position(dead_letter_queue)
 
+    def stored_ever(self, dead_letter_queue: str) -> int | None:
+        """Return the newest position, which is a count."""
+        return self._lasts.get(dead_letter_queue, 0)
+
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:

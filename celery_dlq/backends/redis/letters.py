@@ -243,15 +243,17 @@ class RedisStore(RedisPart):
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """Return the stream's last generated id."""
-        with translated(self._url):
-            if not self._client.exists(self._keys.letters(dead_letter_queue)):
-                return None
-            info = self._client.xinfo_stream(self._keys.letters(dead_letter_queue))
-        return text_of(info["last-generated-id"])
+        info = self._stream(dead_letter_queue)
+        return None if info is None else text_of(info["last-generated-id"])
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
         """Return `last_position`: a letter is stored in one step."""
         return self.last_position(dead_letter_queue)
+
+    def stored_ever(self, dead_letter_queue: str) -> int | None:
+        """Return the number of entries ever added, which Redis counts since 7.0."""
+        info = self._stream(dead_letter_queue)
+        return 0 if info is None else info.get("entries-added")
 
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
@@ -481,6 +483,14 @@ class RedisStore(RedisPart):
                     self._scripts.empty_bin(keys=bin_places, args=args)
                 removed += int(self._scripts.remove(keys=places, args=[owner, keep_millis, *some]))
         return removed
+
+    def _stream(self, dead_letter_queue: str) -> Mapping[str, Any] | None:
+        key = self._keys.letters(dead_letter_queue)
+        with translated(self._url):
+            if not self._client.exists(key):
+                return None
+            found: Mapping[str, Any] = self._client.xinfo_stream(key)
+        return found
 
     def _pages(
         self,

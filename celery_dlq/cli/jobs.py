@@ -13,7 +13,7 @@ from celery_dlq.cli.options import json_option
 from celery_dlq.cli.terminal import counting, say
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.jobs import Job
+    from celery_dlq.operations.job import Job
 
 
 @click.group(

@@ -87,7 +87,7 @@ def size(value: int | None) -> str:
     if value is None:
         return "–"
     number, unit = float(value), "B"
-    for unit in ("B", "KB", "MB", "GB", "TB"):  # noqa: B007 - used after the loop
+    for unit in ("B", "KB", "MB", "GB", "TB"):
         if number < _BYTES or unit == "TB":
             break
         number /= _BYTES

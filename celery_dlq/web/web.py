@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,9 @@ from celery_dlq.errors import (
     NotSupported,
     StoreUnavailable,
 )
+from celery_dlq.events import acting_as
 from celery_dlq.logs import get_logger
+from celery_dlq.redaction.masking import Redaction
 from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
 from celery_dlq.web.surroundings import Surroundings
 from celery_dlq.web.templating import Templates
@@ -106,7 +106,6 @@ class Web:
         assembly: Makes the parts that the pages show.
         routes: The table of routes.
         options: How they are served.
-        acting_as: Names the user in the audit while a page runs.
     """
 
     def __init__(
@@ -114,14 +113,11 @@ class Web:
         assembly: Assembly,
         routes: Routes,
         options: WebOptions,
-        *,
-        acting_as: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext(),
     ) -> None:
         self.assembly = assembly
         self.routes = routes
         self.options = options
         self.templates = Templates()
-        self._acting_as = acting_as
         self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="dlq-web")
         self._free = threading.BoundedSemaphore(MAX_CALLS)
         self._reading = threading.Lock()
@@ -131,6 +127,11 @@ class Web:
     def close(self) -> None:
         """End the threads; requests that are being answered are answered."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def redaction(self) -> Redaction:
+        """Masks what ``dlq_redact`` names."""
+        return Redaction.of(self.assembly.settings)
 
     def surroundings(self) -> Surroundings:
         """Workers, policies and what endangers letters; read again after a few seconds."""
@@ -213,7 +214,7 @@ class Web:
 
         def run() -> Response:
             try:
-                with self._acting_as(call.user.name):
+                with acting_as(call.user.name):
                     answer: Response = route.page(call)
                     return answer
             finally:

@@ -85,10 +85,11 @@ def plan_edit(call: Call) -> Response:
     try:
         args = _json(call, "args", list)
         kwargs = _json(call, "kwargs", dict)
-        job = call.dlq.operations().plan_edit(
-            letter_id,
-            Edit(args=args, kwargs=kwargs),
+        job = call.dlq.operations().plan(
+            "edit",
             queue,
+            ids=frozenset({letter_id}),
+            change=Edit(args=args, kwargs=kwargs),
             to_queue=call.request.value("to_queue").strip() or None,
             force=bool(call.request.value("force")),
         )

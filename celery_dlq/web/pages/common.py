@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.policies.policy import duration_seconds
+from celery_dlq.record import iso
 from celery_dlq.web.http import RequestError
 
 if TYPE_CHECKING:
@@ -48,46 +50,28 @@ def filter_of(call: Call) -> LetterFilter:
     Raises:
         RequestError: A field is malformed.
     """
-    request = call.request
-    fields = {**request.query, **request.form}
-    query = {name: [v for v in values if v.strip()] for name, values in fields.items()}
-    ids = query.pop("id", [])
-    if len(ids) > MAX_TICKED:
-        raise RequestError(400, f"expected at most {MAX_TICKED} ticked letters, got {len(ids):,}")
-    try:
-        where = LetterFilter.from_query(
-            {k: v for k, v in query.items() if k in FILTER_FIELDS and v}
+    fields = {**call.request.query, **call.request.form}
+    query = {
+        name: [value.strip() for value in values]
+        for name, values in fields.items()
+        if name in LetterFilter.__slots__
+    }
+    if len(query.get("ids", ())) > MAX_TICKED:
+        raise RequestError(
+            400, f"expected at most {MAX_TICKED} ticked letters, got {len(query['ids']):,}"
         )
-    except DLQError as exc:
+    for name in ("since", "until"):  # "2h" is what people type
+        if query.get(name) and (seconds := duration_seconds(query[name][-1])) is not None:
+            query[name] = [iso(datetime.now(timezone.utc) - timedelta(seconds=seconds)) or ""]
+    try:
+        return LetterFilter.from_query(query)
+    except (DLQError, ValueError, OverflowError) as exc:
         raise RequestError(400, str(exc)) from exc
-    if not ids:
-        return where
-    return LetterFilter.from_json({**where.to_json(), "ids": ids})
-
-
-FILTER_FIELDS = (
-    "reason",
-    "task_name",
-    "fingerprint",
-    "exception_type",
-    "worker_hostname",
-    "since",
-    "until",
-    "grep",
-    "release",
-    "root_id",
-    "group_id",
-    "min_deliveries",
-    "where",
-)
 
 
 def query_of(where: LetterFilter) -> dict[str, list[str]]:
     """A filter as fields of a URL or form."""
-    query = {name: list(values) for name, values in where.to_query().items() if name != "ids"}
-    if where.ids is not None:
-        query["id"] = sorted(where.ids)
-    return query
+    return suppressed(where.to_query, DLQError) or {}
 
 
 def columns_of_day(group: Any) -> list[tuple[str, dict[str, int]]]:

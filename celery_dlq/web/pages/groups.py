@@ -70,7 +70,7 @@ def apart(call: Call) -> Response:
         title=f"{queue}: what sets {found.exception_type or found.reason} apart",
         queue=queue,
         group=found,
-        apart=call.dlq.apart(queue, fingerprint),
+        apart=call.dlq.comparison().apart(queue, fingerprint=fingerprint, deadline_seconds=1.2),
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import query_of, suppressed
 
@@ -19,6 +21,7 @@ TYPED_ABOVE = 1000
 
 _NEEDED = {
     "redrive": Permission.REDRIVE,
+    "edit": Permission.REDRIVE,
     "discard": Permission.DISCARD,
     "purge": Permission.DISCARD,
 }
@@ -26,7 +29,9 @@ _NEEDED = {
 
 def jobs(call: Call) -> Response:
     """Show the newest jobs."""
-    found = [job for job in call.dlq.operations().jobs() if job.state != "planned"][:100]
+    found = [
+        job for job in call.dlq.operations().jobs() if job.state not in ("planned", "expired")
+    ][:100]
     return call.page("jobs.html", section="jobs", title="Jobs", jobs=found)
 
 
@@ -75,12 +80,44 @@ def _check(call: Call, found: Job) -> None:
 
 
 def _must_type(found: Job) -> bool:
-    return found.kind != "redrive" or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+    return found.kind not in ("redrive", "edit") or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+
+
+def _examples(call: Call, found: Job) -> list[dict[str, str]]:
+    """Some letters of a plan; those that are gone by now are left out."""
+    rows = []
+    for letter_id in found.preview.get("examples", ()) if found.state == "planned" else ():
+        entry = call.dlq.backend.letters.entry(found.queue, letter_id)
+        if entry is not None:
+            raw = RawEntry(*entry)
+            description = call.web.redaction.text(raw.text("description"))
+            task = raw.text("task_name")
+            rows.append({"id": letter_id, "task_name": task, "description": description})
+    return rows
+
+
+def _edit(call: Call, found: Job) -> tuple[str, str]:
+    """The arguments before and after a planned edit, as text."""
+    if found.kind != "edit" or found.state != "planned":
+        return "", ""
+    both = suppressed(lambda: call.dlq.operations().edited_arguments(found.id), DLQError)
+    if both is None:
+        return "", ""
+    before, after = (
+        json.dumps(
+            dict(zip(("args", "kwargs"), call.web.redaction.arguments(**one), strict=True)),
+            indent=2,
+            ensure_ascii=False,
+        )
+        for one in both
+    )
+    return before, after
 
 
 def _page(call: Call, found: Job, error: str = "") -> Response:
     where = suppressed(lambda: LetterFilter.from_json(found.filter), DLQError)
-    shown = {"planned": "plan.html"}.get(found.state, "job.html")
+    shown = "plan.html" if found.state in ("planned", "expired") else "job.html"
+    before, after = _edit(call, found)
     verb = found.kind.capitalize()
     return call.page(
         shown,
@@ -94,4 +131,7 @@ def _page(call: Call, found: Job, error: str = "") -> Response:
         allowed=call.web.options.forms is not None
         and call.user.may(_NEEDED.get(found.kind, Permission.DISCARD)),
         error=error,
+        examples=_examples(call, found),
+        before=before,
+        after=after,
     )

@@ -25,8 +25,8 @@ def set_policy(call: Call) -> Response:
     value = call.request.value
     queue, key, text = (value(name).strip() for name in ("queue", "key", "value"))
     try:
-        span = timedelta(seconds=duration_seconds(value("for").strip() or "1h", "the time"))
-        checked = call.dlq.policy_admin().try_override(queue, span, **{key: text})
+        span = timedelta(seconds=duration_seconds(value("for").strip() or "1h") or 0)
+        made = call.dlq.policy_admin().override_policy(queue, span, dry_run=True, **{key: text})
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))
     if value("confirmed") != "yes":
@@ -38,7 +38,7 @@ def set_policy(call: Call) -> Response:
                 "value": text,
                 "for": value("for").strip() or "1h",
                 "span": span,
-                "override": checked,
+                "override": made[0],
                 "before": _before(call, queue, key),
             },
         )

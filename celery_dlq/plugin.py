@@ -141,6 +141,7 @@ class DeadLetters:
     get = _of(Assembly.reading, Reading.get)
     entry = _of(Assembly.reading, Reading.entry)
     groups = _of(Assembly.reading, Reading.groups)
+    group = _of(Assembly.reading, Reading.group)
     arguments = _of(Assembly.reading, Reading.arguments)
     apart = _of(Assembly.comparison, Comparison.apart)
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
-from celery_dlq.backends.base import DeadLetterStore, Group, QueueSummary
-from celery_dlq.errors import CorruptLetter, NotFound
+from celery_dlq.backends.base import DeadLetterStore, Group, GroupOrder, QueueSummary
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
@@ -243,19 +243,41 @@ class Reading:
             f"expected a letter with the id {letter_id!r}, found none (searched {where})"
         )
 
-    def groups(self, dead_letter_queue: str, *, limit: int | None = None) -> list[Group]:
-        """The letters of a queue by fingerprint, largest group first.
+    def groups(
+        self, dead_letter_queue: str, *, limit: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """The letters of a queue by fingerprint.
 
         Args:
             dead_letter_queue: The queue's name.
             limit: At most this many groups; ``None`` for all.
+            by: ``letters`` for the largest group first, ``newest`` for the last seen first.
 
         Raises:
             NotFound: The queue does not exist.
             StoreUnavailable: The store does not answer.
+            DLQError: ``by`` is something else.
+        """
+        if by not in get_args(GroupOrder):
+            raise DLQError(f"expected by to be letters or newest, got {by!r}")
+        self.check_queue(dead_letter_queue)
+        return self._store.groups(dead_letter_queue, most=limit, by=by)
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
+        """The group of one fingerprint.
+
+        Raises:
+            NotFound: The queue does not exist, or has no letter with this fingerprint.
+            StoreUnavailable: The store does not answer.
         """
         self.check_queue(dead_letter_queue)
-        return self._store.groups(dead_letter_queue, most=limit)
+        found = self._store.group(dead_letter_queue, fingerprint)
+        if found is None:
+            raise NotFound(
+                f"expected the fingerprint of letters in {dead_letter_queue!r}, got "
+                f"{fingerprint!r}; `dlq groups` shows the fingerprints"
+            )
+        return found
 
     def arguments(
         self, letter_id: str, dead_letter_queue: str | None = None

@@ -95,16 +95,17 @@ class Contestant:
         letter, keys = a_letter(dead_letter_queue=queue, traceback=TRACEBACK), Keys()
         places = [
             keys.letters(queue),
-            keys.ids(queue),
+            keys.arrivals(queue),
             keys.tally(queue),
             keys.run(key_of(letter)),
             keys.groups(queue),
-            keys.arrivals(queue),
+            keys.ids(queue),
             keys.ends(queue),
+            keys.newest_groups(queue),
         ]
         entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
         facts = json.dumps({"task_name": letter.task_name, "reason": letter.reason.value})
-        head = [letter.id, letter.reason.value, letter.fingerprint, 1, facts, 0, 3_600_000, ""]
+        head = [letter.id, letter.reason.value, letter.fingerprint, 1, facts, 0, 3_600_000, "", ""]
         return ["EVALSHA", self._script.digest, len(places), *places, *head, *entry]
 
     def _write(self, port: int, batches: list[tuple[int, bytes]]) -> None:

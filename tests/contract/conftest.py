@@ -25,6 +25,7 @@ from celery_dlq.backends.redis.slots import pipelined
 TTL_SECONDS = 3600.0
 BACKENDS = {
     "test_store_contract": ["memory", "redis", "cluster", "quorum"],
+    "test_groups_contract": ["memory", "redis", "cluster", "quorum"],
     "test_pages_contract": ["memory", "redis", "cluster", "quorum"],
     "test_retention": ["memory", "redis", "cluster", "quorum"],
 }

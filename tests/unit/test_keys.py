@@ -24,6 +24,7 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.report(queue, "0123456789abcdef"),
         keys.allowance(queue),
         keys.groups(queue),
+        keys.newest_groups(queue),
         keys.arrivals(queue),
         keys.bin(queue),
         keys.binned(queue),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from celery_dlq.backends.base.counting import MessageKey
 from celery_dlq.record import DeadLetter, Delivery
@@ -39,7 +39,9 @@ class QueueSummary:
         oldest_at: When its oldest letter died.
         newest_at: When its newest letter died.
         reasons: Letters by reason.
-        last_hour: Letters stored in the last hour.
+        last_hour: Letters stored in the last hour, removed ones too.
+        arrivals: The same by reason: their numbers in each of the last 60 minutes, the oldest
+            minute first. The last minute is still running.
         memory_bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
             ``None`` if unknown.
     """
@@ -50,6 +52,7 @@ class QueueSummary:
     newest_at: datetime | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)
     last_hour: int = field(default=0, compare=False)
+    arrivals: Mapping[str, Sequence[int]] = field(default_factory=dict, compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
 
 
@@ -74,7 +77,23 @@ class Glance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The letters of one fingerprint, summed up."""
+    """The letters of one fingerprint, summed up.
+
+    Attributes:
+        fingerprint: The fingerprint.
+        letters: Number of letters.
+        task_name: The task of the newest letter.
+        reason: Its reason.
+        exception_type: Its exception.
+        first_seen_at: When the first letter died, since the group last was empty.
+        last_seen_at: When the newest letter died.
+        example_id: Id of the newest letter; empty if that was removed.
+        course: Letters stored in each of the last 24 hours of the clock, the oldest hour first.
+            The last hour is still running. In Redis, removed letters are included.
+        last_hour: Letters stored in the last hour, to five minutes. The same holds.
+        releases: The `DeadLetter.release` of its letters, that of the newest letter first: at
+            most five, among them the first one.
+    """
 
     fingerprint: str
     letters: int
@@ -84,6 +103,13 @@ class Group:
     first_seen_at: datetime
     last_seen_at: datetime
     example_id: str
+    course: Sequence[int] = field(default=(), compare=False)
+    last_hour: int = field(default=0, compare=False)
+    releases: Sequence[str] = ()
+
+
+GroupOrder = Literal["letters", "newest"]
+"""Order of groups: the largest first, or the last seen first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,8 +364,13 @@ class DeadLetterStore(Protocol):
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
         """Return a `Glance` at each of the given queues."""
 
-    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """Return at most ``most`` groups of a queue, largest first."""
+    def groups(
+        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """Return at most ``most`` groups of a queue, in an order."""
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return the group of a fingerprint, or ``None``."""
 
     def claim(
         self,

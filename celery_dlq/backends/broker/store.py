@@ -15,6 +15,7 @@ from celery_dlq.backends.base import (
     ClaimState,
     Glance,
     Group,
+    GroupOrder,
     LetterSummary,
     MessageKey,
     QueueEntry,
@@ -89,7 +90,7 @@ class BrokerStore:
         name = letter.dead_letter_queue
         position = self._index.place(name, letter.id)
         self._driver.put(name, letter_message(letter, position))
-        self._index.placed(name, letter.id, key)
+        self._index.placed(letter, key)
         return Stored.NEW
 
     # -- reading ------------------------------------------------------------------
@@ -216,8 +217,13 @@ class BrokerStore:
     def queues(self) -> list[QueueSummary]:
         """Return all dead-letter queues with their lengths; no queue is read."""
         return [
-            QueueSummary(name=name, letters=self.length(name), last_hour=last_hour)
-            for name, last_hour in self._index.overviews.last_hours(self.names())
+            QueueSummary(
+                name=name,
+                letters=self.length(name),
+                last_hour=sum(map(sum, arrivals.values())),
+                arrivals=arrivals,
+            )
+            for name, arrivals in self._index.overviews.arrivals(self.names())
         ]
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
@@ -227,10 +233,18 @@ class BrokerStore:
             f"{', '.join(dead_letter_queues)}"
         )
 
-    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """Return the groups, largest first; reads the queue."""
+    def groups(
+        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """Return the groups; reads the queue."""
         letters = self.letters(dead_letter_queue, newest_first=False)
-        return groups_of((stored.letter for stored in letters), most)
+        found = ((stored.letter, stored_at(stored.position)) for stored in letters)
+        return groups_of(found, self.now(), most, by)
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return one group; reads the queue."""
+        groups = self.groups(dead_letter_queue)
+        return next((group for group in groups if group.fingerprint == fingerprint), None)
 
     # -- changing -----------------------------------------------------------------
 

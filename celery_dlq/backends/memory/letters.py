@@ -14,6 +14,7 @@ from celery_dlq.backends.base import (
     ClaimState,
     Glance,
     Group,
+    GroupOrder,
     LetterSummary,
     MessageKey,
     QueueEntry,
@@ -24,7 +25,7 @@ from celery_dlq.backends.base import (
     Stored,
     StoredLetter,
 )
-from celery_dlq.backends.grouping import groups_of
+from celery_dlq.backends.grouping import by_minute, groups_of
 from celery_dlq.backends.memory.counter import MemoryCounter
 from celery_dlq.record import DeadLetter, Delivery, end_of, ended
 
@@ -47,7 +48,7 @@ class MemoryStore:
         self._claims: dict[tuple[str, str], tuple[str, str, float]] = {}
         self._lasts: dict[str, int] = {}
         self._exported: dict[str, str] = {}
-        self._arrivals: dict[str, deque[datetime]] = {}
+        self._arrivals: dict[str, deque[tuple[datetime, str]]] = {}
         self._bin: dict[tuple[str, str], tuple[float, DeadLetter]] = {}
         self._lock = threading.RLock()
 
@@ -67,7 +68,7 @@ class MemoryStore:
                 return Stored.ALREADY_THERE
             self._put(letter)
             arrivals = self._arrivals.setdefault(letter.dead_letter_queue, deque())
-            arrivals.append(self.now())
+            arrivals.append((self.now(), letter.reason.value))
             return Stored.NEW
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
@@ -185,10 +186,18 @@ class MemoryStore:
         """Return a `Glance` at each queue."""
         return [self._glance(name) for name in dead_letter_queues]
 
-    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """Return the groups, largest first."""
-        letters = self.letters(dead_letter_queue, newest_first=False)
-        return groups_of((stored.letter for stored in letters), most)
+    def groups(
+        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """Return the groups."""
+        summaries = self._letter_summaries(dead_letter_queue)
+        found = ((letter, summary.stored_at) for summary, letter in summaries)
+        return groups_of(found, self.now(), most, by)
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return one group."""
+        groups = self.groups(dead_letter_queue)
+        return next((group for group in groups if group.fingerprint == fingerprint), None)
 
     def claim(
         self,
@@ -344,20 +353,23 @@ class MemoryStore:
 
     def _summary(self, name: str) -> QueueSummary:
         letters = [letter for _, letter in self._queues[name].values()]
+        arrivals = self._last_hour(name)
         return QueueSummary(
             name=name,
             letters=len(letters),
             oldest_at=letters[0].dead_lettered_at if letters else None,
             newest_at=letters[-1].dead_lettered_at if letters else None,
             reasons=dict(sorted(Counter(letter.reason.value for letter in letters).items())),
-            last_hour=self._last_hour(name),
+            last_hour=sum(map(sum, arrivals.values())),
+            arrivals=arrivals,
         )
 
-    def _last_hour(self, name: str) -> int:
-        arrivals = self._arrivals.get(name, deque())
-        while arrivals and arrivals[0] <= self.now() - _HOUR:
+    def _last_hour(self, name: str) -> dict[str, tuple[int, ...]]:
+        arrivals, now = self._arrivals.get(name, deque()), self.now()
+        while arrivals and arrivals[0][0] <= now - _HOUR:
             arrivals.popleft()
-        return len(arrivals)
+        found = Counter((reason, int(at.timestamp()) // 60) for at, reason in arrivals)
+        return by_minute(found, now)
 
     def _put(self, letter: DeadLetter) -> None:
         name = letter.dead_letter_queue

@@ -90,15 +90,19 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:ids"
 
     def tally(self, dead_letter_queue: str) -> str:
-        """HASH: ``reason:…`` to letters; ``group:…`` to first, last, example and facts."""
+        """HASH: ``reason:…`` to letters; ``group:…`` to times, example, course and facts."""
         return f"{self._of(dead_letter_queue)}:tally"
 
     def groups(self, dead_letter_queue: str) -> str:
         """ZSET: fingerprints by their number of letters."""
         return f"{self._of(dead_letter_queue)}:groups"
 
+    def newest_groups(self, dead_letter_queue: str) -> str:
+        """ZSET: fingerprints by when their newest letter died (microseconds since 1970)."""
+        return f"{self._of(dead_letter_queue)}:newest_groups"
+
     def arrivals(self, dead_letter_queue: str) -> str:
-        """HASH: minute of the hour to ``minute:letters stored in it``; at most sixty; expires."""
+        """HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."""
         return f"{self._of(dead_letter_queue)}:arrivals"
 
     def ends(self, dead_letter_queue: str) -> str:

@@ -17,6 +17,7 @@ from celery_dlq.backends.base import (
     ExportLease,
     Glance,
     Group,
+    GroupOrder,
     LetterSummary,
     MessageKey,
     QueueEntry,
@@ -35,7 +36,7 @@ from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.many import of_each
-from celery_dlq.backends.redis.overviews import RedisOverviews, moment, text_of
+from celery_dlq.backends.redis.overviews import RedisOverviews, moment, release_text, text_of
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.pipelined import Command, PipelinedConnection
 from celery_dlq.backends.redis.redriven import RedrivenMessages
@@ -111,12 +112,13 @@ class RedisStore(RedisPart):
         end = end_of(letter)
         places = [
             keys.letters(name),
-            keys.ids(name),
+            keys.arrivals(name),
             keys.tally(name),
             keys.run(key),
             keys.groups(name),
-            keys.arrivals(name),
+            keys.ids(name),
             keys.ends(name),
+            keys.newest_groups(name),
         ]
         args = [
             letter.id,
@@ -127,6 +129,7 @@ class RedisStore(RedisPart):
             key.retries,
             self._ttl_millis,
             "" if end is None else to_micros(end),
+            release_text(letter.release),
             *entry,
         ]
         # The name first: operators would never find a letter in a queue that is not listed.
@@ -323,9 +326,15 @@ class RedisStore(RedisPart):
         """Return a `Glance` at each queue."""
         return self._overviews.glances(dead_letter_queues)
 
-    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """Return the groups, from the ranking and the tally; no letter is read."""
-        return self._overviews.groups(dead_letter_queue, most=most)
+    def groups(
+        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """Return the groups, from an index and the tally; no letter is read."""
+        return self._overviews.groups(dead_letter_queue, most=most, by=by)
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return one group, from the tally."""
+        return self._overviews.group(dead_letter_queue, fingerprint)
 
     def claim(
         self,
@@ -415,6 +424,7 @@ class RedisStore(RedisPart):
             keys.groups(name),
             keys.bin(name),
             keys.binned(name),
+            keys.newest_groups(name),
         ]
         with translated(self._url):
             place = self._client.hget(keys.binned(name), spelled(letter_id))
@@ -473,6 +483,7 @@ class RedisStore(RedisPart):
             keys.claims(name),
             keys.groups(name),
             keys.ends(name),
+            keys.newest_groups(name),
             *bin_places,
         ]
         removed = 0

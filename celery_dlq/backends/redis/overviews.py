@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote, unquote
 
 from redis.exceptions import ResponseError
 
-from celery_dlq.backends.base import Glance, Group, QueueSummary, stored_at
+from celery_dlq.backends.base import Glance, Group, GroupOrder, QueueSummary, stored_at
+from celery_dlq.backends.grouping import by_hour, by_minute, in_last_hour, in_order
 from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.record import Reason, from_micros
 
-_HOUR_MINUTES = 60
+_MAX_RELEASE_CHARS = 100
 _SAMPLES = 50
 """Nodes of a stream that Redis weighs; the others are taken to be like them."""
 
@@ -34,14 +37,14 @@ class RedisOverviews(RedisPart):
         """Return all dead-letter queues with their size, age and reasons."""
         names, keys = self.names(), self._keys
         reasons = [f"reason:{reason.value}" for reason in Reason]
-        minute = self._minute()
+        now = self.now()
         with translated(self._url):
             found = self._looked_into(
                 names,
                 lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
-                lambda pipe, name: pipe.hvals(keys.arrivals(name)),
+                lambda pipe, name: pipe.hgetall(keys.arrivals(name)),
             )
-            summaries = [_summary(name, replies, minute) for name, replies in found]
+            summaries = [_summary(name, replies, now) for name, replies in found]
         sizes = self._sizes(names)
         return [replace(summary, memory_bytes=sizes.get(summary.name)) for summary in summaries]
 
@@ -60,16 +63,18 @@ class RedisOverviews(RedisPart):
             except ResponseError:
                 return {}
 
-    def last_hours(self, dead_letter_queues: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the number of letters stored in the last hour, per queue."""
-        minute = self._minute()
+    def arrivals(
+        self, dead_letter_queues: Sequence[str]
+    ) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
+        """Return the letters stored in the last hour by reason, per queue."""
+        now = self.now()
         with translated(self._url):
             found = of_each(
                 self._client,
                 dead_letter_queues,
-                lambda pipe, name: pipe.hvals(self._keys.arrivals(name)),
+                lambda pipe, name: pipe.hgetall(self._keys.arrivals(name)),
             )
-            return [(name, _last_hour(slots, minute)) for name, (slots,) in found]
+            return [(name, _arrivals(slots, now)) for name, (slots,) in found]
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
         """Run one script per queue, many of them in one write."""
@@ -77,25 +82,49 @@ class RedisOverviews(RedisPart):
             found = self._looked_into(dead_letter_queues)
             return [_glance(name, *reply) for name, (reply,) in found]
 
-    def groups(self, dead_letter_queue: str, *, most: int | None = None) -> list[Group]:
-        """Return the groups, from the ranking and the tally; no letter is read."""
-        keys, last = self._keys, -1 if most is None else most - 1
+    def groups(
+        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """Return the groups, from an index and the tally; no letter is read."""
+        keys, name, last = self._keys, dead_letter_queue, -1 if most is None else most - 1
         with translated(self._url):
-            ranked = self._client.zrevrange(
-                keys.groups(dead_letter_queue), 0, last, withscores=True
-            )
-            if not ranked:
-                return []
-            names = [b"group:" + fingerprint for fingerprint, _count in ranked]
-            texts = self._client.hmget(keys.tally(dead_letter_queue), names)
-        groups = [
-            _group(text_of(fingerprint), int(count), text_of(text or b""))
-            for (fingerprint, count), text in zip(ranked, texts, strict=True)
-        ]
-        return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
+            if by == "letters":
+                ranked = self._client.zrevrange(keys.groups(name), 0, last, withscores=True)
+            else:
+                newest = self._client.zrevrange(keys.newest_groups(name), 0, last)
+                ranked = self._sized(name, newest)
+            found = self._described(name, ranked)
+        return in_order(found, by)
 
-    def _minute(self) -> int:
-        return int(self.now().timestamp()) // 60
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return one group, from the tally."""
+        with translated(self._url):
+            ranked = self._sized(dead_letter_queue, [spelled(fingerprint).encode()])
+            found = self._described(dead_letter_queue, ranked)
+        return found[0] if found else None
+
+    def _sized(
+        self, dead_letter_queue: str, fingerprints: Sequence[bytes]
+    ) -> list[tuple[bytes, float]]:
+        """Return those groups that there are, with their numbers of letters."""
+        pipe = self._client.pipeline(transaction=False)
+        for fingerprint in fingerprints:
+            pipe.zscore(self._keys.groups(dead_letter_queue), fingerprint)
+        sized = zip(fingerprints, pipe.execute(), strict=True)
+        return [(fingerprint, letters) for fingerprint, letters in sized if letters is not None]
+
+    def _described(
+        self, dead_letter_queue: str, ranked: Sequence[tuple[bytes, float]]
+    ) -> list[Group]:
+        """Return groups, from the tally."""
+        if not ranked:
+            return []
+        now, names = self.now(), [b"group:" + fingerprint for fingerprint, _letters in ranked]
+        texts = self._client.hmget(self._keys.tally(dead_letter_queue), names)
+        return [
+            _group(text_of(fingerprint), int(letters), text_of(text or b""), now)
+            for (fingerprint, letters), text in zip(ranked, texts, strict=True)
+        ]
 
     def _looked_into(
         self, names: Sequence[str], *asks: Callable[[Any, str], object]
@@ -137,8 +166,14 @@ def _glance(name: str, letters: int, oldest: bytes, *times: bytes) -> Glance:
     )
 
 
-def _summary(name: str, replies: Sequence[Any], minute: int) -> QueueSummary:
-    (letters, _oldest, oldest_died, newest_died, _end, _now), counts, arrivals = replies
+def release_text(release: str | None) -> str:
+    """Return a release as it is written into the value of a group."""
+    return quote((release or "")[:_MAX_RELEASE_CHARS], safe="+@ ", errors="backslashreplace")
+
+
+def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
+    (letters, _oldest, oldest_died, newest_died, _end, _now), counts, slots = replies
+    arrivals = _arrivals(slots, now)
     pairs = zip(Reason, counts, strict=True)
     return QueueSummary(
         name=name,
@@ -146,12 +181,14 @@ def _summary(name: str, replies: Sequence[Any], minute: int) -> QueueSummary:
         oldest_at=moment(oldest_died),
         newest_at=moment(newest_died),
         reasons=dict(sorted((reason.value, int(count)) for reason, count in pairs if count)),
-        last_hour=_last_hour(arrivals, minute),
+        last_hour=sum(map(sum, arrivals.values())),
+        arrivals=arrivals,
     )
 
 
-def _group(fingerprint: str, letters: int, text: str) -> Group:
-    first, last, example, facts_json = (*text.split("|", 3), "", "", "", "")[:4]
+def _group(fingerprint: str, letters: int, text: str, now: datetime) -> Group:
+    parts = (*text.split("|", 6), *[""] * 7)[:7]
+    first, last, example, hours, recent, releases, facts_json = parts
     facts = json.loads(facts_json or "{}")
     return Group(
         fingerprint=fingerprint,
@@ -162,10 +199,22 @@ def _group(fingerprint: str, letters: int, text: str) -> Group:
         first_seen_at=from_micros(int(first or 0)),
         last_seen_at=from_micros(int(last or 0)),
         example_id=example,
+        course=by_hour(_counts(hours), now),
+        last_hour=in_last_hour(_counts(recent), now),
+        releases=tuple(unquote(release) for release in releases.split(",") if release),
     )
 
 
-def _last_hour(slots: Iterable[bytes], minute: int) -> int:
-    """Return the number of letters in the sixty minutes that end with this one."""
-    pairs = (slot.split(b":") for slot in slots)
-    return sum(int(count) for at, count in pairs if minute - _HOUR_MINUTES < int(at) <= minute)
+def _counts(text: str) -> dict[int, int]:
+    """Read the counts of ``parts/group.lua``."""
+    pairs = (pair.split(":") for pair in text.split(",") if pair)
+    return {int(span): int(letters) for span, letters in pairs}
+
+
+def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[int, ...]]:
+    """Read the counts of ``parts/arrival.lua``."""
+    found = {}
+    for place, slot in slots.items():
+        minute, letters = slot.split(b":")
+        found[text_of(place.partition(b":")[2]), int(minute)] = int(letters)
+    return by_minute(found, now)

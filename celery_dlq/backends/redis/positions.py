@@ -13,6 +13,7 @@ from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.overviews import RedisOverviews
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.redriven import RedrivenMessages
+from celery_dlq.record import DeadLetter
 
 PATIENCE_SECONDS = 600.0
 """Maximum wait for a letter that has a position and is not in its queue yet."""
@@ -61,13 +62,13 @@ class PositionIndex(RedisPart):
             )
         return str(position.decode())
 
-    def placed(self, dead_letter_queue: str, letter_id: str, key: MessageKey) -> None:
+    def placed(self, letter: DeadLetter, key: MessageKey) -> None:
         """Record that a letter is in its queue, and delete the message's counters."""
-        keys, name = self._keys, dead_letter_queue
+        keys, name = self._keys, letter.dead_letter_queue
         with translated(self._url):
             self._scripts.placed(
                 keys=[keys.placing(name), keys.arrivals(name), keys.run(key)],
-                args=[spelled(letter_id), key.retries, self._ttl_millis],
+                args=[spelled(letter.id), key.retries, self._ttl_millis, letter.reason.value],
             )
 
     def last(self, dead_letter_queue: str) -> str | None:

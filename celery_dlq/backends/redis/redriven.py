@@ -71,6 +71,7 @@ class RedrivenMessages(RedisPart):
             keys.claims(name),
             keys.groups(name),
             keys.ends(name),
+            keys.newest_groups(name),
             keys.redriven(name, job_id),
         ]
         numbers: dict[bytes, int] = {}

@@ -1,10 +1,10 @@
 -- Purpose: put a discarded letter back as the newest of its queue.
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 groups (zset)  5 bin (stream)
---       6 binned (hash)
+--       6 binned (hash)  7 newest_groups (zset)
 -- ARGV: 1 letter id, or the position under which the entry was discarded
 --       2 facts of its group, in case it is gone (JSON text; see dead_letter.lua)
 -- Returns: 1 = RESTORED, 0 = NOT_THERE, 2 = TAKEN (the queue has another letter of this id)
--- Complexity: O(number of fields)
+-- Complexity: O(number of fields + log N), N groups
 local entry = redis.call('HGET', KEYS[6], ARGV[1])
 local found = entry and redis.call('XRANGE', KEYS[5], entry, entry)[1]
 if not found then return 0 end
@@ -18,12 +18,13 @@ if letter.id and letter.reason and letter.fingerprint then
   redis.call('HINCRBY', KEYS[3], 'reason:' .. letter.reason, 1)
   redis.call('ZINCRBY', KEYS[4], 1, letter.fingerprint)
   local group, at = 'group:' .. letter.fingerprint, letter.dead_lettered_at or '0'
-  local first, last, _, facts =
+  local first, last, _, others =
     string.match(redis.call('HGET', KEYS[3], group) or '', '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
-  facts = facts or ARGV[2]
+  others = others or '|||' .. ARGV[2]  -- without a course: it did not arrive now
   first = tonumber(first or at) < tonumber(at) and first or at
   last = tonumber(last or at) > tonumber(at) and last or at
-  redis.call('HSET', KEYS[3], group, table.concat({first, last, letter.id, facts}, '|'))
+  redis.call('HSET', KEYS[3], group, table.concat({first, last, letter.id, others}, '|'))
+  redis.call('ZADD', KEYS[7], last, letter.fingerprint)
 end
 redis.call('XDEL', KEYS[5], entry)
 redis.call('HDEL', KEYS[6], ARGV[1])

@@ -1,5 +1,5 @@
 -- Part of remove.lua and redrive.lua: note the letters to remove, then remove them all at once.
--- KEYS: 1 letters  2 ids  3 tally  4 claims  5 groups  6 ends, as in those scripts
+-- KEYS: 1 letters  2 ids  3 tally  4 claims  5 groups  6 ends  7 newest_groups, as in those scripts
 local entries, ids, claims, seen, reasons, groups = {}, {}, {}, {}, {}, {}
 local function note(entry, name, reason, group)  -- the last two only if it is tallied
   entries[#entries + 1], seen[entry] = entry, true
@@ -22,12 +22,13 @@ local function remove_noted()
   for fingerprint, count in pairs(groups) do
     local left = tonumber(redis.call('ZINCRBY', KEYS[5], -count, fingerprint))
     local text = redis.call('HGET', KEYS[3], 'group:' .. fingerprint) or ''
-    local first, last, example, facts = string.match(text, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
+    local first, last, example, others = string.match(text, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
     if left <= 0 then
       redis.call('ZREM', KEYS[5], fingerprint)
+      redis.call('ZREM', KEYS[7], fingerprint)
       redis.call('HDEL', KEYS[3], 'group:' .. fingerprint)
     elseif example and seen[example] then
-      redis.call('HSET', KEYS[3], 'group:' .. fingerprint, first .. '|' .. last .. '||' .. facts)
+      redis.call('HSET', KEYS[3], 'group:' .. fingerprint, first .. '|' .. last .. '||' .. others)
     end
   end
   return for_all('XDEL', KEYS[1], entries)

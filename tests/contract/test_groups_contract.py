@@ -1,0 +1,120 @@
+"""Groups and arrivals over time, on every store."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from builders import DLQ, NOW, a_letter, key_of
+
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.operations.reading import Reading
+from celery_dlq.record import DeadLetter, Reason
+
+if TYPE_CHECKING:
+    from celery_dlq.backends.base import DeadLetterStore
+
+MINUTE = timedelta(minutes=1)
+
+
+def stored(store: DeadLetterStore, fingerprint: str = "aa", **changes: Any) -> DeadLetter:
+    """A letter that is in the store now."""
+    letter = a_letter(fingerprint=fingerprint, **changes)
+    store.dead_letter(letter, key_of(letter))
+    return letter
+
+
+def newest(store: DeadLetterStore, most: int | None = None) -> list[str]:
+    """The fingerprints of the groups, last seen first."""
+    return [group.fingerprint for group in store.groups(DLQ, most=most, by="newest")]
+
+
+def test_arrivals_are_counted_by_reason_and_minute(store: DeadLetterStore) -> None:
+    """By when letters were stored, also those that are gone; a queue without any has none."""
+    first = stored(store)
+    stored(store)
+    stored(store, reason=Reason.REJECTED)
+    stored(store, dead_letter_queue="mail-DLQ")
+    store.remove(DLQ, [first.id])
+    mail, orders = store.queues()
+    assert set(mail.arrivals) == {"failed"}
+    assert {reason: len(counts) for reason, counts in orders.arrivals.items()} == {
+        "failed": 60,
+        "rejected": 60,
+    }
+    # The minute may have turned meanwhile.
+    assert sum(orders.arrivals["failed"][-2:]) == 2
+    assert sum(orders.arrivals["rejected"][-2:]) == 1
+    assert orders.last_hour == 3
+
+
+def test_groups_can_be_ordered_by_their_newest_letter(store: DeadLetterStore) -> None:
+    """What began to fail after a deploy is on top, however small its group is."""
+    for minute, fingerprint in enumerate(("aa", "aa", "bb", "cc", "bb")):
+        stored(store, fingerprint, dead_lettered_at=NOW + minute * MINUTE)
+    assert newest(store) == ["bb", "cc", "aa"]
+    assert newest(store, most=2) == ["bb", "cc"]
+    reading = Reading(store)
+    assert reading.groups(DLQ, by="newest", limit=1) == [reading.group(DLQ, "bb")]
+    with pytest.raises(DLQError, match="expected by to be letters or newest, got 'size'"):
+        reading.groups(DLQ, by="size")  # type: ignore[arg-type]
+
+
+def test_the_order_of_groups_follows_removals(store: DeadLetterStore) -> None:
+    """A group without letters is in no order, and comes back when a letter does."""
+    gone = stored(store, "bb", dead_lettered_at=NOW + MINUTE)
+    stored(store, "aa")
+    store.remove(DLQ, [gone.id])
+    assert newest(store) == ["aa"]
+    stored(store, "bb", dead_lettered_at=NOW + 2 * MINUTE)
+    assert newest(store) == ["bb", "aa"]
+
+
+def test_a_restored_letter_is_in_the_order_of_groups(store: DeadLetterStore) -> None:
+    """Its group was gone with it; it did not arrive again."""
+    if not store.capabilities.bin:
+        pytest.skip("no bin")
+    letter = stored(store, "bb", dead_lettered_at=NOW + MINUTE)
+    stored(store, "aa")
+    store.claim(DLQ, [letter.id], owner="me", lease_seconds=60)
+    store.discard(DLQ, [letter.id], owner="me", keep_seconds=60)
+    assert newest(store) == ["aa"]
+    store.restore(DLQ, letter.id)
+    assert newest(store) == ["bb", "aa"]
+
+
+def test_one_group_is_found_by_its_fingerprint(store: DeadLetterStore) -> None:
+    """The page of a group reads no other groups."""
+    stored(store, "aa", task_name="t.a")
+    stored(store, "bb", task_name="t.b")
+    stored(store, "bb", task_name="t.b")
+    group = store.group(DLQ, "bb")
+    assert group is not None
+    assert (group.fingerprint, group.letters, group.task_name) == ("bb", 2, "t.b")
+    assert store.group(DLQ, "b") is None
+    assert store.group("unknown-DLQ", "bb") is None
+    with pytest.raises(NotFound, match="expected the fingerprint of letters in 'orders-DLQ'"):
+        Reading(store).group(DLQ, "b")
+
+
+def test_a_group_knows_how_many_letters_came_when(store: DeadLetterStore) -> None:
+    """By when they were stored: a burst and a drizzle look different."""
+    for _ in range(3):
+        stored(store, "aa")
+    stored(store, "bb")
+    group, other = store.groups(DLQ)
+    assert (len(group.course), sum(group.course[-2:]), group.last_hour) == (24, 3, 3)
+    assert (sum(other.course), other.last_hour) == (1, 1)
+
+
+def test_a_group_knows_its_releases(store: DeadLetterStore) -> None:
+    """The newest letter's is first; the oldest one stays, whatever came between."""
+    stored(store)
+    assert store.groups(DLQ)[0].releases == ()
+    for release in ("1", "2", "2", "süß|,%\n", "3", "2"):
+        stored(store, release=release)
+    assert store.groups(DLQ)[0].releases == ("2", "3", "süß|,%\n", "1")
+    for release in ("4", "5", "6"):
+        stored(store, release=release)
+    assert store.groups(DLQ)[0].releases == ("6", "5", "4", "2", "1")

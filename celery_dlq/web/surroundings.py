@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, NotSupported
+from celery_dlq.web.templating import duration
 
 if TYPE_CHECKING:
     from celery_dlq.operations.policies import PolicyReport
@@ -73,5 +74,6 @@ def _line(view: Any) -> str:
     shown = []
     for key, value in view.to_json()["policy"].items():
         if key in _SHOWN_KEYS and value["value"] not in (None, [], ()):
-            shown.append(f"{key} {value['value']}")
+            text = duration(value["value"]) if key.endswith("_ttl") else value["value"]
+            shown.append(f"{key} {text}")
     return ", ".join(shown)

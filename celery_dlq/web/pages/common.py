@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import DLQError
@@ -14,6 +14,7 @@ from celery_dlq.record import iso
 from celery_dlq.web.http import RequestError
 
 if TYPE_CHECKING:
+    from celery_dlq.backends.base import Group
     from celery_dlq.record import DeadLetter
     from celery_dlq.web.web import Call
 
@@ -74,15 +75,16 @@ def query_of(where: LetterFilter) -> dict[str, list[str]]:
     return suppressed(where.to_query, DLQError) or {}
 
 
-def columns_of_day(group: Any) -> list[tuple[str, dict[str, int]]]:
+def columns_of_day(group: Group) -> list[tuple[str, dict[str, int]]]:
     """A group's letters in each of the last 24 hours, for bars."""
-    hour = int(datetime.now(timezone.utc).timestamp()) // 3600
-    columns = []
-    for at in range(hour - 23, hour + 1):
-        start = datetime.fromtimestamp(at * 3600, timezone.utc)
-        letters = int(group.course.get(at, 0))
-        columns.append((f"{start:%d %b %H:00} UTC", {group.reason: letters} if letters else {}))
-    return columns
+    now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    return [
+        (
+            f"{now - timedelta(hours=len(group.course) - 1 - number):%d %b %H:00} UTC",
+            {group.reason: letters} if letters else {},
+        )
+        for number, letters in enumerate(group.course)
+    ]
 
 
 def frames_of(letter: DeadLetter | None) -> Sequence[Raised]:

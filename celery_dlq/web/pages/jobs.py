@@ -12,7 +12,7 @@ from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import query_of, suppressed
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.jobs import Job
+    from celery_dlq.operations.job import Job
     from celery_dlq.web.http import Response
     from celery_dlq.web.web import Call
 

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import report
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-NAMES = ("worker", "dying", "killed", "publish", "peers", "redrive", "export", "growth")
+NAMES = ("worker", "dying", "killed", "publish", "peers", "redrive", "export", "growth", "web")
 ON_REQUEST = ("triage",)
 """Those that need more than Python and servers: Java."""
 

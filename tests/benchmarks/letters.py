@@ -53,12 +53,19 @@ _MOST_REPR = 1024  # Celery cuts a representation there
 _REPLY_TO = UUID(int=20260304)
 
 
-def fill(client: Any, letters: int, *, tell: Callable[[int], None] = lambda _: None) -> int:
+def fill(
+    client: Any,
+    letters: int,
+    *,
+    groups: int = GROUPS,
+    tell: Callable[[int], None] = lambda _: None,
+) -> int:
     """Store letters as ``dead_letter.lua`` does, but many in one write.
 
     Args:
         client: Of an empty Redis.
         letters: How many.
+        groups: Number of their groups.
         tell: Called with the number there are after each batch.
 
     Returns:
@@ -75,7 +82,7 @@ def fill(client: Any, letters: int, *, tell: Callable[[int], None] = lambda _: N
         pipe = client.pipeline(transaction=False)
         made = []
         for number in range(start, min(start + _BATCH, letters)):
-            letter_id, fingerprint = str(uuid4()), f"{number % GROUPS:016x}"
+            letter_id, fingerprint = str(uuid4()), f"{number % groups:016x}"
             entry, message_bytes, at = samples[number % len(samples)]
             raw += message_bytes
             made.append((letter_id, fingerprint, at))

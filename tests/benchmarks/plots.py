@@ -143,6 +143,7 @@ _BARS: dict[str, tuple[str, Callable[[Result, Row], Quartiles | None]]] = {
     "redrive": ("messages a second", _quartiles("per_second")),
     "export": ("letters a second", _quartiles("per_second")),
     "triage": ("seconds for groups in Spark", _single("groups")),
+    "web": ("milliseconds of a page", _single("median_ms")),
 }
 _LINES: dict[str, dict[str, Any]] = {
     "growth": {

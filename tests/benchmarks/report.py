@@ -209,6 +209,13 @@ _TABLES: dict[str, dict[str, Column]] = {
         "Redis bytes a letter": _number("redis_bytes_each"),
         "message bytes": _number("message_bytes_each"),
     },
+    "web": {
+        "ms (median)": _number("median_ms", "{:.1f}"),
+        "ms (95th percentile)": _number("p95_ms", "{:.1f}"),
+        "bytes of the page": _number("page_bytes"),
+        "MiB of the server": _number("memory_mib"),
+        "requests": _number("rounds"),
+    },
     "report": {
         "seconds": _number("seconds", "{:.1f}"),
         "CPU s": _number("cpu_seconds", "{:.1f}"),

@@ -6,16 +6,21 @@ Anyone who can publish chooses these values, so a body may be nested a thousand 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.headers import EDITED_HEADER, REDRIVE_HEADER
+from celery_dlq.letters.conditions import MAX_CHARS
+from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
 from celery_dlq.letters.printable import json_text, shortened
 
 if TYPE_CHECKING:
     from celery_dlq.record import DeadLetter
+
+_PLAIN = re.compile(r"[A-Za-z_][\w-]*")
 
 MAX_NODES = 2000
 MAX_DEPTH = 40
@@ -108,8 +113,8 @@ def waiting(letter: DeadLetter) -> list[tuple[str, str]]:
         several = links.get(kind)
         # A chain is kept in reverse: its last entry runs next.
         tasks = list(several) if isinstance(several, list) else []
-        for task in islice(reversed(tasks) if kind == "chain" else tasks, 50):
-            found.append((label, _task_of(task)))
+        ordered = reversed(tasks) if kind == "chain" else tasks
+        found += [(label, _task_of(task)) for task in islice(ordered, 50)]
     if isinstance(links.get("chord"), Mapping):
         found.append(("chord", _task_of(links["chord"])))
     return found
@@ -117,22 +122,21 @@ def waiting(letter: DeadLetter) -> list[tuple[str, str]]:
 
 def trail(headers: Mapping[str, Any], redaction: Any) -> list[dict[str, Any]]:
     """Edits of a message, and its last redrive."""
-    found: list[dict[str, Any]] = []
     try:
         edits = json.loads(headers.get(EDITED_HEADER) or "[]")
     except (ValueError, TypeError, RecursionError):
         edits = []
-    for edit in islice(edits if isinstance(edits, list) else [], 20):
-        if isinstance(edit, Mapping):
-            found.append(
-                {
-                    "what": "edited",
-                    "at": str(edit.get("at", "")),
-                    "actor": str(edit.get("actor", "")),
-                    "before": redaction.text(str(edit.get("from", ""))),
-                    "after": redaction.text(str(edit.get("to", ""))),
-                }
-            )
+    found = [
+        {
+            "what": "edited",
+            "at": str(edit.get("at", "")),
+            "actor": str(edit.get("actor", "")),
+            "before": redaction.text(str(edit.get("from", ""))),
+            "after": redaction.text(str(edit.get("to", ""))),
+        }
+        for edit in islice(edits if isinstance(edits, list) else [], 20)
+        if isinstance(edit, Mapping)
+    ]
     if isinstance(headers.get(REDRIVE_HEADER), str):
         found.append({"what": "redriven", "job": headers[REDRIVE_HEADER]})
     return found
@@ -151,19 +155,21 @@ def _node(value: Any, key: str, path: str, depth: int, budget: _Budget) -> Node:
             node.children.append(_node(one, name, below, depth + 1, budget))
         return node
     text = shortened(json_text(value), MAX_TEXT)
-    whole = len(text) < 150 and not isinstance(value, float)  # noqa: PLR2004
-    return Node(key=key, path=path, text=text, filter=f"{path}={text}" if whole else "")
+    condition = f"{path}={text}"
+    usable = len(condition) <= MAX_CHARS and depth <= MAX_CONDITION_DEPTH
+    return Node(key=key, path=path, text=text, filter=condition if usable else "")
 
 
 def _children(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
     if isinstance(value, list):
         yield from ((str(n), f"{path}[{n}]", one) for n, one in enumerate(value))
     else:
-        yield from ((str(k), f"{path}.{_quoted(str(k))}", one) for k, one in value.items())
+        yield from ((str(k), f"{path}{_step(str(k))}", one) for k, one in value.items())
 
 
-def _quoted(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
+def _step(key: str) -> str:
+    """A name as the conditions of a filter spell it."""
+    return f".{key}" if _PLAIN.fullmatch(key) else f"[{json.dumps(key)}]"
 
 
 def _task_of(signature: Any) -> str:

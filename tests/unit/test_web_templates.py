@@ -1,0 +1,71 @@
+"""Templates: everything is escaped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+
+import celery_dlq.web
+from celery_dlq.web.templating import Templates, ago, duration, size
+
+FOLDER = Path(celery_dlq.web.__file__).parent
+TEMPLATES = sorted((FOLDER / "templates").glob("*.html"))
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_no_template_passes_anything_raw(template: Path) -> None:
+    """No filter ``safe``, no inline script or style, no attribute without quotes, no event."""
+    text = template.read_text()
+    assert not re.search(r"\|\s*safe\b|autoescape|javascript:", text)
+    assert not re.search(r"<style|<script(?! src=)|\sstyle=|\son\w+=", text)
+    assert not re.search(r"=\{\{", text)
+
+
+def test_only_times_are_markup_made_in_python() -> None:
+    """Markup elsewhere would be escaping by hand."""
+    users = {
+        path.relative_to(FOLDER).as_posix()
+        for path in FOLDER.rglob("*.py")
+        if "Markup" in path.read_text()
+    }
+    assert users == {"templating.py"}
+
+
+def test_nothing_unknown_is_shown_as_empty() -> None:
+    """A typo in a template fails its test."""
+    template = Templates()._environment.from_string("{{ nothing }}")
+    with pytest.raises(UndefinedError):
+        template.render()
+
+
+@pytest.mark.parametrize("text", ["<script>", "\x1b[2J", "\u202e", "\ud800", '" onclick="'])
+def test_texts_are_harmless(text: str) -> None:
+    """Whoever wrote them."""
+    shown = Templates()._environment.from_string('<i title="{{ text }}">{{ text }}</i>')
+    page = shown.render(text=text)
+    assert page.encode("utf-8")
+    assert "<script" not in page
+    assert not re.search('[\x1b\u202e]|" onclick', page)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (0.25, "250 ms"), (90, "90 s"), (7200, "2 h"), (-5, "0 s")]
+)
+def test_durations_have_one_unit(seconds: float, text: str) -> None:
+    """As people say them."""
+    assert duration(seconds) == text
+
+
+def test_sizes_have_one_unit() -> None:
+    """And what is unknown has none."""
+    assert [size(n) for n in (None, 0, 1023, 1536, 10 * 2**20)] == [
+        "–",
+        "0 B",
+        "1023 B",
+        "1.5 KB",
+        "10 MB",
+    ]
+    assert ago(None) == "–"

@@ -31,8 +31,10 @@ DEMO = [
 ]
 SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
+WEB = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "itsdangerous>=2.1"]
 TEST = [
     *DEMO,
+    *WEB,
     "django>=4.2",
     *SENTRY,
     *PROMETHEUS,
@@ -84,6 +86,7 @@ LINT = [
     *SPARK,
     *SENTRY,
     *PROMETHEUS,
+    *WEB,
     "fsspec>=2024.2",
     "pytest>=8",
     "ruff==0.17.5",
@@ -107,6 +110,7 @@ setup(
         "celery_dlq.backends.redis": ["lua/*.lua", "lua/parts/*.lua", "lua/README.md"],
         "celery_dlq.spark.render": ["*.j2"],
         "celery_dlq.transport": ["lua/*.lua"],
+        "celery_dlq.web": ["static/*", "templates/*.html"],
     },
     install_requires=[
         "celery>=5.4,<5.8",
@@ -124,6 +128,7 @@ setup(
         "demo": DEMO,
         "sentry": SENTRY,
         "prometheus": PROMETHEUS,
+        "web": WEB,
         "test": TEST,
         "bench": BENCH,
         "docs": DOCS,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery_dlq.backends.redis.address import OPTIONS as TRANSPORT_OPTIONS
 from celery_dlq.backends.redis.address import SCHEMES, Address, address_of
@@ -42,6 +43,7 @@ _LEASED = ("redis", "rediss", "sentinel")
 _RENEWED = (*_LEASED, "sqs")
 _LEASE_SECONDS = 60.0
 _SHORTEST_LEASE_SECONDS = 5.0
+_SHORTEST_SECRET = 16
 
 
 def _setting(
@@ -152,6 +154,32 @@ def _key_prefix(where: str, value: object) -> str:
     if "{" in prefix or "}" in prefix:
         raise SettingsError(f"expected {where} to be a key prefix without braces, got {value!r}")
     return prefix
+
+
+def _web_url(where: str, value: object) -> str:
+    url = text(where, value).rstrip("/")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and not parts.username
+        usable = usable and not (parts.query or parts.fragment) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise SettingsError(
+            f"expected {where} to be an address such as https://ops.example.com/dlq, "
+            f"got {_shown(value)}"
+        )
+    return url
+
+
+def _web_secret(where: str, value: object) -> str:
+    if not isinstance(value, str) or len(value) < _SHORTEST_SECRET:
+        raise SettingsError(
+            f"expected {where} to be a text of at least {_SHORTEST_SECRET} characters, got a "
+            f"shorter one or none; make one with: python -c 'import secrets; "
+            f"print(secrets.token_urlsafe())'"
+        )
+    return value
 
 
 def _adopt(where: str, value: object) -> Mapping[str, str | None]:
@@ -325,6 +353,27 @@ class Settings:
         "CeleryIntegration's event per failure), beside (the integration's events stay, and only "
         "deaths that it does not see are reported), or off. Defaults to groups.",
     )
+    web_url: str | None = _setting(
+        None,
+        _web_url,
+        "Address of the pages of `dlq web` as browsers see it, e.g. behind a proxy: forms are "
+        "taken from there only. Unit: URL. Defaults to the address of each request.",
+    )
+    web_secret: str | None = _setting(
+        None,
+        _web_secret,
+        "Signs the forms and logins of the pages; the same in all processes that serve them at "
+        "one address. Unit: text of at least 16 characters. Defaults to a random one for each "
+        "process.",
+    )
+
+    @property
+    def web_origin(self) -> str | None:
+        """Scheme, host and port of ``dlq_web_url``."""
+        if self.web_url is None:
+            return None
+        parts = urlsplit(self.web_url)
+        return f"{parts.scheme}://{parts.netloc}"
 
     @cached_property
     def policies(self) -> PolicyTable:

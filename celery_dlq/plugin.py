@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from celery.local import Proxy
 
@@ -13,6 +14,7 @@ from celery_dlq.adopt.run import AdoptRun
 from celery_dlq.assembly import Assembly
 from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 from celery_dlq.config import Settings
+from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
@@ -20,6 +22,10 @@ from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
 from celery_dlq.redaction.masking import Redaction
+
+if TYPE_CHECKING:
+    from celery_dlq.web.asgi import AppAccess, DeadLettersApp
+    from celery_dlq.web.web import Web
 
 ATTRIBUTE = "_celery_dlq"
 """Attribute of an app that holds its first `DeadLetters`."""
@@ -169,6 +175,59 @@ class DeadLetters:
 
     memory = _of(Assembly.memory_check, MemoryCheck.memory)
     warnings = _of(Assembly.memory_check, MemoryCheck.warnings)
+
+    def asgi(
+        self,
+        *,
+        access: AppAccess | None = None,
+        title: str = "",
+        home: str = "",
+        secret: str | None = None,
+    ) -> DeadLettersApp:
+        """The pages as an ASGI app, to mount in another app under any path.
+
+        Args:
+            access: Decides who may do what: gets Starlette's ``Request``, and returns a
+                `celery_dlq.web.User`, or ``None`` for somebody unknown (401). May be a coroutine
+                function. By default everybody whom your app lets through may look, and nobody
+                may change anything.
+            title: Name of the environment, e.g. ``production``, on each page.
+            home: Link back to your app.
+            secret: Signs forms; the same in all processes. Defaults to ``dlq_web_secret``, or
+                else to a random one, with which forms only work in the process that made them.
+
+        Raises:
+            MissingExtra: Starlette or another package of the extra ``web`` is not installed.
+            SettingsError: A setting is wrong.
+        """
+        try:
+            from celery_dlq.web.asgi import DeadLettersApp, asked  # noqa: PLC0415 - an extra
+            from celery_dlq.web.forms import SignedForms  # noqa: PLC0415
+        except ModuleNotFoundError as exc:
+            raise MissingExtra("dlq web", exc.name or "starlette", "web") from exc
+        secret = secret or self.settings.web_secret or secrets.token_urlsafe(32)
+        more = {} if access is None else {"access": asked(access)}
+        forms = SignedForms(secret, self.settings.web_origin)
+        return DeadLettersApp(self.web(forms=forms, title=title, home=home, stream=True, **more))
+
+    def web(self, **options: Any) -> Web:
+        """The pages without a server, for adapters to other frameworks.
+
+        Args:
+            options: The attributes of `celery_dlq.web.web.WebOptions`.
+
+        Returns:
+            The pages; ``handle(request)`` answers one request.
+
+        Raises:
+            MissingExtra: A package of the extra ``web`` is not installed.
+        """
+        try:
+            from celery_dlq.web.site import web  # noqa: PLC0415 - an extra
+            from celery_dlq.web.web import WebOptions  # noqa: PLC0415
+        except ModuleNotFoundError as exc:
+            raise MissingExtra("dlq web", exc.name or "jinja2", "web") from exc
+        return web(self.assembly, WebOptions(**options))
 
     def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
         """Serve the metrics of all workers to Prometheus, in a thread of this process.

@@ -33,8 +33,10 @@ _MODULES = {
     "tail": "reading",
     "triage": "triage",
     "trim": "removal",
+    "web": "web",
+    "web-user": "web",
 }
-_OTHER_NAMES = {"import": "import_", "list": "list_"}
+_OTHER_NAMES = {"import": "import_", "list": "list_", "web-user": "web_user"}
 
 
 class PlainErrors(click.Group):

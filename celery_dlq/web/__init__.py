@@ -3,3 +3,7 @@
 The pages know no framework: a `Web` takes a `Request` and returns a `Response`. Starlette
 (`celery_dlq.web.asgi`) and Django (`celery_dlq.contrib.django`) are adapters of a few lines.
 """
+
+from celery_dlq.web.http import Permission, User
+
+__all__ = ["Permission", "User"]

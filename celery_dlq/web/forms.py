@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from itsdangerous import BadSignature, SignatureExpired, URLSafeTimedSerializer
 
@@ -51,15 +52,7 @@ class SignedForms:
         session = request.cookie(COOKIE)
         if not session:
             session = secrets.token_urlsafe(24)
-            secure = "; Secure" if request.scheme == "https" else ""
-            # Lax: with Strict, a link in a chat opens the page as if nobody had been there.
-            response.headers.append(
-                (
-                    "set-cookie",
-                    f"{COOKIE}={session}; Path={request.root or '/'}; HttpOnly; "
-                    f"SameSite=Lax{secure}",
-                )
-            )
+            response.headers.append(request.set_cookie(COOKIE, session))
         return str(self._signer.dumps(session))
 
     def check(self, request: Request) -> None:
@@ -76,7 +69,7 @@ class SignedForms:
             if site != "same-origin":
                 raise RequestError(403, f"expected a form of this site, got one from a {site} page")
         elif origin is not None:
-            if origin != expected:
+            if _normal(origin) != _normal(expected):
                 raise RequestError(
                     403,
                     f"expected a form from {expected}, got one from {origin}; behind a proxy, set "
@@ -85,7 +78,8 @@ class SignedForms:
         else:
             raise RequestError(403, "expected the header Origin or Sec-Fetch-Site, got neither")
         token = request.value(FIELD)
-        if not token or not request.cookie(COOKIE):
+        cookie = request.cookie(COOKIE)
+        if not token or not cookie:
             raise RequestError(403, "expected a form with its token and cookie; open it again")
         try:
             session = self._signer.loads(token, max_age=MAX_AGE_SECONDS)
@@ -93,5 +87,15 @@ class SignedForms:
             raise RequestError(403, "the form is older than 12 hours; send it again") from exc
         except BadSignature as exc:
             raise RequestError(403, "the form's token is not one of this server's") from exc
-        if not secrets.compare_digest(str(session), request.cookie(COOKIE)):
+        if not secrets.compare_digest(str(session).encode(), cookie.encode()):
             raise RequestError(403, "the form was made for another browser; open it again")
+
+
+def _normal(origin: str) -> str:
+    """An origin as browsers write it: lower case, and without the port that its scheme has."""
+    try:
+        parts = urlsplit(origin.lower())
+        port = {"http": 80, "https": 443}.get(parts.scheme) if parts.port is None else parts.port
+    except ValueError:
+        return ""
+    return f"{parts.scheme}://{parts.hostname}:{port}" if parts.hostname else origin

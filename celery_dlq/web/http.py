@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from http.cookies import SimpleCookie
-from urllib.parse import parse_qsl
+from typing import Any
+from urllib.parse import parse_qsl, quote
 
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import DLQError, SettingsError
 
 MAX_FIELDS = 200
 MAX_FORM_BYTES = 1024 * 1024
@@ -33,17 +34,25 @@ class User:
 
     Attributes:
         name: For the audit; empty for somebody who did not log in.
-        permissions: What they may do.
+        permissions: What they may do, as `Permission` or its text; by default, to look.
         why_not: Sentence for a page that offers what they may not do.
     """
 
     name: str = ""
-    permissions: frozenset[Permission] = frozenset({Permission.VIEW})
+    permissions: Iterable[Permission | str] = frozenset({Permission.VIEW})
     why_not: str = "You may look, but not change anything."
+
+    def __post_init__(self) -> None:
+        try:
+            found = frozenset(map(Permission, self.permissions))
+        except ValueError as exc:
+            known = ", ".join(Permission)
+            raise SettingsError(f"expected permissions of {known}, got {exc}") from exc
+        object.__setattr__(self, "permissions", found)
 
     def may(self, permission: Permission) -> bool:
         """True if they may do it."""
-        return permission in self.permissions
+        return permission in frozenset(self.permissions)
 
 
 class RequestError(DLQError):
@@ -74,7 +83,8 @@ class Request:
         form: Values by name from the body.
         headers: By lower-case name.
         scheme: ``http`` or ``https``, as the browser sees it.
-        user: Who asks; ``None`` for the adapter's own rule, see `Access`.
+        client: Address of the browser, or of the last proxy that is not trusted.
+        proxied: True if a trusted proxy passed the request on.
         raw: The adapter's own request.
     """
 
@@ -85,7 +95,9 @@ class Request:
     form: Fields = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     scheme: str = "http"
-    raw: object = None
+    client: str = ""
+    proxied: bool = False
+    raw: Any = None
 
     @property
     def host(self) -> str:
@@ -106,6 +118,13 @@ class Request:
             return ""
         return cookies[name].value if name in cookies else ""
 
+    def set_cookie(self, name: str, value: str, seconds: int | None = None) -> tuple[str, str]:
+        """A header that sets a cookie for these pages, until the browser ends or for a time."""
+        # Lax: with Strict, a link in a chat opens the page as if nobody had been there.
+        text = f"{name}={value}; Path={quote(self.root) or '/'}; HttpOnly; SameSite=Lax"
+        text += "" if seconds is None else f"; Max-Age={seconds}"
+        return "set-cookie", text + ("; Secure" if self.scheme == "https" else "")
+
     def value(self, name: str, default: str = "") -> str:
         """The last value of a field of the form, or else of the URL."""
         found = self.form.get(name) or self.query.get(name)
@@ -125,12 +144,14 @@ class Response:
         content_type: Type of the body.
         body: The body; or parts of it, made while they are sent.
         headers: Further headers.
+        live: True for the stream of `Live`, which the adapter sends.
     """
 
     status: int = 200
     content_type: str = "text/html; charset=utf-8"
     body: bytes | Iterable[bytes] = b""
     headers: list[tuple[str, str]] = field(default_factory=list)
+    live: bool = False
 
 
 def fields_of(text: str) -> dict[str, list[str]]:

@@ -27,7 +27,7 @@ class Route:
         pattern: The path, with ``{name}`` for a part.
         permission: Needed for it; ``None`` for what has no data in it.
         page: Answers it.
-        seconds: Longest wait for the answer.
+        seconds: Longest wait for the answer; 0 for what asks no store.
     """
 
     name: str
@@ -66,6 +66,9 @@ class Routes:
                 return route, {k: unquote(v) for k, v in found.groupdict().items()}, [method]
             methods.append(route.method)
         return None, {}, methods
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._named
 
     def link(self, root: str, name: str, parts: Mapping[str, Any], query: Any = ()) -> str:
         """Return the path of a route.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq.web import live, users
 from celery_dlq.web.http import Permission, RequestError, Response
 from celery_dlq.web.pages import changes, exports, groups, jobs, letters, overview, policies
 from celery_dlq.web.routes import Route, Routes
@@ -46,7 +47,7 @@ def _get(name: str, pattern: str, page: Any, **more: Any) -> Route:
     return Route(name=name, method="GET", pattern=pattern, page=page, **more)
 
 
-def _post(name: str, pattern: str, page: Any, permission: Permission, **more: Any) -> Route:
+def _post(name: str, pattern: str, page: Any, permission: Permission | None, **more: Any) -> Route:
     more = {"seconds": 30.0, **more}
     return Route(
         name=name, method="POST", pattern=pattern, page=page, permission=permission, **more
@@ -81,7 +82,12 @@ ROUTES = Routes(
         _post("set_policy", "/policies", policies.set_policy, EDIT_POLICIES),
         _post("unset_policy", "/policies/unset", policies.unset_policy, EDIT_POLICIES),
         _get("audit", "/audit", policies.audit),
-        _get("static", "/static/{hash}/{file}", static, permission=None),
+        _get("events", "/events", live.events, seconds=0),
+        _get("poll", "/events/poll", live.poll),
+        _get("login", "/login", users.login, permission=None, seconds=0),
+        _post("log_in", "/login", users.log_in, permission=None, seconds=10),
+        _post("log_out", "/logout", users.log_out, permission=None, seconds=0),
+        _get("static", "/static/{hash}/{file}", static, permission=None, seconds=0),
         _get("health", "/healthz", health, permission=None),
     ]
 )

@@ -19,9 +19,11 @@ from celery_dlq.errors import (
     StoreUnavailable,
 )
 from celery_dlq.events import acting_as
+from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.redaction.masking import Redaction
 from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
+from celery_dlq.web.live import Live
 from celery_dlq.web.surroundings import Surroundings
 from celery_dlq.web.templating import Templates
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
     from celery_dlq.web.forms import Forms
     from celery_dlq.web.routes import Route, Routes
+    from celery_dlq.web.users import Login
 
 logger = get_logger("celery_dlq.web")
 
@@ -69,8 +72,10 @@ _TITLES = {
     409: "Not any more",
     410: "Gone",
     413: "Too large",
+    415: "Not a form of these pages",
     421: "Unknown address",
     422: "Not readable",
+    429: "Too many tries",
     500: "This page failed",
     501: "Not possible here",
     503: "The store does not answer",
@@ -84,6 +89,7 @@ class WebOptions:
     Attributes:
         access: Returns who asks. The default lets everybody look and nobody change anything.
         forms: Protects forms; ``None`` if nothing can be changed.
+        login: Answers the form for a name and a password; ``None`` if there is none.
         hosts: Host names under which the pages may be asked for; ``None`` if the framework
             checks that. Ports are ignored.
         title: Name of the environment, e.g. ``production``, in the title of each page.
@@ -93,6 +99,7 @@ class WebOptions:
 
     access: Access = field(default=lambda request: User())  # noqa: ARG005
     forms: Forms | None = None
+    login: Login | None = None
     hosts: frozenset[str] | None = None
     title: str = ""
     home: str = ""
@@ -118,6 +125,7 @@ class Web:
         self.routes = routes
         self.options = options
         self.templates = Templates()
+        self.live = Live(assembly)
         self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="dlq-web")
         self._free = threading.BoundedSemaphore(MAX_CALLS)
         self._reading = threading.Lock()
@@ -125,7 +133,8 @@ class Web:
         self._surroundings: Surroundings
 
     def close(self) -> None:
-        """End the threads; requests that are being answered are answered."""
+        """End the threads and streams; requests that are being answered are answered."""
+        self.live.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -150,10 +159,15 @@ class Web:
         """Read them again, after a change."""
         self._surroundings_until = 0.0
 
-    def handle(self, request: Request) -> Response:
-        """Answer a request. Never raises."""
+    def handle(self, request: Request, refused: RequestError | None = None) -> Response:
+        """Answer a request. Never raises.
+
+        Args:
+            request: The request.
+            refused: What the adapter found wrong with it.
+        """
         try:
-            response = self._answer(request)
+            response = self.failed(request, refused) if refused else self._answer(request)
         except Exception as exc:  # noqa: BLE001 - a page of its own
             response = self.failed(request, exc)
         response.headers += SECURITY_HEADERS
@@ -173,15 +187,21 @@ class Web:
         response = Response(status=status)
         if status == 503:  # noqa: PLR2004
             response.headers.append(("retry-after", "5"))
-        call = Call(web=self, request=request, user=user or User(permissions=frozenset()))
+        call = Call(web=self, request=request, user=user or User(permissions=()))
         response.body = call.html(
             "error.html", response, title=_TITLES.get(status, "Error"), status=status, text=str(exc)
         )
         return response
 
+    def who(self, request: Request) -> User | None:
+        """Who asks, if they may look; ``None`` if they may not, or must log in."""
+        user = self.options.access(request)
+        return user if user is not None and user.may(Permission.VIEW) else None
+
     def _answer(self, request: Request) -> Response:
-        self._check_host(request)
         route, parts, methods = self.routes.find(request.method, request.path)
+        if route is None or route.name != "health":  # probes ask by address
+            self._check_host(request)
         if route is None:
             if methods:
                 refused = self.failed(
@@ -192,17 +212,17 @@ class Web:
             raise RequestError(404, f"there is no page {request.path!r}")
         user = self.options.access(request) if route.permission is not None else User()
         if user is None:
+            _log_refusal(request, "nobody is logged in")
             return self._log_in(request)
         call = Call(web=self, request=request, user=user, parts=parts)
         try:
             if route.method == "POST":
                 self._check_form(request)
-            if route.permission is not None and not user.may(route.permission):
-                raise RequestError(
-                    403, f"expected the permission {route.permission}. {user.why_not}"
-                )
-            return self._within(route, call)
+            _check_permission(route, user)
+            return self._within(route, call) if route.seconds else route.page(call)
         except Exception as exc:  # noqa: BLE001 - a page that knows the user
+            if isinstance(exc, RequestError) and exc.status == 403:  # noqa: PLR2004
+                _log_refusal(request, str(exc), user.name)
             return self.failed(request, exc, user)
 
     def _within(self, route: Route, call: Call) -> Response:
@@ -245,7 +265,10 @@ class Web:
         self.options.forms.check(request)
 
     def _log_in(self, request: Request) -> Response:
-        return self.failed(request, RequestError(401, "These pages need a user and a password."))
+        if self.options.login is None:
+            return self.failed(request, RequestError(401, "These pages are for known users only."))
+        call = Call(web=self, request=request, user=User(permissions=()))
+        return self.options.login.form(call)
 
 
 @dataclass(kw_only=True)
@@ -302,6 +325,23 @@ class Call:
         """Send the browser to another page, after a change."""
         path = self.link(name, query, **parts)
         return Response(status=303, headers=[("location", path)])
+
+
+def _check_permission(route: Route, user: User) -> None:
+    if route.permission is not None and not user.may(route.permission):
+        raise RequestError(403, f"expected the permission {route.permission}. {user.why_not}")
+
+
+def _log_refusal(request: Request, why: str, user: str = "") -> None:
+    """One line for each change that was refused; the form may have secrets, so it is left out."""
+    if request.method == "POST":
+        logger.warning(
+            "Refused POST %s of %s at %s: %s",
+            one_line(request.path[:200]),
+            one_line(user[:100]) or "nobody",
+            one_line(request.client[:60]) or "an unknown address",
+            one_line(why[:300]),
+        )
 
 
 def _host_name(host: str) -> str:

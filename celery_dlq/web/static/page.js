@@ -1,1 +1,288 @@
-// live updates
+// What pages do beyond HTML: fresh numbers, local times, ticked rows, copying. All works without.
+"use strict";
+(() => {
+  const page = document.documentElement;
+  const root = encodeURI(page.dataset.root || "");
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const put = (element, text) => {
+    if (element && element.textContent !== text) element.textContent = text;
+  };
+  const number = (value) => value.toLocaleString("en-US");
+
+  // -- Times: relative ones stay right, all have the viewer's zone ------------------------------
+
+  const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  // The server's clock counts: the viewer's may be wrong.
+  const served = Date.parse(document.querySelector("footer time")?.dateTime);
+  const off = served - Date.now();
+  const skew = Number.isNaN(off) || Math.abs(off) < 5000 ? 0 : off;
+
+  const span = (seconds) => {
+    const unit = UNITS.find(([length]) => seconds >= 2 * length) || [1, "s"];
+    return `${Math.floor(seconds / unit[0])} ${unit[1]}`;
+  };
+  const localText = (date) => {
+    const parts = new Intl.DateTimeFormat("en-CA", {
+      year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit",
+      second: "2-digit", hourCycle: "h23", timeZoneName: "short",
+    }).formatToParts(date);
+    const part = (type) => parts.find((one) => one.type === type)?.value || "";
+    return `${part("year")}-${part("month")}-${part("day")} ` +
+      `${part("hour")}:${part("minute")}:${part("second")} ${part("timeZoneName")}`;
+  };
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
+
+  const showLocal = (time) => {
+    const date = new Date(time.dateTime);
+    if (Number.isNaN(date.getTime())) return;
+    const utc = `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+    time.title = `${localText(date)} (${zone}), ${utc}`;
+    if (time.dataset.at !== undefined) put(time, localText(date));
+  };
+  const showAgo = () => all("time[data-ago]").forEach((time) => {
+    const seconds = (Date.now() + skew - Date.parse(time.dateTime)) / 1000;
+    if (Number.isNaN(seconds)) return;
+    put(time, seconds >= 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`);
+  });
+
+  all("time[data-ago], time[data-at]").forEach(showLocal);
+  showAgo();
+  setInterval(showAgo, 10000);
+
+  // -- What is said to those who do not see the page ---------------------------------------------
+
+  let saidAt = 0, toSay = "", later;
+  const say = (text) => {
+    toSay = text;
+    clearTimeout(later);
+    later = setTimeout(() => {
+      saidAt = Date.now();
+      put(document.getElementById("live"), toSay);
+    }, Math.max(0, saidAt + 10000 - Date.now()));
+  };
+
+  // -- Fresh numbers -----------------------------------------------------------------------------
+
+  const ENDED = ["done", "cancelled", "stopped", "failed"];
+  let last = null, reloading = false;
+
+  const apply = (state) => {
+    last = state;
+    if (state.away) {
+      say("The store does not answer; the numbers are old.");
+      return;
+    }
+    let more = 0;
+    all("[data-live]").forEach((element) => {
+      const [, kind, name] = /^(\w+):([^]*)$/.exec(element.dataset.live) || [];
+      const value = state[kind]?.[name];
+      if (typeof value !== "number") return;
+      const before = Number(element.textContent.replace(/\D/g, ""));
+      if (kind === "letters") more += Math.max(0, value - before);
+      put(element, number(value));
+    });
+    if (more) say(`${number(more)} new ${more === 1 ? "letter" : "letters"}.`);
+    all(".new-letters[data-queue]").forEach((element) => newLetters(element, state));
+    all("[data-job]").forEach((element) => showJob(element, state.jobs?.[element.dataset.job]));
+  };
+
+  const newLetters = (element, state) => {
+    const now = state.letters?.[element.dataset.queue];
+    if (typeof now !== "number") return;
+    element.dataset.letters ??= String(now);
+    const more = now - Number(element.dataset.letters);
+    if (more <= 0) {
+      delete element.dataset.some;
+      return;
+    }
+    let link = element.querySelector("a");
+    if (!link) {
+      link = document.createElement("a");
+      const query = new URLSearchParams(location.search);
+      query.delete("cursor");
+      link.href = `${location.pathname}?${query}`;
+      element.replaceChildren(link);
+    }
+    const text = `${number(more)} new ${more === 1 ? "letter" : "letters"}, show`;
+    put(link, text);
+    element.dataset.some = "";
+    say(`${text}.`);
+  };
+
+  const showJob = (element, job) => {
+    if (!job) return;
+    const before = element.dataset.state;
+    element.dataset.state = job.state;
+    put(element.querySelector("[data-job-state]"), job.state);
+    all("[data-count]", element).forEach((count) => {
+      const value = job.counts[count.dataset.count];
+      if (typeof value === "number") put(count, number(value));
+    });
+    const bar = element.querySelector("progress");
+    if (bar && job.total) {
+      bar.max = job.total;
+      const done = Object.values(job.counts).reduce((sum, one) => sum + one, 0);
+      bar.value = Math.min(done, job.total);
+    }
+    if (!before || before === job.state) return;
+    say(`Job ${job.state}.`);
+    // What somebody types is not thrown away.
+    const typing = document.activeElement?.matches("input, textarea, select");
+    if (ENDED.includes(job.state) && !ENDED.includes(before) && !reloading && !typing) {
+      reloading = true;
+      location.reload();
+    }
+  };
+
+  // One tab of a browser asks the server, the others hear it from that one: browsers open only six
+  // connections to a server. Without locks (plain http by name) each tab asks now and then.
+  const name = `dlq-live:${root}`;
+  const channel = "BroadcastChannel" in window ? new BroadcastChannel(name) : null;
+  const shares = Boolean(channel && navigator.locks);
+  const POLL = 10000, FIRST = 8000;
+  let loggedOut = false, source = null, timer = null, leading = false;
+
+  const heard = (state) => {
+    apply(state);
+    if (leading) channel?.postMessage({state});
+  };
+  const poll = async () => {
+    clearTimeout(timer);
+    try {
+      const answer = await fetch(`${root}/events/poll`, {cache: "no-store"});
+      if (answer.status === 401 || answer.status === 403) {
+        loggedOut = true;
+        say("You are not logged in any more; reload the page.");
+        return;
+      }
+      if (answer.ok) heard(await answer.json());
+    } catch {
+      say("The server does not answer; the numbers are old.");
+    }
+    if (asking()) timer = setTimeout(poll, POLL);
+  };
+  const stream = () => {
+    let any = false;
+    const instead = () => {
+      source?.close();
+      source = null;
+      if (asking()) poll();
+    };
+    source = new EventSource(`${root}/events`);
+    // A proxy that collects what it is sent gives nothing in this time.
+    timer = setTimeout(() => { if (!any) instead(); }, FIRST);
+    source.onmessage = (event) => {
+      any = true;
+      heard(JSON.parse(event.data));
+    };
+    source.onerror = () => {
+      if (source?.readyState === EventSource.CLOSED) {
+        clearTimeout(timer);
+        instead();
+      }
+    };
+  };
+  const asking = () => !document.hidden && !loggedOut && (leading || !shares);
+  const ask = () => (page.dataset.stream === "yes" && shares ? stream() : poll());
+  const stop = () => {
+    clearTimeout(timer);
+    source?.close();
+    source = null;
+  };
+
+  let release = null, waiting = null;
+  const show = () => {
+    if (loggedOut || waiting || !document.querySelector("#live")) return;
+    waiting = new AbortController();
+    if (!shares) {
+      ask();
+      return;
+    }
+    channel.postMessage({ask: true});
+    navigator.locks.request(name, {signal: waiting.signal}, () => new Promise((done) => {
+      release = done;
+      leading = true;
+      ask();
+    })).catch(() => {});
+  };
+  const hide = () => {
+    stop();
+    leading = false;
+    waiting?.abort();
+    waiting = null;
+    release?.();
+    release = null;
+  };
+
+  if (channel) {
+    channel.onmessage = ({data}) => {
+      if (data.ask && leading && last) channel.postMessage({state: last});
+      if (data.state && !document.hidden) apply(data.state);
+    };
+  }
+  document.addEventListener("visibilitychange", () => (document.hidden ? hide() : show()));
+  window.addEventListener("pagehide", hide);
+  window.addEventListener("pageshow", (event) => { if (event.persisted && !document.hidden) show(); });
+  if (!document.hidden) show();
+
+  // -- Ticked rows -------------------------------------------------------------------------------
+
+  const boxes = (form) => all("input[type=checkbox][name=id]", form);
+  const count = (form) => {
+    const ticked = boxes(form).filter((box) => box.checked).length;
+    all("[data-ticked]", form).forEach((element) => put(element, `${number(ticked)} ticked`));
+    all("input[data-tick-all]", form).forEach((box) => {
+      box.checked = ticked > 0 && ticked === boxes(form).length;
+      box.indeterminate = ticked > 0 && !box.checked;
+    });
+  };
+  all("[data-tick-all]").forEach((control) => {
+    const form = control.form || document;
+    control.hidden = false;
+    if (control.parentElement.hidden) control.parentElement.hidden = false;
+    control.addEventListener("click", () => {
+      const tick = control.type === "checkbox"
+        ? control.checked : boxes(form).some((box) => !box.checked);
+      boxes(form).forEach((box) => { box.checked = tick; });
+      count(form);
+    });
+    form.addEventListener("change", () => count(form));
+    count(form);
+  });
+
+  // -- Copying: the text itself, or that of an element (#id) ---------------------------------------
+
+  const copied = async (button) => {
+    const asked = button.dataset.copy;
+    const from = asked.startsWith("#") ? document.getElementById(asked.slice(1)) : null;
+    const text = from ? from.textContent : asked;
+    try {
+      await navigator.clipboard.writeText(text);
+      const before = button.textContent;
+      put(button, "Copied");
+      setTimeout(() => put(button, before), 1500);
+    } catch {  // only https pages may: give it selected
+      const box = document.createElement("textarea");
+      box.readOnly = true;
+      box.value = text;
+      box.setAttribute("aria-label", "Text to copy");
+      button.after(box);
+      box.select();
+    }
+  };
+  all("button[data-copy]").forEach((button) => {
+    button.type = "button";
+    button.hidden = false;
+    button.addEventListener("click", () => copied(button));
+  });
+
+  // -- Forms are sent once -------------------------------------------------------------------------
+
+  all("form[method=post]").forEach((form) => form.addEventListener("submit", (event) => {
+    if (form.dataset.sent) event.preventDefault();
+    form.dataset.sent = "yes";
+  }));
+  window.addEventListener("pageshow", () => all("form").forEach((form) => {
+    delete form.dataset.sent;
+  }));
+})();

@@ -29,6 +29,7 @@ from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.memory import MemoryCheck
+from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
@@ -188,6 +189,10 @@ class Assembly:
             measuring=self.measuring,
             clock=self.clock,
         )
+
+    def notes(self) -> Notes:
+        """Writes and reads notes on groups."""
+        return Notes(self.backend, self.reading(), self.events)
 
     def exports(self) -> Exports:
         """Exports letters to Parquet."""

@@ -86,6 +86,7 @@ class Action(str, Enum):
     ADOPTED = "adopted"
     POLICY_SET = "policy_set"
     POLICY_UNSET = "policy_unset"
+    NOTED = "noted"
 
     def __str__(self) -> str:
         return self.value
@@ -93,7 +94,7 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Event):
-    """A person or a policy changed letters or policies. ``dlq audit`` shows it.
+    """A person or a policy changed letters or policies, or noted something. ``dlq audit`` shows it.
 
     Attributes:
         action: What was done.

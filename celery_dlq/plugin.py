@@ -19,6 +19,7 @@ from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.memory import MemoryCheck
+from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
 from celery_dlq.redaction.masking import Redaction
@@ -150,6 +151,8 @@ class DeadLetters:
     group = _of(Assembly.reading, Reading.group)
     arguments = _of(Assembly.reading, Reading.arguments)
     apart = _of(Assembly.comparison, Comparison.apart)
+    note = _of(Assembly.notes, Notes.note)
+    notes = _of(Assembly.notes, Notes.notes)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)

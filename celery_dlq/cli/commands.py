@@ -24,6 +24,7 @@ _MODULES = {
     "import": "import_",
     "jobs": "jobs",
     "list": "reading",
+    "note": "note",
     "policies": "policies",
     "purge": "removal",
     "queues": "reading",

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from celery_dlq.backends.base import Group, QueueSummary, ServerMemory
+from celery_dlq.backends.base import Group, Note, QueueSummary, ServerMemory
 from celery_dlq.cli.terminal import (
     Table,
     age,
@@ -116,6 +116,14 @@ def apart(console: Console, found: Apart) -> None:
         say(console, "Nothing stands out.")
     if found.cut:
         say(console, "There was no time to read older letters, which were left out.", "dim")
+
+
+def notes(console: Console, fingerprint: str, found: Sequence[Note]) -> None:
+    """Notes on a group, a row each."""
+    rows = table(f"Notes on {fingerprint}, newest first", "when, who", "note")
+    for note in found:
+        rows.add_row(two_lines(line(age(note.at)), line(note.actor)), block(note.text))
+    console.print(rows)
 
 
 def letters(console: Console, title: str, found: Iterable[DeadLetter | Unreadable]) -> int:

@@ -15,7 +15,9 @@ from pathlib import PurePosixPath
 
 FINGERPRINT_VERSION = 1
 _MAX_FRAMES = 3
-_DIGITS = 16
+DIGITS = 16
+"""Length of a fingerprint."""
+
 
 # Anchored on `File "`: without the anchor a long traceback takes seconds, not microseconds.
 _FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+, in ([^\n]+)', re.MULTILINE)
@@ -48,7 +50,7 @@ def fingerprint(
     else:
         cause = ["exception", exception_type, task_name, *application_frames(traceback or "")]
     text = "\x1f".join([f"v{FINGERPRINT_VERSION}", *cause])
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_DIGITS]
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:DIGITS]
 
 
 def application_frames(traceback: str) -> list[str]:

@@ -6,15 +6,18 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import NamedTuple
 
-from celery_dlq.backends.base import DeadLetterStore, RawPage, ordered
+from celery_dlq.backends.base import DeadLetterStore, Group, RawPage, ordered
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.fingerprint import DIGITS
 from celery_dlq.operations.selection import CLOCK_SKEW, RawEntry, later, matching, select
 
 _SCANNED_PER_PAGE = 500
 _MAX_PAGE_BYTES = 8 * 1024 * 1024
+_MAX_CLOCK_ERROR = timedelta(days=1)  # of a worker; more than `CLOCK_SKEW`, to miss no letter
 _MAX_NUMBER = 2**64
 _POSITION = r"\d{1,20}-\d{1,20}"
 _CURSOR = re.compile(rf"([on])({_POSITION})_({_POSITION})_(\d{{0,20}})", re.ASCII)
@@ -103,6 +106,7 @@ class _Search:
     where: LetterFilter
     size: int
     ends: float
+    total: int | None = None  # of the letters that match, if known
     entries: list[RawEntry] = field(default_factory=list)
     last: str | None = None  # the position up to which all was seen
     full: bool = False
@@ -126,6 +130,8 @@ class _Search:
                         return
                     self.entries.append(entry)
                 self.last = position
+                if len(self.entries) == self.total:
+                    return
             if self.scanned and time.monotonic() >= self.ends:
                 self.complete = False
                 return
@@ -156,7 +162,8 @@ def page(
         if found is not None:
             return found
         start, cursor = replace(start, older=True, position=start.newest), None
-    search = _Search(where, size, ends)
+    total = _total(store, queue, where) if cursor is None else None
+    search = _Search(where, size, ends, total)
     pages = _pages(store, queue, where, None, start.position, size, newest_first=True)
     search.run(pages, skipped=None if cursor is None else start.position)
     goes_on = search.last is not None and (search.full or not search.complete)
@@ -177,6 +184,9 @@ def count(
     """Count letters; see `celery_dlq.operations.reading.Reading.count`."""
     if not where:
         return LetterCount(store.length(queue), exact=True)
+    total = _total(store, queue, where)
+    if total is not None:
+        return LetterCount(total, exact=True)
     ends, number = time.monotonic() + deadline_seconds, 0
     for some in _pages(store, queue, where, None, None, _SCANNED_PER_PAGE, newest_first=True):
         number += sum(matching(_rest(where), *entry) is not None for entry in some)
@@ -232,6 +242,12 @@ def _pages(
         return [[e for e in found if low < ordered(e[0]) and (not high or ordered(e[0]) <= high)]]
     if where.since is not None:
         after = later(after, store.position_at(where.since - CLOCK_SKEW))
+    group = _group(store, queue, where)
+    if group is not None:
+        after = later(after, store.position_at(group.first_seen_at - _MAX_CLOCK_ERROR))
+        example = store.entry(queue, group.example_id) if group.example_id else None
+        if example is not None and (until is None or ordered(example[0]) < ordered(until)):
+            until = example[0]  # nothing newer is of this group
     return store.fields(
         queue,
         after=after,
@@ -239,6 +255,21 @@ def _pages(
         page_size=_SCANNED_PER_PAGE if where else size + 1,
         newest_first=newest_first,
     )
+
+
+def _group(store: DeadLetterStore, queue: str, where: LetterFilter) -> Group | None:
+    """Return the group if a filter has a whole fingerprint and the store finds it at once."""
+    if where.fingerprint is None or len(where.fingerprint) < DIGITS:
+        return None
+    return store.group(queue, where.fingerprint) if store.capabilities.random_access else None
+
+
+def _total(store: DeadLetterStore, queue: str, where: LetterFilter) -> int | None:
+    """Return how many letters match if the store knows."""
+    if where != LetterFilter(fingerprint=where.fingerprint):
+        return None
+    group = _group(store, queue, where)
+    return None if group is None else group.letters
 
 
 def _rest(where: LetterFilter) -> LetterFilter:

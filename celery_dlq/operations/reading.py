@@ -145,12 +145,12 @@ class Reading:
     ) -> LetterCount:
         """The number of letters that match a filter, counted from the newest.
 
-        Without a filter no letter is read, and the number is exact.
+        Without a filter, or with nothing but a whole fingerprint, no letter is read and the
+        number is exact. A queue on the broker is always read, and to its end.
 
         Args:
             most: Count no further than to this number.
-            deadline_seconds: Time after which the counting ends. A queue on the broker is always
-                read to its end.
+            deadline_seconds: Time after which the counting ends.
 
         Returns:
             The number, and whether it is exact or there may be more.

@@ -12,6 +12,7 @@ from typing import Any
 
 import command_line
 import pytest
+from builders import a_letter, key_of
 from command_line import Dlq
 from workers import HERE, Worker, environment, run_python
 
@@ -61,6 +62,25 @@ def test_tables_show_what_an_operator_looks_for(dlq: Dlq, dead: list[DeadLetter]
     for text in (rejected.id, rejected.task_id, "no such order", '["c"]', "history", "Traceback"):
         assert text in detail.stdout
     assert "orders-DLQ" in dlq("queues").stdout
+
+
+def test_notes_are_written_and_shown(dlq: Dlq, poison: ModuleType) -> None:
+    """The first thing that the next operator reads."""
+    letter = a_letter(fingerprint="0123456789abcdef")
+    poison.dlq.store.dead_letter(letter, key_of(letter))
+    there = ("note", letter.fingerprint, "--queue", "orders-DLQ")
+    assert "There are no notes on 0123456789abcdef of orders-DLQ." in dlq(*there).stdout
+    assert "Noted on 0123456789abcdef of orders-DLQ." in dlq(*there, "see SHOP-17").stdout
+    (second,) = dlq(*there, "fixed\x1b[2J", "--json").lines
+    assert [note["text"] for note in dlq(*there, "--json").lines] == [second["text"], "see SHOP-17"]
+    shown = dlq(*there).stdout
+    assert "see SHOP-17" in shown
+    assert "\x1b" not in shown
+    assert "noted" in dlq("audit").stdout
+    refused = dlq("note", "0123", "text", "--queue", "orders-DLQ")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "expected the fingerprint of letters in 'orders-DLQ', got '0123'" in refused.stderr
+    assert dlq("note", "0123").exit_code == 2
 
 
 def test_redrive_and_export_do_what_they_say(

@@ -96,7 +96,9 @@ def fill(
         pipe.hincrby(keys.tally(DLQ), f"reason:{reason}", len(made))
         for letter_id, fingerprint, at in made:
             pipe.zincrby(keys.groups(DLQ), 1, fingerprint)
-            pipe.hset(keys.tally(DLQ), f"group:{fingerprint}", f"{at}|{at}|{letter_id}||||{facts}")
+            pipe.hset(
+                keys.tally(DLQ), f"group:{fingerprint}", f"{at}|{at}|{letter_id}||0:0||{facts}"
+            )
             pipe.zadd(keys.newest_groups(DLQ), {fingerprint: at})
         pipe.execute()
         tell(start + len(made))

@@ -181,3 +181,38 @@ def test_a_page_of_a_time_reads_no_older_letters(store: DeadLetterStore) -> None
     wanted = several(store, 2, dead_lettered_at=now)
     assert ids(Reading(store).page(DLQ, since=now - timedelta(seconds=1))) == wanted
     assert Reading(store).page(DLQ, since=now + timedelta(hours=1)).entries == ()
+
+
+GROUP = "0123456789abcdef"
+
+
+def test_the_letters_of_a_group_are_found_between_its_first_and_its_newest(
+    store: DeadLetterStore,
+) -> None:
+    """Of a million letters, those that came before or after are not read."""
+    reading = Reading(store)
+    several(store, 20, fingerprint="f" * 16)
+    one = stored(store, fingerprint=GROUP)
+    stored(store, fingerprint="f" * 16)
+    other = stored(store, fingerprint=GROUP, task_name="shop.refund")
+    several(store, 20, fingerprint="f" * 16)
+    page = reading.page(DLQ, fingerprint=GROUP)
+    assert (ids(page), page.older) == ([other, one], None)
+    assert walk(reading, fingerprint=GROUP, size=1)[0] == [[other], [one]]
+    assert ids(reading.page(DLQ, fingerprint=GROUP, task_name="shop.refund")) == [other]
+    assert reading.count(DLQ, fingerprint=GROUP) == (2, True)
+    assert reading.count(DLQ, fingerprint=GROUP, task_name="shop.refund") == (1, True)
+    assert reading.count(DLQ, fingerprint="f") == (41, True)
+    if store.capabilities.random_access:
+        assert page.scanned == 3
+    store.remove(DLQ, [other])
+    assert ids(reading.page(DLQ, fingerprint=GROUP)) == [one]
+    stored(store, fingerprint=GROUP)
+    assert reading.count(DLQ, fingerprint=GROUP) == (2, True)
+
+
+def test_a_wrong_clock_hides_no_letter_of_a_group(store: DeadLetterStore) -> None:
+    """The worker that saw the first death was ahead by hours."""
+    ahead = datetime.now(timezone.utc) + timedelta(hours=20)
+    there = several(store, 2, fingerprint=GROUP, dead_lettered_at=ahead)
+    assert walk(Reading(store), fingerprint=GROUP, size=1)[0] == [there[:1], there[1:]]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from celery_dlq.backends.redis.connect import connect
+from celery_dlq.backends.redis.overviews import _group
 from celery_dlq.backends.redis.scripts import source
+from celery_dlq.record import from_micros
 
-HOUR, FIVE_MINUTES = 3_600_000, 300_000
+HOUR = 3_600_000
 
 
 def grown(redis_url: str, times: list[int], releases: list[str]) -> list[str]:
@@ -23,12 +25,12 @@ def grown(redis_url: str, times: list[int], releases: list[str]) -> list[str]:
     return text.decode().split("|", 6)
 
 
-def test_a_course_has_the_hours_of_one_day(redis_url: str) -> None:
-    """Hours without letters take no place; older ones go."""
-    times = [n * HOUR for n in (1000, 1000, 1003, 1023, 1024, 1024)]
+def test_hours_without_letters_take_no_place(redis_url: str) -> None:
+    """Older ones than a day go; the newest five minutes are not in the hours yet."""
+    times = [n * HOUR for n in (900, 1000, 1000, 1003, 1023, 1024, 1024)]
     parts = grown(redis_url, times, ["r1"] * len(times))
-    assert parts[3] == "1024:2,1023:1,1003:1"
-    assert parts[0] == str(1000 * HOUR)
+    assert parts[3:5] == ["1023:1,1003:1,1000:2", f"{1024 * 12}:2"]
+    assert parts[0] == str(900 * HOUR)
     assert parts[6] == '{"a": "|"}'
 
 
@@ -43,10 +45,17 @@ def test_a_group_that_always_grows_is_bounded(redis_url: str) -> None:
     assert releases.split(",") == ["4319", "4318", "4317", "4316", "0"]
 
 
-def test_the_span_of_a_number_is_not_found_in_another(redis_url: str) -> None:
-    """``10`` is not ``100``."""
-    assert grown(redis_url, [100 * HOUR, 110 * HOUR], ["1", "11"])[3:6] == [
-        "110:1,100:1",
-        f"{110 * 12}:1",
-        "11,1",
-    ]
+def test_every_letter_is_in_the_course(redis_url: str) -> None:
+    """As it is read: 90 minutes, one letter in each; the last five minutes have begun."""
+    start = 492_400 * HOUR
+    now = from_micros((start + 89 * 60_000) * 1000)
+    text = "|".join(grown(redis_url, [start + n * 60_000 for n in range(90)], [""] * 90))
+    group = _group("aa", 90, text, now)
+    assert tuple(group.course) == (*[0] * 22, 60, 30)
+    assert group.last_hour == 60
+
+
+def test_the_number_of_an_hour_is_not_found_in_another(redis_url: str) -> None:
+    """``10`` is not ``100``, nor is a release the beginning of another."""
+    parts = grown(redis_url, [100 * HOUR, 110 * HOUR, 111 * HOUR], ["1", "11", "1"])
+    assert parts[3:6] == ["110:1,100:1", f"{111 * 12}:1", "1,11"]

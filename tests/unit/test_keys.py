@@ -25,6 +25,8 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.allowance(queue),
         keys.groups(queue),
         keys.newest_groups(queue),
+        keys.notes(queue),
+        keys.noted(queue),
         keys.arrivals(queue),
         keys.bin(queue),
         keys.binned(queue),

@@ -32,6 +32,7 @@ from celery_dlq.backends.base.letters import (
     StoredLetter,
 )
 from celery_dlq.backends.base.memory import ServerMemory
+from celery_dlq.backends.base.notes import GroupNotes, Note
 from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
@@ -54,11 +55,13 @@ __all__ = [
     "ExportLeaseStore",
     "Glance",
     "Group",
+    "GroupNotes",
     "GroupOrder",
     "JobStore",
     "LetterOutbox",
     "LetterSummary",
     "MessageKey",
+    "Note",
     "Outbox",
     "OutboxEntry",
     "Override",
@@ -99,6 +102,7 @@ class Backend(Protocol):
         samples: Records samples of messages that succeeded.
         sampled: The same samples, read like letters.
         reports: Decides which letters are reported to an error tracker.
+        notes: Notes of operators on groups of letters.
     """
 
     @property
@@ -119,6 +123,8 @@ class Backend(Protocol):
     def sampled(self) -> DeadLetterStore: ...  # noqa: D102
     @property
     def reports(self) -> Reports: ...  # noqa: D102
+    @property
+    def notes(self) -> GroupNotes: ...  # noqa: D102
 
     def memory(self) -> ServerMemory | None:
         """Return the memory of the server that counts and keeps letters; ``None`` if unknown.

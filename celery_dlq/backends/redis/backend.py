@@ -16,6 +16,7 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.backends.redis.memory import RedisMemory
 from celery_dlq.backends.redis.metrics import RedisMetrics
+from celery_dlq.backends.redis.notes import RedisNotes
 from celery_dlq.backends.redis.outbox import RedisOutbox
 from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.reports import RedisReports
@@ -114,6 +115,11 @@ class RedisBackend:
         return RedisReports(
             self.client, self.url, self.keys, connection=self.connection, tallied=tallied
         )
+
+    @cached_property
+    def notes(self) -> RedisNotes:
+        """Notes of operators on groups of letters."""
+        return RedisNotes(self.client, self.url, self.keys)
 
     @cached_property
     def _memory(self) -> RedisMemory:

@@ -98,8 +98,16 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:groups"
 
     def newest_groups(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints by when their newest letter died (microseconds since 1970)."""
+        """ZSET: fingerprints by when their newest letters died (microseconds, to the second)."""
         return f"{self._of(dead_letter_queue)}:newest_groups"
+
+    def notes(self, dead_letter_queue: str) -> str:
+        """HASH: fingerprint to the notes on its group, as lines of JSON; bounded per group."""
+        return f"{self._of(dead_letter_queue)}:notes"
+
+    def noted(self, dead_letter_queue: str) -> str:
+        """ZSET: fingerprints with notes, by when they last had a note or were seen with letters."""
+        return f"{self._of(dead_letter_queue)}:noted"
 
     def arrivals(self, dead_letter_queue: str) -> str:
         """HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.record import Reason, from_micros
 
 _MAX_RELEASE_CHARS = 100
+_SPANS_PER_HOUR = 12  # in parts/group.lua
 _SAMPLES = 50
 """Nodes of a stream that Redis weighs; the others are taken to be like them."""
 
@@ -190,6 +192,8 @@ def _group(fingerprint: str, letters: int, text: str, now: datetime) -> Group:
     parts = (*text.split("|", 6), *[""] * 7)[:7]
     first, last, example, hours, recent, releases, facts_json = parts
     facts = json.loads(facts_json or "{}")
+    spans = _counts(recent)
+    last_span = max(spans, default=0)  # not in the hours yet
     return Group(
         fingerprint=fingerprint,
         letters=letters,
@@ -199,16 +203,18 @@ def _group(fingerprint: str, letters: int, text: str, now: datetime) -> Group:
         first_seen_at=from_micros(int(first or 0)),
         last_seen_at=from_micros(int(last or 0)),
         example_id=example,
-        course=by_hour(_counts(hours), now),
-        last_hour=in_last_hour(_counts(recent), now),
+        course=by_hour(
+            _counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]}), now
+        ),
+        last_hour=in_last_hour(spans, now),
         releases=tuple(unquote(release) for release in releases.split(",") if release),
     )
 
 
-def _counts(text: str) -> dict[int, int]:
+def _counts(text: str) -> Counter[int]:
     """Read the counts of ``parts/group.lua``."""
     pairs = (pair.split(":") for pair in text.split(",") if pair)
-    return {int(span): int(letters) for span, letters in pairs}
+    return Counter({int(span): int(letters) for span, letters in pairs})
 
 
 def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[int, ...]]:

@@ -174,6 +174,7 @@ class Scripts:
     placed: Script
     positions: Script
     seed: Script
+    note: Script
     mark_published: Script
     release: Script
     note_exported: Script

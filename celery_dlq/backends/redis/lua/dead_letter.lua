@@ -37,10 +37,14 @@ if tonumber(ARGV[8] ~= '' and ARGV[8] or 0) > stored * 1000 then
 end
 redis.call('HINCRBY', KEYS[3], 'reason:' .. ARGV[2], 1)
 redis.call('ZINCRBY', KEYS[5], 1, fingerprint)
-redis.call('ZADD', KEYS[8], at, fingerprint)
 local place = 'group:' .. fingerprint
 local group = redis.call('HGET', KEYS[3], place)
-redis.call('HSET', KEYS[3], place, grown(group, at, id, stored, ARGV[9], ARGV[5]))
+local value, last = grown(group, at, id, stored, ARGV[9], ARGV[5])
+redis.call('HSET', KEYS[3], place, value)
+-- To the second: the letters of a storm do not move their group.
+if not last or string.sub(last, 1, -7) ~= string.sub(at, 1, -7) then
+  redis.call('ZADD', KEYS[8], at, fingerprint)
+end
 count_arrival(math.floor(stored / MINUTE_MILLIS), ARGV[2])
 forget()
 return 1

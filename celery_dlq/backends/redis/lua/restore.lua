@@ -20,7 +20,7 @@ if letter.id and letter.reason and letter.fingerprint then
   local group, at = 'group:' .. letter.fingerprint, letter.dead_lettered_at or '0'
   local first, last, _, others =
     string.match(redis.call('HGET', KEYS[3], group) or '', '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
-  others = others or '|||' .. ARGV[2]  -- without a course: it did not arrive now
+  others = others or '|0:0||' .. ARGV[2]  -- without a course: it did not arrive now
   first = tonumber(first or at) < tonumber(at) and first or at
   last = tonumber(last or at) > tonumber(at) and last or at
   redis.call('HSET', KEYS[3], group, table.concat({first, last, letter.id, others}, '|'))

@@ -1,10 +1,10 @@
 -- Part of dead_letter.lua and placed.lua: count a letter in the minute of its arrival, by reason.
 -- KEYS: 2 arrivals, as in those scripts
-local ARRIVALS_EXPIRE_MILLIS = 3660000  -- an hour and a minute
+local ARRIVALS_EXPIRE_MILLIS = 3720000  -- an hour and two minutes
 local function count_arrival(minute, reason)
   local place = minute % 60 .. ':' .. reason
   local slot = redis.call('HGET', KEYS[2], place)
-  local seen = slot and tonumber(string.match(slot, '^' .. minute .. ':(%d+)$')) or 0
+  local seen = slot and string.match(slot, '^' .. minute .. ':(%d+)$') or 0
   redis.call('HSET', KEYS[2], place, minute .. ':' .. seen + 1)
-  redis.call('PEXPIRE', KEYS[2], ARRIVALS_EXPIRE_MILLIS)
+  if seen == 0 then redis.call('PEXPIRE', KEYS[2], ARRIVALS_EXPIRE_MILLIS) end
 end

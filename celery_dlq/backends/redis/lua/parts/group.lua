@@ -1,14 +1,20 @@
--- Part of dead_letter.lua: the value of a group, after one more letter.
--- Counts are texts: "number of a span of time:letters", newest first, separated by commas.
-local HOUR_MILLIS, RECENT_MILLIS = 3600000, 300000
-local MAX_HOURS, MAX_RECENT, MAX_RELEASES = 24, 12, 5
-local function counted(counts, span, most)
-  local letters, others = string.match(counts, '^' .. span .. ':(%d+)(.*)$')
-  if letters then return span .. ':' .. letters + 1 .. others end
-  local kept = {span .. ':1'}
-  for before, number in string.gmatch(counts, '(%d+):(%d+)') do
-    if tonumber(before) > span - most then kept[#kept + 1] = before .. ':' .. number end
+-- Part of dead_letter.lua: the value of a group, after one more letter. Its counts are texts:
+-- "number of a span of time:letters", newest first, separated by commas. The newest five minutes
+-- are not in the hours yet: so most letters change one number.
+local SPAN_MILLIS, HOUR_SPANS, MAX_SPANS, MAX_HOURS, MAX_RELEASES = 300000, 12, 12, 24, 5
+local function since(counts, oldest)  -- without older ones
+  local kept = {}
+  for span, letters in string.gmatch(counts, '(%d+):(%d+)') do
+    if tonumber(span) >= oldest then kept[#kept + 1] = span .. ':' .. letters end
   end
+  return kept
+end
+local function with_hour(hours, span, letters)
+  local hour = math.floor(span / HOUR_SPANS)
+  local known, others = string.match(hours, '^' .. hour .. ':(%d+)(.*)$')
+  if known then return hour .. ':' .. known + letters .. others end
+  local kept = since(hours, hour - MAX_HOURS + 1)
+  table.insert(kept, 1, hour .. ':' .. letters)
   return table.concat(kept, ',')
 end
 local function with_release(releases, release)
@@ -20,11 +26,20 @@ local function with_release(releases, release)
   if #kept > MAX_RELEASES then table.remove(kept, MAX_RELEASES) end  -- the first one stays
   return table.concat(kept, ',')
 end
-local function grown(group, at, id, stored, release, facts)
-  local first, hours, recent, releases =
-    string.match(group or '', '^([^|]*)|[^|]*|[^|]*|([^|]*)|([^|]*)|([^|]*)|')
-  hours = counted(hours or '', math.floor(stored / HOUR_MILLIS), MAX_HOURS)
-  recent = counted(recent or '', math.floor(stored / RECENT_MILLIS), MAX_RECENT)
-  releases = with_release(releases or '', release)
-  return table.concat({first or at, at, id, hours, recent, releases, facts}, '|')
+local function grown(group, at, id, stored, release, facts)  -- also returns when it was last seen
+  local number = math.floor(stored / SPAN_MILLIS)
+  local span = string.format('%.0f', number)
+  local first, last, hours, newest, letters, recent, releases = string.match(
+    group or '', '^([^|]*)|([^|]*)|[^|]*|([^|]*)|(%d+):(%d+)([^|]*)|([^|]*)|')
+  if not first then
+    return at .. '|' .. at .. '|' .. id .. '||' .. span .. ':1|' .. release .. '|' .. facts
+  end
+  if newest ~= span then
+    hours = with_hour(hours, tonumber(newest), letters)
+    recent = table.concat(since(newest .. ':' .. letters .. recent, number - MAX_SPANS + 1), ',')
+    recent, letters = recent ~= '' and ',' .. recent or '', 0
+  end
+  if releases ~= release then releases = with_release(releases, release) end
+  return first .. '|' .. at .. '|' .. id .. '|' .. hours .. '|' .. span .. ':' .. letters + 1
+    .. recent .. '|' .. releases .. '|' .. facts, last
 end

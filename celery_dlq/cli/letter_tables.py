@@ -104,11 +104,11 @@ def apart(console: Console, found: Apart) -> None:
     say(console, f"{letters_text(found.letters)} compared with {compared}", "bold")
     rows = table("What sets them apart", ("here", "right"), ("against", "right"), "")
     for one in found.findings:
-        also = f"also {', '.join(one.also)}" if one.also else ""
+        also = line(f"nearly the same letters: {', '.join(one.also)}", "dim")
         rows.add_row(
             f"{one.letters:,} of {one.of_letters:,}",
             f"{one.others:,} of {one.of_others:,}",
-            two_lines(line(one.text), line(also, "dim")),
+            two_lines(line(one.text), also) if one.also else line(one.text),
         )
     if found.findings:
         console.print(rows)

@@ -11,10 +11,14 @@ Whoever may publish writes arguments. So they are only parsed, and bounded in si
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 Pair = tuple[str, str | None]
+Masked = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]
+"""Returns args and kwargs with what nobody may see replaced."""
+
+_Kind = TypeVar("_Kind", list[Any], dict[str, Any])
 
 FIELDS = {
     "host": "worker_hostname",
@@ -45,8 +49,8 @@ GIVEN = "(given)"
 MAX_VALUE_CHARS = 200
 """Longer values are cut, and count as equal if their beginnings are."""
 
-MAX_ARGUMENTS_BYTES = 64 * 1024
-"""Args or kwargs with more bytes of JSON are not looked into."""
+MAX_ARGUMENTS_CHARS = 64 * 1024
+"""Args or kwargs with more characters of JSON are not looked into."""
 
 MAX_PAIRS = 200
 """Pairs of one message; further ones are left out."""
@@ -66,11 +70,13 @@ class _Number(str):
 _DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
 
 
-def pairs_of(text_of: Callable[[str], str]) -> set[Pair]:
+def pairs_of(text_of: Callable[[str], str], masked: Masked | None = None) -> set[Pair]:
     """The pairs of a message; never raises, whatever its arguments.
 
     Args:
         text_of: Returns a field of the storage form as text, empty if there is none.
+        masked: Masks the arguments before they are looked into; ``None``: nothing is masked.
+            Numbers are texts.
     """
     found: set[Pair] = {
         (feature, value[:MAX_VALUE_CHARS])
@@ -82,20 +88,21 @@ def pairs_of(text_of: Callable[[str], str]) -> set[Pair]:
     if died.isdecimal() and len(died) <= _MAX_TIME_DIGITS:
         found.add((HOUR, str(int(died) // _HOUR_MICROS % 24)))
         found.add((WEEKDAY, WEEKDAYS[(int(died) // _DAY_MICROS + _EPOCH_WEEKDAY) % 7]))
-    for pair in _arguments(_parsed(text_of("args_json")), _parsed(text_of("kwargs_json"))):
+    args, kwargs = _parsed(text_of("args_json"), list), _parsed(text_of("kwargs_json"), dict)
+    if masked is not None:
+        args, kwargs = masked(args, kwargs)
+    for pair in _arguments(args, kwargs):
         if len(found) >= MAX_PAIRS:
             break
         found.add(pair)
     return found
 
 
-def _arguments(args: Any, kwargs: Any) -> Iterator[Pair]:
-    if isinstance(kwargs, Mapping):
-        for name, value in kwargs.items():
-            yield from _argument(f"kwargs.{name}"[:MAX_VALUE_CHARS], value)
-    if isinstance(args, list):
-        for place, value in enumerate(args):
-            yield from _argument(f"args[{place}]", value)
+def _arguments(args: list[Any], kwargs: dict[str, Any]) -> Iterator[Pair]:
+    for name, value in kwargs.items():
+        yield from _argument(f"kwargs.{name}"[:MAX_VALUE_CHARS], value)
+    for place, value in enumerate(args):
+        yield from _argument(f"args[{place}]", value)
 
 
 def _argument(feature: str, value: Any) -> Iterator[Pair]:
@@ -113,13 +120,15 @@ def _argument(feature: str, value: Any) -> Iterator[Pair]:
         yield feature, _text(value)
 
 
-def _parsed(text: str) -> Any:
-    if len(text) > MAX_ARGUMENTS_BYTES:
-        return None
+def _parsed(text: str, kind: type[_Kind]) -> _Kind:
+    """The arguments; none if they are of another kind, or too many."""
+    if len(text) > MAX_ARGUMENTS_CHARS:
+        return kind()
     try:
-        return _DECODER.decode(text)
+        found = _DECODER.decode(text)
     except (ValueError, RecursionError):  # not JSON, or nested thousands of levels deep
-        return None
+        return kind()
+    return found if isinstance(found, kind) else kind()
 
 
 def _text(value: Any) -> str:

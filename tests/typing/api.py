@@ -87,7 +87,8 @@ def operate() -> list[str]:
         return [str(exc)]
     names = [queue.name for queue in dlq.queues()]
     groups = [group.fingerprint for group in dlq.groups(names[0])]
-    return [report.redrive_id, str(exported.letters), *groups, dlq.get("id").id]
+    told = [one.condition or one.text for one in dlq.apart(names[0], reason="failed").findings]
+    return [report.redrive_id, str(exported.letters), *groups, *told, dlq.get("id").id]
 
 
 POLICY = Policy.parse({"max_deliveries": 3}, "here")

@@ -1,0 +1,109 @@
+"""`dlq apart` on a real Redis: the cause that was planted, on the screen and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from builders import DLQ, a_letter, an_app, key_of
+from click.testing import CliRunner, Result
+from waiting import poll
+
+from celery_dlq import DeadLetters
+from celery_dlq.cli.commands import dlq as commands
+
+GROUP = "a" * 16
+
+
+@pytest.fixture
+def shop(redis_url: str) -> Iterator[DeadLetters]:
+    """Letters of two causes, and sampled successes; tenant 42 has one of the causes."""
+    made = DeadLetters(an_app(broker_url=redis_url, dlq_queues={"orders": {"max_deliveries": 3}}))
+    dice = Random(6)  # noqa: S311 - the same every time
+
+    def arguments(tenant: int) -> dict[str, Any]:
+        kwargs = {"tenant": tenant, "order": dice.randrange(10**30), "kind": dice.choice("abc")}
+        args, body = [dice.randrange(9)], [[], kwargs, {}]
+        return {
+            "args_json": json.dumps(args),
+            "kwargs_json": json.dumps(kwargs),
+            "body": json.dumps(body).encode(),
+            "worker_hostname": f"celery@web-{dice.randrange(5)}",
+            "traceback": "a line\n" * 50,
+        }
+
+    for number in range(150):
+        inside = number % 3 == 0
+        values = arguments(42 if inside else dice.randrange(40))
+        letter = a_letter(fingerprint=GROUP if inside else "b" * 16, **values)
+        made.store.dead_letter(letter, key_of(letter))
+    samples, sampled = made.assembly.backend.samples, made.assembly.backend.sampled
+    for _ in range(50):
+        fields = a_letter(fingerprint="", **arguments(dice.randrange(40))).to_fields()
+        del fields["body"], fields["traceback"]
+        samples.add(DLQ, {**fields, "reason": b"succeeded"})
+    samples.flush()
+    poll(lambda: sum(map(len, pages(sampled))) == 50)
+    yield made
+    made.close()
+
+
+def pages(store: Any) -> Iterator[Any]:
+    """All pages of a queue."""
+    return store.fields(DLQ, after=None, until=None, page_size=500)  # type: ignore[no-any-return]
+
+
+def run(shop: DeadLetters, *arguments: str) -> Result:
+    """Run a command in this process, 100 columns wide."""
+    context = SimpleNamespace(app=shop.app, no_color=True)
+    return CliRunner(env={"COLUMNS": "100"}).invoke(commands, [*arguments], obj=context)
+
+
+def test_the_planted_cause_is_found_in_redis(shop: DeadLetters) -> None:
+    """Packed letters and samples are compared; nothing changes, no body is decoded."""
+    found = shop.apart(DLQ, fingerprint="aaaa", deadline_seconds=60)
+    assert (found.letters, found.others, found.successes, found.cut) == (50, 100, 50, False)
+    assert [one.condition for one in found.findings] == ["kwargs.tenant=42"]
+    assert shop.store.length(DLQ) == 150
+
+
+def test_the_command_shows_it(shop: DeadLetters) -> None:
+    """A table for people, one object for programs."""
+    done = run(shop, "apart", DLQ, "--fingerprint", GROUP)
+    assert done.exit_code == 0
+    assert "50 letters compared with 100 others and 50 successes" in done.output
+    said = " ".join(done.output.split())
+    assert "All of these letters have kwargs.tenant = 42, against" in said
+    (line,) = run(shop, "apart", DLQ, "--fingerprint", GROUP, "--json").output.splitlines()
+    found = json.loads(line)
+    assert found["letters"] == 50
+    assert found["findings"][0]["condition"] == "kwargs.tenant=42"
+
+
+def test_nothing_that_stands_out_is_said(shop: DeadLetters) -> None:
+    """So are a filter that matches nothing, and a queue that is not there."""
+    letter = a_letter(dead_letter_queue="quiet-DLQ")
+    shop.store.dead_letter(letter, key_of(letter))
+    done = run(shop, "apart", "quiet-DLQ")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "Nothing stands out.")
+    none = run(shop, "apart", DLQ, "--task", "nobody")
+    assert (none.exit_code, "no letter of 'orders-DLQ' matches" in none.output) == (1, True)
+    unknown = run(shop, "apart", "nowhere")
+    assert (unknown.exit_code, "got 'nowhere'" in unknown.output) == (1, True)
+
+
+def test_a_hostile_value_does_not_steer_the_terminal(shop: DeadLetters) -> None:
+    """Values come from whoever may publish."""
+    for number in range(30):
+        evil = json.dumps({"note": "\x1b[2J\nforged [red]", "tenant": number})
+        letter = a_letter(fingerprint="e" * 16, kwargs_json=evil, worker_hostname="\x1b]0;x\x07")
+        shop.store.dead_letter(letter, key_of(letter))
+    done = run(shop, "apart", DLQ, "--fingerprint", "eeee")
+    assert done.exit_code == 0
+    assert "\x1b" not in done.output
+    assert r"\x1b" in done.output
+    assert not any(line.strip().startswith("forged") for line in done.output.splitlines())

@@ -1,0 +1,305 @@
+"""What sets letters apart: few findings, the most telling first, each said once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from builders import DLQ, NOW, a_letter, key_of
+
+from celery_dlq.backends.memory import MemoryBackend, MemoryStore
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.operations.apart import Apart, Comparison, fixed_by
+from celery_dlq.operations.reading import Reading
+
+GROUP, REST = "a" * 16, "b" * 16
+
+
+def fill(store: MemoryStore, letters: int, fingerprint: str = REST, **changes: Any) -> None:
+    """Store letters whose arguments are noise."""
+    dice = Random(f"{fingerprint}{letters}{changes}")  # noqa: S311 - the same every time
+    planted = changes.pop("kwargs", {})
+    for number in range(letters):
+        kwargs = {"currency": dice.choice(["EUR", "USD"]), "order": dice.randrange(10**9)}
+        values = {
+            "worker_hostname": f"celery@web-{dice.randrange(4)}",
+            "dead_lettered_at": NOW + timedelta(minutes=dice.randrange(20_000)),
+            "kwargs_json": json.dumps(kwargs | planted),
+            "fingerprint": fingerprint,
+            "task_id": f"{fingerprint}-{number}-{dice.random()}",
+        }
+        letter = a_letter(**{**values, **changes})
+        store.dead_letter(letter, key_of(letter))
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    """No letters."""
+    return MemoryBackend()
+
+
+def apart(backend: MemoryBackend, **options: Any) -> Apart:
+    """What sets letters apart; the time stands still."""
+    options.setdefault("fingerprint", GROUP)
+    return Comparison(backend, Reading(backend.letters), monotonic=lambda: 0.0).apart(
+        DLQ, **options
+    )
+
+
+def test_a_planted_cause_is_the_finding(backend: MemoryBackend) -> None:
+    """With its counts, in a sentence, and as conditions of a filter."""
+    fill(backend.letters, 60, GROUP, kwargs={"tenant": 42})
+    fill(backend.letters, 200, kwargs={"tenant": 7})
+    fill(backend.letters, 10, kwargs={"tenant": 42})
+    found = apart(backend)
+    assert (found.letters, found.others, found.successes, found.cut) == (60, 210, 0, False)
+    (one,) = found.findings
+    assert (one.feature, one.value, one.against) == ("kwargs.tenant", "42", "same tasks")
+    assert (one.letters, one.of_letters, one.others, one.of_others) == (60, 60, 10, 210)
+    assert (one.share_here, one.share_elsewhere) == (1, 10 / 210)
+    assert one.q_value < 1e-20
+    assert one.condition == "kwargs.tenant=42"
+    assert one.text == (
+        "All of these letters have kwargs.tenant = 42, "
+        "against 5 % of the other letters of the task."
+    )
+    assert json.loads(json.dumps(found.to_json()))["findings"][0]["letters"] == 60
+
+
+def test_what_says_the_same_is_said_once(backend: MemoryBackend) -> None:
+    """An argument that coincides with another one is named beside it; a weaker one is not."""
+    fill(backend.letters, 80, GROUP, kwargs={"plan": "trial", "region": "eu", "tags": ["t"]})
+    fill(backend.letters, 100, kwargs={"plan": "paid", "region": "us", "tags": ["p"]})
+    fill(backend.letters, 40, worker_hostname="celery@web-9", kwargs={"plan": "paid"})
+    fill(backend.letters, 40, GROUP, worker_hostname="celery@web-9", kwargs={"plan": "trial"})
+    found = apart(backend)
+    assert [(one.feature, one.value) for one in found.findings] == [
+        ("kwargs.plan", "trial"),
+        ("kwargs.region", "eu"),
+    ]
+    assert found.findings[1].also == ("kwargs.tags[] = t",)
+    assert found.findings[1].text == (
+        "Of those with kwargs.region, all of these letters have kwargs.region = eu, "
+        "against none of the other letters of the task."
+    )
+
+
+def test_what_is_masked_is_not_compared(backend: MemoryBackend) -> None:
+    """Neither a finding nor the condition of a link shows what nobody may see."""
+    fill(backend.letters, 60, GROUP, kwargs={"card": "4111", "at": {"card": {"no": 4111}}})
+    fill(backend.letters, 60, kwargs={"card": "4222", "at": {"card": {"no": 4222}}})
+    assert {one.value for one in apart(backend).findings} == {"4111"}
+
+    def masked(args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        text = json.dumps([args, kwargs]).replace("4111", "-").replace("4222", "-")
+        shown: tuple[list[Any], dict[str, Any]] = tuple(json.loads(text))
+        return shown
+
+    comparison = Comparison(backend, Reading(backend.letters), masked=masked)
+    found = comparison.apart(DLQ, fingerprint=GROUP, deadline_seconds=60)
+    assert (found.letters, found.findings) == (60, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "condition"),
+    [
+        ("tenant", 12345678901234567890, "kwargs.tenant=12345678901234567890"),
+        ("é-1", "two words", "kwargs.é-1=two words"),
+        ("on", True, "kwargs.on=true"),
+        ("at", {"city": "Ulm"}, "kwargs.at.city=Ulm"),
+        ("a=b", "x", None),
+        ("a", "=x", None),
+        ("a", " x", None),
+        ("a", "", None),
+        ("a", "x" * 500, None),
+        ("a", ["x"], None),
+    ],
+)
+def test_a_condition_is_one_or_none(
+    backend: MemoryBackend, name: str, value: Any, condition: str | None
+) -> None:
+    """What the grammar of conditions would read otherwise is not offered as one."""
+    fill(backend.letters, 60, GROUP, kwargs={name: value})
+    other = {"city": "Bonn"} if isinstance(value, dict) else "y"
+    fill(backend.letters, 60, kwargs={name: other})
+    (found,) = apart(backend).findings
+    assert found.condition == condition
+
+
+def test_places_are_fields_of_the_filter(backend: MemoryBackend) -> None:
+    """A host is selected by a field; what no filter selects has neither field nor condition."""
+    fill(
+        backend.letters,
+        60,
+        GROUP,
+        worker_hostname="celery@bad",
+        source_queue="express",
+        dead_lettered_at=NOW,
+    )
+    fill(backend.letters, 200)
+    fill(backend.letters, 40, dead_lettered_at=NOW)
+    fill(backend.letters, 40, source_queue="express")
+    found = {one.feature: one for one in apart(backend).findings}
+    assert found.keys() == {"host", "queue", "hour", "weekday"}
+    assert found["host"].where == {"worker_hostname": "celery@bad"}
+    assert found["host"].text.startswith("All of these letters ran on celery@bad, against none")
+    assert "ended between 5:00 and 5:59 UTC" in found["hour"].text
+    assert "ended on a Wednesday (UTC)" in found["weekday"].text
+    for one in found.values():
+        assert one.condition is None
+    assert found["queue"].where == {}
+
+
+def test_what_the_filter_says_is_no_finding(backend: MemoryBackend) -> None:
+    """A filter by host finds what else is there: the task."""
+    fill(backend.letters, 60, task_name="shop.ship", worker_hostname="celery@bad")
+    fill(backend.letters, 200)
+    found = apart(backend, fingerprint=None, worker_hostname="celery@bad")
+    assert [(one.feature, one.value) for one in found.findings] == [("task", "shop.ship")]
+    assert found.findings[0].where == {"task_name": "shop.ship"}
+    assert found.findings[0].against == "all letters"
+    assert apart(backend, fingerprint=None, task_name="shop.ship").findings[0].feature == "host"
+
+
+def test_what_a_filter_fixes_is_named() -> None:
+    """Fields, and the paths of conditions on arguments."""
+    assert fixed_by({}) == frozenset()
+    assert fixed_by({"fingerprint": "a", "since": 1}) == {"task", "hour", "weekday"}
+    conditions = ["kwargs.tenant=42", "args[0].id != 7", "kwargs.at~=x"]
+    assert fixed_by({"conditions": conditions, "grep": "x"}) == {
+        "kwargs.tenant",
+        "args[0].id",
+        "kwargs.at",
+    }
+
+
+def test_successes_show_what_all_letters_share(backend: MemoryBackend) -> None:
+    """Without other letters, messages of the task that succeeded are what differs."""
+    fill(backend.letters, 60, GROUP, kwargs={"currency": "XXX"})
+    fill(backend.sampled, 100, "", kwargs={"ok": 1})
+    fill(backend.sampled, 50, "", task_name="mail.send")
+    for options in ({}, {"fingerprint": None}):
+        found = apart(backend, **options)
+        assert (found.letters, found.others, found.successes) == (60, 0, 100)
+        (one,) = found.findings
+        assert (one.condition, one.against) == ("kwargs.currency=XXX", "successes")
+        assert one.text.endswith("against none of the sampled successes of the task.")
+
+
+def test_the_newest_are_compared_and_no_more(backend: MemoryBackend) -> None:
+    """Of 100 messages 40 are letters, 40 others and 20 successes."""
+    for store in (backend.letters, backend.sampled):
+        fill(store, 300)
+        fill(store, 300, GROUP, kwargs={"old": 1})
+        fill(store, 45, GROUP, kwargs={"new": 1})
+    found = apart(backend, most=100)
+    assert (found.letters, found.others, found.successes) == (40, 40, 20)
+    assert found.findings[0].feature == "kwargs.new"
+    assert not found.cut
+
+
+def ticking() -> Iterator[float]:
+    """A second passes with every thousandth look."""
+    return (number / 1_000 for number in count())
+
+
+def test_a_deadline_cuts_and_says_so(backend: MemoryBackend) -> None:
+    """What was read in time is compared."""
+    fill(backend.letters, 400, kwargs={"plan": "paid"})
+    fill(backend.letters, 400, GROUP, kwargs={"plan": "trial"})
+    clock = ticking()
+    comparison = Comparison(backend, Reading(backend.letters), monotonic=lambda: next(clock))
+    found = comparison.apart(DLQ, fingerprint=GROUP, deadline_seconds=1.0)
+    assert found.cut
+    assert found.letters == 400
+    assert 200 < found.others < 300
+    assert found.findings[0].condition == "kwargs.plan=trial"
+    late = comparison.apart(DLQ, fingerprint=GROUP, deadline_seconds=1e-6)
+    assert (late.letters, late.cut, late.findings) == (0, True, ())
+
+
+def test_a_group_that_died_long_ago_is_found_at_once(backend: MemoryBackend) -> None:
+    """After enough others reading skips to its newest letter, and ends with its last one."""
+    fill(backend.letters, 150, kwargs={"plan": "paid"})
+    fill(backend.letters, 50, GROUP, kwargs={"plan": "trial"})
+    fill(backend.letters, 2_000)
+    clock = ticking()
+    comparison = Comparison(backend, Reading(backend.letters), monotonic=lambda: next(clock))
+    found = comparison.apart(DLQ, fingerprint=GROUP, most=250, deadline_seconds=0.3)
+    assert (found.letters, found.others, found.cut) == (50, 100, False)
+    assert found.findings[0].feature == "kwargs.plan"
+    part = comparison.apart(DLQ, fingerprint=GROUP[:8], most=250, deadline_seconds=0.3)
+    assert (part.letters, part.cut) == (0, True)  # digits may be of several groups
+
+
+def test_hostile_arguments_are_bounded(backend: MemoryBackend) -> None:
+    """Deep, wide, long and odd arguments neither raise nor hide the cause."""
+    odd = [
+        "[" * 50_000,
+        '{"a' + "b" * 90_000,
+        json.dumps({f"k{n}": {"x": n} for n in range(3_000)}),
+    ]
+    odd += ['{"\\ud800": "\\udfff\\u0000"}', '{"a.b=c": "(given)"}', "NaN", '"[open"']
+    for number, text in enumerate(odd * 5):
+        fill(backend.letters, 1, GROUP, args_json=text, kwargs_json=text, release=f"v{number}")
+    fill(backend.letters, 30, GROUP, kwargs={"plan": "x" * 500, "a=b": "c"})
+    fill(backend.letters, 60)
+    found = apart(backend)
+    assert found.letters == 65
+    assert found.findings
+    for one in found.findings:
+        assert len(one.text) < 800
+        assert one.condition is None
+    json.dumps(found.to_json()).encode()
+
+
+@pytest.mark.parametrize("options", [{"most": 4}, {"deadline_seconds": 0}])
+def test_unusable_options_are_refused(backend: MemoryBackend, options: dict[str, Any]) -> None:
+    """The error says what was expected."""
+    fill(backend.letters, 1)
+    with pytest.raises(DLQError, match="expected most of 5 or more and deadline_seconds above 0"):
+        apart(backend, **options)
+
+
+def test_an_unknown_queue_is_named(backend: MemoryBackend) -> None:
+    """As in every operation; a filter that nothing matches is no error."""
+    with pytest.raises(NotFound, match="expected the name of a dead-letter queue"):
+        apart(backend)
+    fill(backend.letters, 30)
+    assert apart(backend) == Apart(
+        dead_letter_queue=DLQ, letters=0, others=30, successes=0, cut=False, findings=()
+    )
+
+
+def test_the_answer_is_the_same_each_time() -> None:
+    """It depends on no order of sets, which differs from process to process."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+    code = (
+        f"import sys; sys.path += {folders}\n"
+        "from test_apart import *\n"
+        "backend = MemoryBackend()\n"
+        "many = {name: 1 for name in 'abcdefghijklmnop'}\n"
+        "fill(backend.letters, 60, GROUP, kwargs=many, release='v2')\n"
+        "fill(backend.letters, 60, kwargs={'x': 1}, release='v1')\n"
+        "print(apart(backend))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert len(set(said)) == 1
+    assert "also=('kwargs.a', 'kwargs.b', 'kwargs.c'" in said[0]

@@ -303,6 +303,7 @@ class Assembly:
             sampler=sampler,
             redaction=self.redaction,
         )
+        sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS

@@ -46,6 +46,7 @@ EVENT_ID = "dlq_sentry_event_id"
 _EVENT_NAMESPACE = UUID("f0a4f0a6-0a33-5d0e-8a35-9f6f8c1d8d57")
 MAX_DUE_REPORTS = 1_000
 MAX_BODY_BYTES = 8_192
+_MASKED = ("exception", "threads", "logentry", "message", "extra", "contexts", "breadcrumbs")
 
 Keeps = Callable[[Any, "dict[str, Any]", Any], bool]
 
@@ -193,6 +194,52 @@ class RateLimit:
             return False
         self._passed[name] = now
         return True
+
+
+def install_masking(redaction: Redaction) -> None:
+    """Mask every event of this process, and of the pool processes that it starts.
+
+    As Sentry's ``before_send``, after that of the app: only there an event has all that
+    integrations add to it, as JSON.
+
+    Source: https://docs.sentry.io/platforms/python/configuration/filtering/
+    """
+    found = client()
+    if found is not None and redaction:
+        for name in ("before_send", "before_send_transaction"):
+            theirs = found.options.get(name)
+            if isinstance(theirs, _Masking):  # of an earlier worker in this process
+                theirs = theirs.theirs
+            found.options[name] = _Masking(theirs, redaction)
+
+
+class _Masking:
+    """Masks what the app's ``before_send`` returns.
+
+    Local variables are left out: they may hold any part of an argument.
+    """
+
+    def __init__(self, theirs: Callable[[Any, Any], Any] | None, redaction: Redaction) -> None:
+        self.theirs = theirs
+        self._redaction = redaction
+
+    def __call__(self, event: Any, hint: Any) -> Any:
+        if self.theirs is not None:
+            event = self.theirs(event, hint)
+        if event is None:
+            return None
+        for part in ("exception", "threads"):
+            for one in (event.get(part) or {}).get("values") or ():
+                for frame in (one.get("stacktrace") or {}).get("frames") or ():
+                    frame.pop("vars", None)
+        texts = {name: event.pop(name) for name in _MASKED if name in event}
+        try:
+            request = current_task.request if current_task else None
+            args, kwargs = getattr(request, "args", None), getattr(request, "kwargs", None)
+            event.update(self._redaction.value(texts, args or (), kwargs))
+        except Exception as exc:  # noqa: BLE001 - the event must not leak, nor be lost
+            logger.warning("An event for Sentry is sent without texts: %s", type(exc).__name__)
+        return event
 
 
 def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:

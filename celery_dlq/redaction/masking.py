@@ -109,10 +109,23 @@ class Redaction:
         """A text of unknown origin: what patterns match is masked."""
         return self._replacement().scrubber()(text)
 
-    def value(self, value: Any) -> Any:
-        """A JSON-ready value of unknown origin, e.g. a job's options: as `text`."""
+    def value(
+        self, value: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """A JSON-ready value of other origin, e.g. a job's options, or an event of a task.
+
+        Args:
+            value: What is masked; objects in it that JSON does not know stay.
+            args: The task's positional arguments, if it may repeat them.
+            kwargs: The task's keyword arguments.
+        """
+        if not self:
+            return value
+        found = self._replacement()
         try:
-            return walk(value, self._replacement().scrubber()) if self else value
+            found.root("args", json.loads(json_codec.dumps(list(args))))
+            found.root("kwargs", json.loads(json_codec.dumps(dict(kwargs or {}))))
+            return walk(found.part("", value), found.scrubber())
         except RecursionError:
             return MARKER
 

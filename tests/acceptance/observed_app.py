@@ -114,3 +114,17 @@ def healthy(key: str) -> str:
             raise LookupError("not mended yet")
         client.rpush(f"ran:{key}", os.getpid())
     return key
+
+
+@app.task(bind=True, max_retries=1, default_retry_delay=0)
+def charges(self: Any, card: dict[str, str], *, note: str = "") -> None:
+    with_card = f"cannot charge {card['number']} {note}"
+    if os.environ.get("OBSERVED_RETRIES") and not self.request.retries:
+        raise self.retry(exc=LookupError(with_card))
+    from redis import Redis
+
+    with Redis.from_url(f"{URL}/2") as client:
+        if client.get("mended"):
+            client.set("charged", json.dumps([card, note]))
+            return
+    raise LookupError(with_card)

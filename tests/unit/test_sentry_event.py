@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from builders import a_letter
 
 from celery_dlq.backends.base.reports import Report, Why
+from celery_dlq.contrib import sentry
 from celery_dlq.contrib.sentry import (
     RateLimit,
     SentryReporter,
@@ -17,6 +19,8 @@ from celery_dlq.contrib.sentry import (
 )
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.redaction.masking import Redaction
+from celery_dlq.redaction.rules import Rules
 
 REPORT = Report(why=Why.GREW, number=10, letter_ids=("a", "b"))
 
@@ -114,3 +118,45 @@ def test_lines_of_one_kind_pass_once_a_minute() -> None:
     assert limit.may("celery_dlq.worker", "Process %r exited")
     now[0] = 60.0
     assert limit.may("multiprocessing", "Process %r exited")
+
+
+def test_masking_comes_after_the_apps_before_send_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the app drops stays dropped; a second worker in the process adds no second mask."""
+    calls = []
+
+    def before_send(event: Any, _hint: Any) -> Any:
+        calls.append(event)
+        return None if event.get("drop") else {**event, "message": "card 4111111111111111"}
+
+    app_client = SimpleNamespace(options={"before_send": before_send})
+    monkeypatch.setattr(sentry, "client", lambda: app_client)
+    redaction = Redaction(Rules.parse([r"re:\d{16}", "kwargs.card"]))
+    sentry.install_masking(redaction)
+    sentry.install_masking(redaction)
+    masking = app_client.options["before_send"]
+
+    frames = {"values": [{"stacktrace": {"frames": [{"vars": {"card": "x"}, "lineno": 3}]}}]}
+    job = {"celery-job": {"args": [], "kwargs": {"card": "5105"}}}
+    event = masking({"exception": frames, "extra": job, "level": "error"}, {})
+    assert event == {
+        "message": "card [redacted]",
+        "exception": {"values": [{"stacktrace": {"frames": [{"lineno": 3}]}}]},
+        "extra": {"celery-job": {"args": [], "kwargs": {"card": "[redacted]"}}},
+        "level": "error",
+    }
+    assert masking({"drop": True}, {}) is None
+    assert len(calls) == 2
+    deep: Any = {}
+    for _ in range(10_000):
+        deep = [deep]
+    assert masking({"extra": deep, "level": "error"}, {}) == {"level": "error"}
+
+
+def test_masking_is_not_installed_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The app's client stays as it is."""
+    app_client = SimpleNamespace(options={"before_send": None})
+    monkeypatch.setattr(sentry, "client", lambda: app_client)
+    sentry.install_masking(Redaction())
+    assert app_client.options == {"before_send": None}

@@ -206,8 +206,8 @@ class LetterFilter:
 
     def _fits_deliveries(self, text: str) -> bool:
         try:
-            return int(text or 0) >= (self.min_deliveries or 0)
-        except ValueError:  # an entry that is no letter
+            return int(text) >= (self.min_deliveries or 0)
+        except ValueError:  # never delivered, or no letter
             return False
 
     def _fits_exception(self, full: str) -> bool:

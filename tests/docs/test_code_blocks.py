@@ -82,7 +82,10 @@ def run_page(tmp_path: Path, places: dict[str, str]) -> Iterator[Callable[[str],
 
 
 def leave_letters(redis: str) -> None:
-    """Three orders that failed for one cause, one that was rejected, and one killer of workers."""
+    """Three orders that failed for one cause, one that was rejected, and one killer of workers.
+
+    The third order is tenant 42's.
+    """
     url = f"{redis}/0"
     store = RedisStore(connect(url, 2.0), url, Keys())
     now = datetime.now(timezone.utc)
@@ -96,6 +99,7 @@ def leave_letters(redis: str) -> None:
     )
     for number, (letter_id, task, reason, fingerprint) in enumerate(made):
         task_id = f"order-{number + 1}"
+        kwargs = {"tenant": 42} if number == 2 else {}
         letter = a_letter(
             id=letter_id,
             task_id=task_id,
@@ -106,8 +110,10 @@ def leave_letters(redis: str) -> None:
             deliveries=3,
             max_deliveries=3,
             headers=json.dumps(a_request(id=task_id, root_id=task_id, task=task)),
-            body=json.dumps([[number + 1], {}, {"callbacks": None}]).encode(),
+            body=json.dumps([[number + 1], kwargs, {"callbacks": None}]).encode(),
             args_json=json.dumps([number + 1]),
+            kwargs_json=json.dumps(kwargs),
+            release="2026.3",
         )
         store.dead_letter(letter, key_of(letter))
     store.close()

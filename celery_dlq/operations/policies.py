@@ -140,9 +140,7 @@ class PolicyAdmin:
         overrides = by_queue(self._registry.overrides())
         return PolicyTable(self._table.queues, self._table.tasks, overrides)
 
-    def override_policy(
-        self, /, queue: str, span: timedelta, *, dry_run: bool = False, **values: Any
-    ) -> list[Override]:
+    def override_policy(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
         """Override policy keys of a queue for a limited time, without a deploy.
 
         Workers apply it within seconds, and return to the configured values at its end. An
@@ -152,7 +150,6 @@ class PolicyAdmin:
         Args:
             queue: The exact name of the queue.
             span: The duration; at most 30 days.
-            dry_run: Only check it, and change nothing.
             **values: Policy keys, e.g. ``max_deliveries=3``.
 
         Raises:
@@ -164,8 +161,6 @@ class PolicyAdmin:
         made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
         both = by_queue([*self._registry.overrides(), *made])
         PolicyTable(self._table.queues, self._table.tasks, both).check()
-        if dry_run:
-            return made
         detail = {"values": {o.key: o.value for o in made}, "until": iso(now + span)}
         self._record(Action.POLICY_SET, queue, detail)
         for override in made:

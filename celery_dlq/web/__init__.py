@@ -4,6 +4,6 @@ The pages know no framework: a `Web` takes a `Request` and returns a `Response`.
 (`celery_dlq.web.asgi`) and Django (`celery_dlq.contrib.django`) are adapters of a few lines.
 """
 
-from celery_dlq.web.http import Permission, User
+from celery_dlq.web.http import Permission, Request, User
 
-__all__ = ["Permission", "User"]
+__all__ = ["Permission", "Request", "User"]

@@ -44,8 +44,10 @@ SURROUNDINGS_SECONDS = 5.0
 SECURITY_HEADERS = (
     (
         "content-security-policy",
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+        (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+            "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        ),
     ),
     ("x-content-type-options", "nosniff"),
     # Not "no-referrer": then the Origin of a form is "null".

@@ -81,7 +81,7 @@ def _row(name: str, path: str, port: int, tree: Tree, requests: int) -> dict[str
         connection.request("GET", path)
         answer = connection.getresponse()
         length = len(answer.read())
-        if answer.status != 200:  # noqa: PLR2004
+        if answer.status != 200:
             raise RuntimeError(f"{path} answered {answer.status}")
         if number:  # the first one reads what is kept for a few seconds
             times.append((time.perf_counter() - begun) * 1e3)
@@ -104,8 +104,10 @@ def _served(url: str) -> Iterator[tuple[int, Tree]]:
         port = free.getsockname()[1]
     path = os.pathsep.join(str(place) for place in Path(__file__).parents[1:3])
     process = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "benchmarks.web_app", "dlq", "web"]
-        + ["--port", str(port)],
+        [
+            *(sys.executable, "-m", "celery", "-A", "benchmarks.web_app"),
+            *("dlq", "web", "--port", str(port)),
+        ],
         env={**os.environ, "PYTHONPATH": path, "BENCHMARK_URL": url},
         stdout=subprocess.DEVNULL,
     )

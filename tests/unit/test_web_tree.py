@@ -87,7 +87,9 @@ def test_what_waits_behind_a_message_is_in_its_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"[1,2,3]", b"[[],{},7]", b"\x80", b"[" * 2000])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b"[1,2,3]", b"[[],{},7]", b"\x80", b"[" * 2000]
+)
 def test_a_body_of_any_form_has_nothing_behind_it(body: bytes) -> None:
     """And ends no page."""
     assert tree.waiting(a_letter(body=body)) == []

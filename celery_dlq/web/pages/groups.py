@@ -9,19 +9,17 @@ from celery_dlq.web.http import Permission
 from celery_dlq.web.pages.common import check_text, columns_of_day, frames_of, suppressed
 
 if TYPE_CHECKING:
+    from celery_dlq.backends.base import GroupOrder
     from celery_dlq.web.http import Response
     from celery_dlq.web.web import Call
 
 PAGE = 100
-_ORDERS = ("newest", "letters")
 
 
 def groups(call: Call) -> Response:
     """Show the groups of a queue."""
     queue = call.parts["queue"]
-    by = call.request.value("by", "newest")
-    if by not in _ORDERS:
-        by = "newest"
+    by: GroupOrder = "letters" if call.request.value("by") == "letters" else "newest"
     found = call.dlq.reading().groups(queue, limit=PAGE, by=by)
     if by == "newest":
         found = sorted(found, key=lambda group: (-group.last_hour, -group.letters))
@@ -44,7 +42,7 @@ def group(call: Call) -> Response:
     reading = call.dlq.reading()
     found = reading.group(queue, fingerprint)
     example = suppressed(lambda: reading.get(found.example_id, queue), NotFound)
-    notes = suppressed(lambda: reading.notes(queue, fingerprint), NotSupported) or []
+    notes = suppressed(lambda: call.dlq.notes().notes(queue, fingerprint), NotSupported) or []
     shown = None if example is None else call.web.redaction.letter(example)
     return call.page(
         "group.html",
@@ -78,7 +76,7 @@ def add_note(call: Call) -> Response:
     """Add a note to a group."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     text = check_text("the note", call.request.value("text"), 2000)
-    call.dlq.operations().note(queue, fingerprint, text)
+    call.dlq.notes().note(queue, fingerprint, text)
     return call.to("group", queue=queue, fingerprint=fingerprint)
 
 

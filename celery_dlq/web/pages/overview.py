@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from celery_dlq.backends.base import QueueSummary
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.jobs import Job
+    from celery_dlq.operations.job import Job
     from celery_dlq.web.http import Response
     from celery_dlq.web.web import Call
 

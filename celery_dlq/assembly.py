@@ -21,7 +21,7 @@ from celery_dlq.adopt.run import AdoptRun, consumed_already
 from celery_dlq.backends.base import Backend, Clock, DeadLetterStore, ServerMemory
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
-from celery_dlq.errors import BrokerUnavailable
+from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measuring, WorkerGauges
@@ -206,6 +206,7 @@ class Assembly:
             self.events,
             known_queues=partial(KnownQueues.of, self.app),
             task_queues=partial(default_delay.task_queues, self.app),
+            dead_letter_queues=self.backend.letters.names,
         )
 
     def memory_check(self) -> MemoryCheck:
@@ -261,6 +262,8 @@ class Assembly:
         )
         start_check.run()
         table = self._policy_table()
+        if settings.store == "broker":
+            _check_consumed(table, self.app.amqp.queues.consume_from)
         policy_cache = PolicyCache(table, self.app.amqp.queues, self.app.conf.task_default_queue)
         for name, hint in table.unknown_queues(KnownQueues.of(self.app)).items():
             logger.warning(
@@ -553,6 +556,21 @@ def _trimming(
             "dead_letter_max_length take effect when `celery dlq trim` runs"
         )
     return []
+
+
+def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
+    """Refuse to take letters for tasks.
+
+    Raises:
+        SettingsError: One of the queues is a dead-letter queue on the broker.
+    """
+    for queue in queues:
+        if table.is_dead_letter_queue(queue):
+            raise SettingsError(
+                f"expected queues of tasks to consume, got the dead-letter queue {queue!r}; with "
+                f"dlq_store = 'broker' its letters would be taken for tasks and dropped. Leave it "
+                f"out of the worker's queues; `celery dlq redrive` publishes letters again"
+            )
 
 
 def _is_death(kind: type[Event]) -> bool:

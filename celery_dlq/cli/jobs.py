@@ -69,7 +69,7 @@ def resume(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
         print_lines([report.to_json()])
     else:
         operation_tables.job(console, _shown(ctx, dead_letters.job(job_id)))
-    if report.state != "done":
+    if report.state != "done" or getattr(report, "refused", False):
         ctx.exit(1)
 
 

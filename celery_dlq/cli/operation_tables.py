@@ -28,6 +28,8 @@ _HELD = (
     "run the command again later"
 )
 
+_REFUSED = "{:,} would be lost and stay in {}; --force redrives them nevertheless."
+
 
 def dry_run(console: Console, queue: str, plan: DryRun) -> None:
     """What a redrive would do, and whether what it needs is there."""
@@ -53,6 +55,10 @@ def redriven(console: Console, queue: str, report: RedriveReport) -> None:
         say(console, f"  failed {letter_id}: {error}", "red")
     if report.failures:
         say(console, f"  {report.failures:,} failed and stay in {queue}.", "red")
+    for why, count in list(report.refused_by.items())[:_MAX_ERRORS]:
+        say(console, f"  refused {letters_text(count)}: {why}", "red")
+    if report.refused:
+        say(console, f"  {_REFUSED.format(report.refused, queue)}", "red")
 
 
 def discarded(console: Console, queue: str, verb: str, report: DiscardReport) -> None:

@@ -46,10 +46,12 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
 def set_(ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float) -> None:
     """Override policy keys of QUEUE for a limited time, without a deploy.
 
-    Workers notice within seconds. At the end the configured values apply again.
+    The app, a live worker or a letter must know QUEUE. Workers notice within seconds.
+    At the end the configured values apply again.
     """
     pairs = dict(map(_pair, values))
     length = timedelta(seconds=span)
+    _load_tasks(ctx.obj.app)
     dead_letters_of(ctx).override_policy(queue, length, **pairs)
     say(console_of(ctx), f"Policy of {queue} overridden for {length}: {', '.join(values)}.")
 

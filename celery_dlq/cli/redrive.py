@@ -24,7 +24,7 @@ from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.edit import Edit, assignment
 from celery_dlq.plugin import DeadLetters
 
-_EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count")
+_EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force")
 _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
 
 
@@ -45,6 +45,9 @@ _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_w
 @click.option("--new-id", is_flag=True, help="Give each task a new ID.")
 @click.option(
     "--keep-count", is_flag=True, help="Keep the count of deliveries instead of starting at 0."
+)
+@click.option(
+    "--force", is_flag=True, help="Also publish messages that would be lost; see --dry-run."
 )
 @click.option(
     "--dry-run",
@@ -100,6 +103,9 @@ def redrive(
 
     Choose letters by ID, by filter, or with --all. Body, ID, callbacks, chain and
     group of a message stay as they were; its counts start at 0.
+
+    A message whose queue nobody knows, or whose task no live worker of its queue has,
+    would be lost: its letter stays, and the exit code is 1.
     """
     dead_letters = dead_letters_of(ctx)
     where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
@@ -120,13 +126,13 @@ def _redrive(
     ready_for_many()
     with counting(console, "redriven", quiet=as_json, total=total) as progress:
         report = dead_letters.redrive(queue, where, progress=progress, **how)
-    if where and not report.touched and report.state == "done":
+    if where and not report.touched + report.refused and report.state == "done":
         raise none_matched(queue)
     if as_json:
         print_lines([report.to_json()])
     else:
         operation_tables.redriven(console, queue, report)
-    if report.failures or report.state != "done":
+    if report.failures or report.refused or report.state != "done":
         ctx.exit(1)
 
 

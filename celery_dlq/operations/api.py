@@ -18,7 +18,7 @@ from celery_dlq.filters import LetterFilter
 from celery_dlq.metrics import Measuring
 from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.discard import Discarder, DiscardOptions
-from celery_dlq.operations.dry_run import DryRun, dry_run
+from celery_dlq.operations.dry_run import Check, DryRun, Targets, dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited
 from celery_dlq.operations.job import DONE, FAILED, STOPPED, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
@@ -30,11 +30,11 @@ from celery_dlq.operations.redrive import Redriver, died_again, first_failures
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
-from celery_dlq.policies.policy import Policy
 from celery_dlq.redaction.masking import Redaction
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _PREVIEW_SECONDS = 10.0
+_REDRIVES = ("redrive", "edit")
 _ACTIONS = {
     "redrive": Action.REDRIVEN,
     "edit": Action.REDRIVEN,
@@ -97,6 +97,7 @@ class Operations:
         delay: float | timedelta = 0,
         new_id: bool = False,
         keep_count: bool = False,
+        force: bool = False,
         canary: int | None = None,
         max_failures: int = 0,
         canary_wait: float | timedelta = 60,
@@ -112,6 +113,12 @@ class Operations:
         be uncertain; its letters are published and counted in ``maybe_twice``. Letters that arrive
         during the redrive are not touched.
 
+        A message that would be lost is not published: its letter stays, and the report counts it
+        by name under ``refused_by``. Lost means that its queue is neither on the broker nor known
+        to anybody, or that no live worker that consumes the queue has its task. The others are
+        redriven. If ``to_queue`` is such a queue, nothing is. Each queue and task is checked
+        once, when its first letter is met.
+
         Args:
             rate: At most this many letters per second; ``None`` for no limit.
             to_queue: Publish to this queue instead of each message's own.
@@ -119,6 +126,7 @@ class Operations:
             new_id: Give each task a new id.
             keep_count: Count earlier deliveries: a message is executed once more, then as
                 often as its ``max_deliveries`` has left.
+            force: Publish also what would be lost; the job and the audit have it.
             canary: First redrive this many letters, taken from all groups in turn, and watch
                 how they end.
             max_failures: Continue if at most this many letters of the canary die again or do
@@ -128,6 +136,7 @@ class Operations:
         Raises:
             NotFound: The queue does not exist.
             StoreUnavailable: The store does not answer.
+            RedriveError: All messages would be lost in ``to_queue``.
             DLQError: An option or a field of the filter is not usable.
         """
         where = where or LetterFilter(**fields)
@@ -138,6 +147,7 @@ class Operations:
             delay=delay,
             new_id=new_id,
             keep_count=keep_count,
+            force=force,
             canary=canary,
             max_failures=max_failures,
             canary_wait=canary_wait,
@@ -158,6 +168,7 @@ class Operations:
         delay: float | timedelta = 0,
         new_id: bool = False,
         keep_count: bool = False,
+        force: bool = False,
     ) -> RedriveReport:
         """Change the arguments of one letter's message, and redrive it.
 
@@ -172,13 +183,16 @@ class Operations:
         Raises:
             NotFound: The letter does not exist.
             DLQError: Its body is not plain JSON, or the change does not fit it.
+            RedriveError: The message would be lost.
             StoreUnavailable: The store does not answer.
         """
         options = _redrive_options(
-            to_queue=to_queue, delay=delay, new_id=new_id, keep_count=keep_count
+            to_queue=to_queue, delay=delay, new_id=new_id, keep_count=keep_count, force=force
         )
         queue, found = self._reading.entry(letter_id, dead_letter_queue)
         change_kept = self._check_edit(change, found, options)
+        if not force:
+            refuse_lost(dry_run([found], self._targets(to_queue)))
         where = LetterFilter(ids=frozenset({found.key}))
         options["changed"] = change.paths()
         run = self._new_job("edit", queue, where, options, change_kept)
@@ -202,12 +216,12 @@ class Operations:
             NotFound: The queue does not exist.
             StoreUnavailable: The store does not answer.
         """
-        options = RedriveOptions(limit=limit, to_queue=to_queue)
+        RedriveOptions(limit=limit, to_queue=to_queue)  # checks them
         self._check_target(to_queue)
         found = self._reading.entries(
             dead_letter_queue, where, limit=limit, scanned=scanned, **fields
         )
-        return dry_run(self._app, found, options, self._registry.workers())
+        return dry_run(found, self._targets(to_queue))
 
     # -- discarding ---------------------------------------------------------------
 
@@ -368,7 +382,7 @@ class Operations:
             kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
             where: The letters; ``None`` for all. For an edit, the id of one letter.
             change: The change of an edit.
-            force: Start it even if the dry run finds that messages would be lost.
+            force: Publish also what would be lost.
             seconds: Time for the dry run; after it, the plan counts *at least* so many letters.
             **options: As of the method with the name of the kind.
 
@@ -397,9 +411,9 @@ class Operations:
                 )
             where = LetterFilter(ids=frozenset({found.key}))
             kept["changed"] = change.paths()
+        if force and kind in _REDRIVES:
+            kept["force"] = True
         run = self._new_job(kind, dead_letter_queue, where, kept, text)
-        if force:
-            run.tell(options={**kept, "force": True})
         return self._jobs.plan(self._previewed(run.job, where, seconds))
 
     def start(self, job_id: str) -> Job:
@@ -409,8 +423,8 @@ class Operations:
 
         Raises:
             NotFound: The job does not exist.
-            DLQError: The plan has expired; or messages would be lost, and it was made without
-                ``force``.
+            DLQError: The plan has expired.
+            RedriveError: All its messages would be lost, and it was made without ``force``.
         """
         return self._jobs.start(job_id, _refuse_lost)
 
@@ -567,7 +581,7 @@ class Operations:
         report: RedriveReport | DiscardReport
         try:
             with _noting(self, run, action):
-                if run.job.kind in ("redrive", "edit"):
+                if run.job.kind in _REDRIVES:
                     report = self._redrive(run, progress, scanned, edit)
                 else:
                     report = Discarder(self._store).discard(
@@ -595,12 +609,14 @@ class Operations:
         if job.kind == "edit":
             edit = edit or Edit.from_text(job.change)
             transform = self._edited(edit)
+        options = RedriveOptions.from_json(job.options)
         report = self._redriver().redrive(
             run,
             where,
-            RedriveOptions.from_json(job.options),
+            options,
             canary=Canary.from_json(job.options.get("canary")),
             transform=transform,
+            loss=None if options.force else self._loss(options.to_queue),
             progress=progress,
             scanned=scanned,
         )
@@ -637,7 +653,7 @@ class Operations:
         return report
 
     def _planned_options(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        if kind in ("redrive", "edit"):
+        if kind in _REDRIVES:
             kept = _redrive_options(**options)
             self._check_target(kept.get("to_queue"))
             return kept
@@ -657,9 +673,8 @@ class Operations:
             return islice(found, limit)
 
         preview = Preview(matching, seconds=seconds)
-        if job.kind in ("redrive", "edit"):
-            options = RedriveOptions.from_json(job.options)
-            seen = dry_run(self._app, preview.entries(), options, self._registry.workers())
+        if job.kind in _REDRIVES:
+            seen = dry_run(preview.entries(), self._targets(job.options.get("to_queue")))
         else:
             seen = preview.removal()
         total = seen.letters + seen.corrupt if preview.exact else job.total
@@ -750,11 +765,35 @@ class Operations:
         self._events.emit(change)
 
     def _dead_letter_queue_of(self, queue: str) -> str:
-        policy = self._settings.policies.resolve(queue) or Policy()
-        return policy.dead_letter_queue_of(queue)
+        return self._settings.policies.dead_letter_queue_of(queue)
+
+    def _targets(self, to_queue: str | None) -> Targets:
+        """The queues and tasks of a redrive."""
+        return Targets(
+            self._app,
+            self._registry.workers(),
+            configured=self._policies.configured_queues(),
+            guarded=self._policies.guarded_queues(),
+            to_queue=to_queue,
+        )
+
+    def _loss(self, to_queue: str | None) -> Callable[[RawEntry], str]:
+        """What says why the message of a letter would be lost.
+
+        Raises:
+            RedriveError: All would be, because nobody knows the queue.
+        """
+        targets = self._targets(to_queue)
+        if to_queue is not None:
+            there, why = targets.queue(to_queue)
+            check = Check(name=to_queue, letters=0, found=there, why=why)
+            refuse_lost(DryRun(queues=(check,)))
+        return targets.loss
 
     def _check_target(self, to_queue: str | None) -> None:
-        if to_queue is not None and to_queue in self._store.names():
+        if to_queue is None:
+            return
+        if to_queue in self._store.names() or self._policies.is_dead_letter_queue(to_queue):
             raise DLQError(
                 f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
             )
@@ -789,15 +828,14 @@ class _noting:  # noqa: N801 - used as a context manager only
 
 
 def _refuse_lost(job: Job) -> None:
-    """Refuse a plan that would lose messages; the only place where that is decided for plans."""
-    # MERGE: becomes `refuse_lost(dry_run_of(job.preview), bool(job.options.get("force")))`, the
-    # check that every redrive makes.
-    missing = [check.name for check in dry_run_of(job.preview).queues if check.found is False]
-    if missing and not job.options.get("force"):
-        raise DLQError(
-            f"expected queues that exist, got {', '.join(missing)}; messages there would be lost. "
-            f"Make the plan with force to send them nevertheless"
-        )
+    """Refuse a plan of which nothing would be left; else the letters that would be lost stay."""
+    plan = dry_run_of(job.preview)
+    lost = (
+        sum(check.letters for check in checks if check.found is False)
+        for checks in (plan.queues, plan.tasks)
+    )
+    if job.kind in _REDRIVES and plan.letters and max(lost) >= plan.letters:
+        refuse_lost(plan, force=bool(job.options.get("force")))
 
 
 def _arguments(message: Outgoing) -> dict[str, Any]:

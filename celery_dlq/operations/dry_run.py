@@ -1,4 +1,4 @@
-"""Dry run: report what a redrive would do, and whether its queues and tasks exist."""
+"""What a redrive would do, and whether its queues and tasks exist; every redrive asks first."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from celery_dlq.backends.base import WorkerInfo
-from celery_dlq.operations.message import RedriveOptions
+from celery_dlq.backends.base import MAX_TASKS, WorkerInfo
+from celery_dlq.errors import RedriveError
 from celery_dlq.operations.selection import RawEntry
+from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.transport.aws import is_sqs, queue_exists
 
 _MAX_NAMES = 1000
 _OTHERS = "(others)"
 
 Progress = Callable[[int], object]
+Finding = tuple[bool | None, str]
+"""Whether something exists, ``None`` if that is unknown; and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +67,119 @@ class DryRun:
         return {**asdict(self), "ready": self.ready}
 
 
-def dry_run(
-    app: Any,
-    found: Iterable[RawEntry],
-    options: RedriveOptions,
-    workers: Sequence[WorkerInfo],
-) -> DryRun:
-    """Report what a redrive would do; changes nothing.
+class Targets:
+    """The queues and tasks that a redrive needs; each is looked up once, when it is first met.
+
+    A message is lost if no queue takes it, if its queue is one that nobody consumes and nobody
+    knows, or if none of the live workers that consume its queue has its task. What is unknown is
+    not missing: without a live worker, a letter's own queue and task count as there.
 
     Args:
         app: The Celery app.
-        found: The letters.
-        options: The options of the redrive.
         workers: The infos of live workers.
+        configured: The queues in the app's configuration.
+        guarded: The queues that have a policy, or letters.
+        to_queue: The queue that an operator chose; ``None`` for each message's own.
     """
-    queues: Counter[str] = Counter()
-    tasks: Counter[str] = Counter()
+
+    def __init__(
+        self,
+        app: Any,
+        workers: Sequence[WorkerInfo],
+        *,
+        configured: frozenset[str] = frozenset(),
+        guarded: frozenset[str] = frozenset(),
+        to_queue: str | None = None,
+    ) -> None:
+        self._app = app
+        self._workers = workers
+        self._configured = configured
+        self._guarded = guarded
+        self._to_queue = to_queue
+        self._queues: dict[str, Finding] = {}
+        self._losses: dict[tuple[bytes | None, bytes | None], str] = {}
+
+    def queue_of(self, found: RawEntry) -> str:
+        """The queue to which the message of a letter goes."""
+        return self._to_queue or found.text("source_queue")
+
+    def queue(self, name: str) -> Finding:
+        """Whether a queue takes messages, and somebody may consume them."""
+        if name not in self._queues:
+            self._queues[name] = self._find(name)
+        return self._queues[name]
+
+    def task(self, name: str, queue: str) -> Finding:
+        """Whether a live worker that consumes a queue has a task."""
+        asked = self._consumers(queue)
+        if not name:
+            return None, "the message names no task"
+        if not asked:
+            return None, f"no live worker consumes {queue!r}"
+        if name.startswith("celery."):
+            return True, "comes with Celery"
+        able = [info.hostname for info in asked if name in info.tasks]
+        if able:
+            more = f" and {len(able) - 1} more" if len(able) > 1 else ""
+            return True, f"registered by {able[0]}{more}"
+        if any(len(info.tasks) >= MAX_TASKS for info in asked):
+            return None, f"a live worker has more than the {MAX_TASKS:,} tasks that are listed"
+        several = f"none of the {len(asked)} live workers that consume"
+        one = f"not registered by {asked[0].hostname}, the only live worker that consumes"
+        return False, f"{one if len(asked) == 1 else f'registered by {several}'} {queue!r}"
+
+    def loss(self, found: RawEntry) -> str:
+        """Why the message of a letter would be lost; empty if it would not, or that is unknown."""
+        names = found.fields.get(b"source_queue"), found.fields.get(b"task_name")
+        text = self._losses.get(names)
+        if text is None:
+            if not found.is_letter or len(self._losses) >= _MAX_NAMES:
+                return ""
+            text = self._losses[names] = self._loss(self.queue_of(found), found.text("task_name"))
+        return text
+
+    def _loss(self, queue: str, task: str) -> str:
+        if not queue:  # publishing it says so
+            return ""
+        for name, (there, why) in ((queue, self.queue(queue)), (task, self.task(task, queue))):
+            if there is False:
+                return f"{'queue' if name == queue else 'task'} {name!r} is {why}"
+        return ""
+
+    def _consumers(self, queue: str) -> list[WorkerInfo]:
+        return [info for info in self._workers if queue in info.queues]
+
+    def _find(self, name: str) -> Finding:
+        consumers = self._consumers(name)
+        if consumers:
+            return True, f"consumed by {consumers[0].hostname}"
+        exists, made_by_publishing = _on_broker(self._app, name)
+        if exists:
+            return True, "on the broker; no live worker consumes it"
+        if exists is None:
+            return None, "this broker does not answer"
+        if dict.get(self._app.amqp.queues, name) is not None:
+            return True, "declared by the app; the broker creates it at the first publish"
+        if made_by_publishing and name in self._configured:
+            return True, "in the app's configuration; no live worker consumes it"
+        if made_by_publishing and not self._workers and self._was_consumed(name):
+            return None, "no live worker has registered its queues"
+        known = self._configured.union(self._guarded, *(info.queues for info in self._workers))
+        why = "neither on the broker, nor declared by the app, nor consumed by a live worker"
+        return False, f"{why}{did_you_mean(name, known - {name})}"
+
+    def _was_consumed(self, name: str) -> bool:
+        return name != self._to_queue or name in self._guarded
+
+
+def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
+    """Report what a redrive would do; changes nothing.
+
+    Args:
+        found: The letters.
+        targets: Their queues and tasks.
+    """
+    needed: Counter[tuple[str, str]] = Counter()
     letters = corrupt = size = 0
     for entry in found:
         if not entry.is_letter:
@@ -87,67 +187,91 @@ def dry_run(
             continue
         letters += 1
         size += len(entry.fields.get(b"body", b""))
-        _count(queues, options.to_queue or entry.text("source_queue"))
-        _count(tasks, entry.text("task_name"))
+        pair = targets.queue_of(entry), entry.text("task_name")
+        needed[pair if pair in needed or len(needed) < _MAX_NAMES else (_OTHERS, _OTHERS)] += 1
     return DryRun(
         letters=letters,
         corrupt=corrupt,
         bytes=size,
-        queues=tuple(_queue(app, name, count, workers) for name, count in queues.most_common()),
-        tasks=tuple(_task(name, count, workers) for name, count in tasks.most_common()),
+        queues=_checks(
+            (queue, count, _queue(targets, queue)) for (queue, _), count in needed.items()
+        ),
+        tasks=_checks(
+            (task, count, _task(targets, task, queue)) for (queue, task), count in needed.items()
+        ),
     )
 
 
-def _count(names: Counter[str], name: str) -> None:
-    names[name if name in names or len(names) < _MAX_NAMES else _OTHERS] += 1
+def refuse_lost(plan: DryRun, *, force: bool = False) -> None:
+    """Refuse a redrive of which a queue or task is known to be missing.
+
+    Args:
+        plan: What it would do.
+        force: True to allow it.
+
+    Raises:
+        RedriveError: A queue or task is missing, and ``force`` is false.
+    """
+    kinds = (("queue", plan.queues), ("task", plan.tasks))
+    missing = [
+        f"{kind} {check.name!r} is {check.why}"
+        for kind, checks in kinds
+        for check in checks
+        if check.found is False
+    ]
+    if missing and not force:
+        raise RedriveError(
+            f"nothing was redriven, because messages would be lost: {'; '.join(missing[:5])}. "
+            f"To redrive nevertheless: --force, or force=True"
+        )
 
 
-def _task(name: str, letters: int, workers: Sequence[WorkerInfo]) -> Check:
-    if name == _OTHERS or not workers:
-        why = "no live worker has registered its tasks" if name != _OTHERS else "too many to check"
-        return Check(name=name, letters=letters, found=None, why=why)
-    able = [info.hostname for info in workers if name in info.tasks]
-    if able:
-        more = f" and {len(able) - 1} more" if len(able) > 1 else ""
-        return Check(name=name, letters=letters, found=True, why=f"registered by {able[0]}{more}")
-    why = f"registered by none of {len(workers)} live workers"
-    return Check(name=name, letters=letters, found=False, why=why)
+_TOO_MANY: Finding = (None, "too many to check")
 
 
-def _queue(app: Any, name: str, letters: int, workers: Sequence[WorkerInfo]) -> Check:
-    consumers = [info.hostname for info in workers if name in info.queues]
-    if consumers:
-        return Check(name=name, letters=letters, found=True, why=f"consumed by {consumers[0]}")
-    if name == _OTHERS:
-        return Check(name=name, letters=letters, found=None, why="too many to check")
-    exists = _on_broker(app, name)
-    if exists:
-        why = "on the broker; no live worker consumes it"
-    elif exists is None:
-        why = "this broker does not answer"
-    elif dict.get(app.amqp.queues, name) is not None:
-        why = "declared by the app; the broker creates it at the first publish"
-        return Check(name=name, letters=letters, found=True, why=why)
-    else:
-        why = "neither on the broker, nor declared by the app, nor consumed by a live worker"
-    return Check(name=name, letters=letters, found=exists, why=why)
+def _queue(targets: Targets, name: str) -> Finding:
+    return _TOO_MANY if name == _OTHERS else targets.queue(name)
 
 
-def _on_broker(app: Any, name: str) -> bool | None:
-    """True if the broker has a queue; ``None`` if that is unknown."""
+def _task(targets: Targets, name: str, queue: str) -> Finding:
+    return _TOO_MANY if name == _OTHERS else targets.task(name, queue)
+
+
+def _checks(findings: Iterable[tuple[str, int, Finding]]) -> tuple[Check, ...]:
+    """One check a name, most letters first; a task that lacks in one of its queues lacks."""
+    counts: Counter[str] = Counter()
+    worst: dict[str, Finding] = {}
+    for name, count, finding in findings:
+        counts[name] += count
+        before = worst.setdefault(name, finding)
+        if _BADNESS[finding[0]] > _BADNESS[before[0]]:
+            worst[name] = finding
+    return tuple(
+        Check(name=name, letters=count, found=worst[name][0], why=worst[name][1])
+        for name, count in counts.most_common()
+    )
+
+
+_BADNESS = {True: 0, None: 1, False: 2}
+
+
+def _on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
+    """Whether the broker has a queue, ``None`` if unknown; and whether publishing makes it."""
     try:
         with app.connection_for_write() as connection:
             if connection.transport.driver_type == "amqp":
-                return _declared(connection, name)
+                return _declared(connection, name), False
             channel = connection.default_channel
             if connection.transport.driver_type == "redis":
-                key = channel.keyprefix_queue % name
-                return bool(channel.client.exists(key) or channel.client.exists(name))
+                # Not EXISTS, which kombu sends without `global_keyprefix`. The set lists the
+                # queues of an exchange: a worker makes it, and an empty queue has no other key.
+                bound = channel.client.smembers(channel.keyprefix_queue % name)
+                return bool(bound or channel._size(name)), True  # noqa: SLF001 - kombu's virtual transports have no other way
             if is_sqs(connection):
-                return queue_exists(channel, name)
-            return bool(channel._has_queue(name))  # noqa: SLF001 - kombu's virtual transports have no other way
+                return queue_exists(channel, name), False
+            return bool(channel._has_queue(name)), True  # noqa: SLF001 - so, too
     except Exception:  # noqa: BLE001 - a check that fails leaves it unknown
-        return None
+        return None, False
 
 
 def _declared(connection: Any, name: str) -> bool | None:

@@ -62,6 +62,7 @@ class RedriveOptions:
         new_id: Give each task a new id.
         keep_count: Count earlier deliveries: a message is executed once more, then as often
             as its ``max_deliveries`` has left.
+        force: Publish also what would be lost.
     """
 
     rate: float | None = None
@@ -70,6 +71,7 @@ class RedriveOptions:
     delay_seconds: float = 0.0
     new_id: bool = False
     keep_count: bool = False
+    force: bool = False
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < float("inf"):

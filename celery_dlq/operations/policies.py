@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import combinations
@@ -14,8 +14,8 @@ from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import MAX_OVERRIDE, by_queue, checked
-from celery_dlq.policies.policy import Policy
-from celery_dlq.policies.queue_names import KnownQueues
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
+from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.table import PolicyTable, Sourced
 from celery_dlq.record import iso
 
@@ -72,6 +72,7 @@ class PolicyReport:
 
 
 MAX_COMPARED_WORKERS = 10
+_PATTERN = re.compile(r"[*?\[{}]")
 
 
 class PolicyAdmin:
@@ -83,6 +84,7 @@ class PolicyAdmin:
         events: Receives every change.
         known_queues: Returns the queues in the app's configuration.
         task_queues: Returns the queue of each task with a policy of its own.
+        dead_letter_queues: Returns the dead-letter queues in the store.
     """
 
     def __init__(
@@ -93,12 +95,14 @@ class PolicyAdmin:
         *,
         known_queues: Callable[[], KnownQueues],
         task_queues: Callable[[], Mapping[str, str]],
+        dead_letter_queues: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._table = table
         self._registry = registry
         self._events = events
         self._known_queues = known_queues
         self._task_queues = task_queues
+        self._dead_letter_queues = dead_letter_queues
 
     def policies(self, queue: str | None = None) -> PolicyReport:
         """The policy in force of every queue and task, with the source of each value.
@@ -140,6 +144,22 @@ class PolicyAdmin:
         overrides = by_queue(self._registry.overrides())
         return PolicyTable(self._table.queues, self._table.tasks, overrides)
 
+    def configured_queues(self) -> frozenset[str]:
+        """The queues in the app's configuration."""
+        return self._known_queues().names
+
+    def guarded_queues(self) -> frozenset[str]:
+        """The queues that have a policy of their own, or letters."""
+        exact = (name for name in self._table.queues if not _PATTERN.search(name))
+        letters = (name for name in self._dead_letter_queues() if name.endswith(DLQ_SUFFIX))
+        return frozenset([*exact, *(name.removesuffix(DLQ_SUFFIX) for name in letters)])
+
+    def is_dead_letter_queue(self, queue: str) -> bool:
+        """True if a queue is for letters, by a policy, by its name, or because it has some."""
+        if queue in self._table.queues:
+            return False
+        return self._table.is_dead_letter_queue(queue) or queue in self._dead_letter_queues()
+
     def override_policy(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
         """Override policy keys of a queue for a limited time, without a deploy.
 
@@ -153,18 +173,28 @@ class PolicyAdmin:
             **values: Policy keys, e.g. ``max_deliveries=3``.
 
         Raises:
-            SettingsError: A key, a value or the duration is not usable; nothing changed.
+            SettingsError: A key, a value or the duration is not usable, or the queue is a
+                dead-letter queue; nothing changed.
+            NotFound: Neither the app, nor a live worker, nor a letter knows the queue.
             StoreUnavailable: The store does not answer.
         """
-        _check_span(queue, span)
-        now, actor = self._registry.now(), whoami()
-        made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
-        both = by_queue([*self._registry.overrides(), *made])
-        PolicyTable(self._table.queues, self._table.tasks, both).check()
-        detail = {"values": {o.key: o.value for o in made}, "until": iso(now + span)}
+        made = self.check_override(queue, span, **values)
+        detail = {"values": {o.key: o.value for o in made}, "until": iso(made[0].until)}
         self._record(Action.POLICY_SET, queue, detail)
         for override in made:
             self._registry.override(override)
+        return made
+
+    def check_override(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
+        """The overrides that `override_policy` would set; changes nothing, raises the same."""
+        _check_span(queue, span)
+        if not values:
+            raise SettingsError(f"expected policy keys to override for {queue!r}, got none")
+        now, actor = self._registry.now(), whoami()
+        made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
+        self._check_queue(queue)
+        both = by_queue([*self._registry.overrides(), *made])
+        PolicyTable(self._table.queues, self._table.tasks, both).check()
         return made
 
     def lift_policy(self, queue: str, *keys: str) -> list[str]:
@@ -194,6 +224,22 @@ class PolicyAdmin:
         for key in wanted:
             self._registry.lift(queue, key)
         return wanted
+
+    def _check_queue(self, queue: str) -> None:
+        if self.is_dead_letter_queue(queue):
+            raise SettingsError(
+                f"expected a queue of tasks to override, got {queue!r}, a dead-letter queue; "
+                f"override the policy of the queue whose letters it has"
+            )
+        workers = self._registry.workers(with_tasks=False)
+        known = self.configured_queues().union(
+            self.guarded_queues(), self._table.queues, *(info.queues for info in workers)
+        )
+        if queue not in known and queue not in by_queue(self._registry.overrides()):
+            raise NotFound(
+                f"expected a queue that the app, a live worker or a letter knows, got {queue!r}"
+                f"{did_you_mean(queue, known) or '; `dlq policies` lists them'}"
+            )
 
     def _record(self, action: Action, queue: str, detail: Mapping[str, Any]) -> None:
         """Write the audit; called before the change, so that no change is untraceable."""
@@ -225,7 +271,7 @@ def _drift(workers: list[WorkerInfo]) -> list[str]:
 
 
 def _check_span(queue: str, span: timedelta) -> None:
-    if re.search(r"[*?\[{}]", queue) or not queue.strip():
+    if _PATTERN.search(queue) or not queue.strip():
         raise SettingsError(f"expected the exact name of a queue to override, got {queue!r}")
     if not timedelta(0) < span <= MAX_OVERRIDE:
         raise SettingsError(

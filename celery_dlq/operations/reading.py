@@ -15,6 +15,7 @@ from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
+from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import DeadLetter
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 
@@ -307,7 +308,8 @@ class Reading:
         if name not in names:
             known = _some_of(names) or "none yet"
             raise NotFound(
-                f"expected the name of a dead-letter queue, got {name!r}; there are: {known}"
+                f"expected the name of a dead-letter queue, got {name!r}"
+                f"{did_you_mean(name, names)}; there are: {known}"
             )
 
 

@@ -43,13 +43,15 @@ _MAX_REFUSED_BATCHES = 20
 _MAX_MARKERS_SCANNED = 200_000
 _MOST_FAILED = 20
 _MAX_ERROR_CHARS = 300
+_REFUSED_PER_BEAT = 500
 _TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
-_COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures")
+_COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures", "refused")
 
 Progress = Callable[[int], object]
 Transform = Callable[[Outgoing], Outgoing]
 Confirmed = Callable[[str, Sequence[RawEntry], str], None]
 QueueNames = Callable[[str], str]
+Loss = Callable[[RawEntry], str]
 
 
 class _BrokerGoneError(Exception):
@@ -66,6 +68,7 @@ class Work:
         run: The job.
         report: The results so far.
         transform: Changes each message before it is published.
+        loss: Says why the message of a letter would be lost; ``None`` if nobody asks.
         background: Removes letters that were published step by step.
         one_step: Publishes and removes them, if both are in one database.
         published: The messages published so far, if they are to be watched.
@@ -76,6 +79,7 @@ class Work:
     run: JobRun
     report: RedriveReport
     transform: Transform | None = None
+    loss: Loss | None = None
     background: Background
     one_step: OneStep | None = None
     published: list[Outgoing] | None = None
@@ -139,6 +143,7 @@ class Redriver:
         *,
         canary: Canary | None = None,
         transform: Transform | None = None,
+        loss: Loss | None = None,
         progress: Progress | None = None,
         scanned: Progress | None = None,
     ) -> RedriveReport:
@@ -152,6 +157,7 @@ class Redriver:
                 run=run,
                 report=report,
                 transform=transform,
+                loss=loss,
                 background=background,
                 one_step=OneStep.of(self._store, run, publisher),
             )
@@ -163,7 +169,7 @@ class Redriver:
                 found = select(
                     self._store, work.queue, where, span=span, scanned=work.scanned(scanned)
                 )
-                self._all(publisher, work, islice(found, left), progress)
+                self._all(publisher, work, islice(_safe(work, found), left), progress)
             except CancelledError:
                 report.state = CANCELLED
             except _BrokerGoneError:
@@ -390,6 +396,8 @@ class Redriver:
         span = PositionRange(after=work.run.job.position, until=work.run.job.until)
         letters = min(canary.letters, work.options.limit or canary.letters)
         found = select(self._store, work.queue, where, span=span, scanned=work.scanned(None))
+        if work.loss is not None:
+            found = (one for one in found if not work.loss(one))
         letter_ids = chosen(found, letters)
         if not letter_ids:
             return True
@@ -483,6 +491,20 @@ def _live(
         "verdict": "running",
         "died_ids": died_ids,
     }
+def _safe(work: Work, found: Iterable[RawEntry]) -> Iterable[RawEntry]:
+    """The letters whose messages would not be lost; counts the others, which stay."""
+    return found if work.loss is None else _refusing(work, work.loss, found)
+
+
+def _refusing(work: Work, loss: Loss, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
+    for one in found:
+        why = loss(one)
+        if not why:
+            yield one
+            continue
+        work.report.refuse(why)
+        if not work.report.refused % _REFUSED_PER_BEAT:
+            work.run.beat(work.counts())
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

@@ -25,6 +25,8 @@ class RedriveReport:
             stay. The first 1,000 are listed.
         failures: Number of all such letters.
         doubtful: Of those failures, how many the broker may have taken nevertheless.
+        refused: Number of letters that stay because their message would be lost.
+        refused_by: Such letters by queue or task, with the reason. The first 1,000 are listed.
         canary: Result of the canary, if there was one.
         state: ``done``, ``cancelled``, ``stopped`` (by the canary) or ``failed`` (the broker
             refused every batch).
@@ -39,6 +41,8 @@ class RedriveReport:
     failed: dict[str, str] = field(default_factory=dict)
     failures: int = 0
     doubtful: int = 0
+    refused: int = 0
+    refused_by: dict[str, int] = field(default_factory=dict)
     canary: dict[str, int] | None = None
     state: str = "done"
 
@@ -52,6 +56,12 @@ class RedriveReport:
         self.failures += 1
         if len(self.failed) < _MAX_FAILURES_LISTED:
             self.failed[letter_id] = error
+
+    def refuse(self, why: str) -> None:
+        """Record a letter that stays because its message would be lost."""
+        self.refused += 1
+        if why in self.refused_by or len(self.refused_by) < _MAX_FAILURES_LISTED:
+            self.refused_by[why] = self.refused_by.get(why, 0) + 1
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,12 @@ class KnownQueues:
         names = {str(getattr(queue, "name", queue)) for queue in found if queue}
         names |= {*app.amqp.queues, app.conf.task_default_queue}
         return cls(frozenset(names), complete=len(maps) == len(routes))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` if a known name is close, else nothing."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _targets(route: Any) -> list[Any]:

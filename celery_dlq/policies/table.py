@@ -76,6 +76,18 @@ class PolicyTable:
         layers = list(self._layers(queue, task_policy, task_name or ""))
         return {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
 
+    def dead_letter_queue_of(self, queue: str, task_policy: Policy | None = None) -> str:
+        """The queue of the letters of a message; that of a dead-letter queue is itself: no chain.
+
+        Args:
+            queue: The queue that the message came from.
+            task_policy: The policy of its task's decorator.
+        """
+        if self.is_dead_letter_queue(queue):
+            return queue
+        policy = self.resolve(queue, task_policy) or Policy()
+        return policy.dead_letter_queue_of(queue)
+
     def of_dead_letter_queue(self, name: str) -> Policy | None:
         """The policy that sets the retention of a dead-letter queue; ``None`` if none does."""
         for where, policy in self._targeting():
@@ -100,9 +112,20 @@ class PolicyTable:
             found |= {
                 Policy().dead_letter_queue_of(queue)
                 for queue in known
-                if self.resolve(queue) is None and not self._is_dead_letter_queue(queue)
+                if self.resolve(queue) is None and not self.is_dead_letter_queue(queue)
             }
         return sorted(found)
+
+    def is_dead_letter_queue(self, queue: str) -> bool:
+        """True if a policy names this queue for letters, or its name ends with ``-DLQ``.
+
+        A queue with a policy of its own is none.
+        """
+        if queue in self.queues:
+            return False
+        policies = (*self.queues.values(), *self.tasks.values())
+        named = (policy.dead_letter_queue for policy in policies)
+        return queue.endswith(DLQ_SUFFIX) or queue in named
 
     def unknown_queues(self, known: KnownQueues) -> dict[str, str]:
         """Queue names with a policy that the app does not have, each with a suggestion."""
@@ -139,7 +162,7 @@ class PolicyTable:
         self, queue: str, task_policy: Policy | None, task_name: str
     ) -> Iterator[tuple[str, Policy]]:
         """The policies that apply to a message with their sources, the strongest first."""
-        if queue in self.overrides:
+        if queue in self.overrides and not self.is_dead_letter_queue(queue):
             policy, actor = self.overrides[queue]
             yield f"override by {actor}", policy
         if task_policy is not None:
@@ -147,12 +170,8 @@ class PolicyTable:
         for name in self._matching(queue):
             yield f"dlq_queues[{name!r}]", self.queues[name]
 
-    def _is_dead_letter_queue(self, queue: str) -> bool:
-        named = (policy.dead_letter_queue for policy in self.queues.values())
-        return queue.endswith(DLQ_SUFFIX) or queue in named
-
     def _matching(self, queue: str) -> list[str]:
-        if queue not in self.queues and self._is_dead_letter_queue(queue):
+        if self.is_dead_letter_queue(queue):
             return []  # no pattern guards a dead-letter queue
         names = [name for name in self.queues if name == queue or fnmatchcase(queue, name)]
         names.sort(key=lambda name: (name != queue, [-n for n in _specificity(name)], name))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_dlq.backends.base import WorkerInfo
+from celery_dlq.backends.base import MAX_TASKS, WorkerInfo
 from celery_dlq.config import Settings
 from celery_dlq.decorators import task_policies
 from celery_dlq.policies.drift import TASK_PREFIX
 from celery_dlq.record import EPOCH
-
-_MAX_TASKS = 5000
 
 
 def worker_info(app: Any, settings: Settings) -> WorkerInfo:
@@ -26,6 +24,6 @@ def worker_info(app: Any, settings: Settings) -> WorkerInfo:
         version="",
         started_at=EPOCH,
         queues=tuple(sorted(app.amqp.queues.consume_from)),
-        tasks=tuple(tasks[:_MAX_TASKS]),
+        tasks=tuple(tasks[:MAX_TASKS]),
         policies={name: policy.to_json() for name, policy in policies.items()},
     )

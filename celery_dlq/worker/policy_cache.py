@@ -86,8 +86,9 @@ class PolicyCache:
 
     def _make(self, exchange: str, routing_key: str, task: Any) -> ResolvedPolicy:
         queue = self._known_queue(self._queue_names.of(exchange, routing_key), routing_key)
-        policy = self.policies.resolve(queue, None if task is None else policy_of(task))
-        target = (policy or Policy()).dead_letter_queue_of(queue)
+        task_policy = None if task is None else policy_of(task)
+        policy = self.policies.resolve(queue, task_policy)
+        target = self.policies.dead_letter_queue_of(queue, task_policy)
         return ResolvedPolicy(queue, target, policy, _max_retries(policy, task))
 
     def _known_queue(self, queue: str, routing_key: str) -> str:

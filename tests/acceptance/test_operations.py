@@ -570,7 +570,8 @@ RABBIT = """
 import json, sys
 import poison_app
 
-report = poison_app.dlq.redrive("orders-DLQ", to_queue=sys.argv[1] or None)
+to_queue, force = sys.argv[1:]
+report = poison_app.dlq.redrive("orders-DLQ", to_queue=to_queue or None, force=bool(force))
 print(json.dumps(report.to_json()))
 """
 
@@ -583,9 +584,9 @@ def test_rabbitmq_confirms_each_message_and_refuses_an_unknown_queue(
     server.delete_queues("orders")
     sent = {put(poison).id for _ in range(5)}
 
-    def run(to_queue: str) -> dict[str, Any]:
+    def run(to_queue: str, force: str = "") -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-c", RABBIT, to_queue],
+            [sys.executable, "-c", RABBIT, to_queue, force],
             env=environment(redis_url, POISON_BROKER=server.url),
             cwd=HERE,
             capture_output=True,
@@ -596,7 +597,10 @@ def test_rabbitmq_confirms_each_message_and_refuses_an_unknown_queue(
         report: dict[str, Any] = json.loads(done.stdout)
         return report
 
-    refused = run("nowhere-at-all")
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        run("nowhere-at-all")
+    assert "RedriveError: nothing was redriven" in raised.value.stderr
+    refused = run("nowhere-at-all", "force")
     assert (refused["published"], refused["failures"], refused["doubtful"]) == (0, 5, 0)
     assert set(left(poison)) == sent
     report = run("")

@@ -115,7 +115,8 @@ def test_every_table_is_harmless(shop: DeadLetters) -> None:
         ["trim", "--dry-run"],
     ):
         run(shop, *command)
-    run(shop, "redrive", STORED, "--all", "--dry-run", exit_code=1)  # no such queue
+    run(shop, "redrive", STORED, "--all", "--dry-run")
+    run(shop, "redrive", STORED, "--all", "--to-queue", f"order{EVIL}", exit_code=1)
 
 
 def test_json_says_what_is_there(shop: DeadLetters) -> None:

@@ -51,6 +51,7 @@ def policy_admin(registry: MemoryWorkerRegistry, heard: list[Event]) -> PolicyAd
         events,
         known_queues=lambda: KnownQueues(frozenset({"default"}), complete=True),
         task_queues=lambda: {"shop.charge": "default"},
+        dead_letter_queues=lambda: ["mails-DLQ"],
     )
 
 
@@ -123,6 +124,43 @@ def test_an_unusable_override_changes_nothing(
     assert registry.overrides() == registry.changes(limit=9) == []
 
 
+def test_an_override_of_a_queue_that_nobody_knows_is_refused(
+    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry
+) -> None:
+    """Nothing would happen; a queue of a worker, or one with letters, is known."""
+    with pytest.raises(NotFound, match="got 'ordres'; did you mean 'orders'\\?"):
+        policy_admin.override_policy("ordres", HOUR, max_deliveries=3)
+    with pytest.raises(NotFound, match="got 'zzz'; `dlq policies` lists them"):
+        policy_admin.override_policy("zzz", HOUR, max_deliveries=3)
+    assert registry.overrides() == registry.changes(limit=9) == []
+    registry.register(a_worker("one", {}, "by-hand"))
+    policy_admin.override_policy("by-hand", HOUR, max_deliveries=3)
+    registry.deregister("one")
+    policy_admin.override_policy("by-hand", HOUR, max_deliveries=4)  # it is overridden already
+    policy_admin.override_policy("mails", HOUR, max_deliveries=3)
+
+
+@pytest.mark.parametrize("queue", ["orders-DLQ", "letters", "fatal", "parked"])
+def test_an_override_of_a_dead_letter_queue_is_refused(
+    registry: MemoryWorkerRegistry, queue: str
+) -> None:
+    """By its name, named by a policy of a queue or task, or with letters: no chain of them."""
+    table = PolicyTable(
+        {"slow": Policy(dead_letter_queue="letters")}, {"t": Policy(dead_letter_queue="fatal")}
+    )
+    admin = PolicyAdmin(
+        table,
+        registry,
+        Events(),
+        known_queues=lambda: KnownQueues(frozenset({"letters"}), complete=True),
+        task_queues=dict,
+        dead_letter_queues=lambda: ["parked"],
+    )
+    with pytest.raises(SettingsError, match=f"got '{queue}', a dead-letter queue"):
+        admin.override_policy(queue, HOUR, max_deliveries=3)
+    assert registry.overrides() == []
+
+
 def test_an_override_of_another_version_is_passed_over() -> None:
     """A worker obeys what it understands."""
     made = [
@@ -136,8 +174,8 @@ def test_an_override_of_another_version_is_passed_over() -> None:
 
 def test_a_duration_may_be_written_as_people_do(policy_admin: PolicyAdmin) -> None:
     """``14d`` for the time to live of letters."""
-    policy_admin.override_policy("mails", HOUR, dead_letter_ttl="14d")
-    assert policy_admin.in_force().explain("mails")["dead_letter_ttl"].value == 14 * 86400
+    policy_admin.override_policy("default", HOUR, dead_letter_ttl="14d")
+    assert policy_admin.in_force().explain("default")["dead_letter_ttl"].value == 14 * 86400
 
 
 def test_workers_that_differ_are_named() -> None:

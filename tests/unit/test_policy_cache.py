@@ -8,6 +8,7 @@ import pytest
 from builders import an_app
 from kombu import Queue
 
+from celery_dlq import dead_letter_policy
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.worker.policy_cache import PolicyCache
@@ -49,3 +50,27 @@ def test_routing_keys_and_exchanges_of_odd_types_are_taken(odd: Any) -> None:
     known = policy_cache("mails")
     assert queue(known, odd) == "mails"
     assert queue(known, "orders", odd) in {"orders", "mails"}
+
+
+@pytest.mark.parametrize("overridden", [False, True])
+@pytest.mark.parametrize("name", ["orders-DLQ", "letters", "fatal"])
+def test_a_worker_that_consumes_a_dead_letter_queue_keeps_its_letters_there(
+    name: str, overridden: bool
+) -> None:
+    """With patterns, a policy that names it, the task's own policy and an old override."""
+    app = an_app(task_queues=[Queue("orders")])
+    app.amqp.queues.select([name])
+    queues = {"*": Policy(max_deliveries=3), "orders": Policy(dead_letter_queue="letters")}
+    fatal = Policy(dead_letter_queue="fatal", max_deliveries=2)
+    known = PolicyCache(PolicyTable(queues, {"t": fatal}), app.amqp.queues)
+    if overridden:
+        known.obey({name: (Policy(max_deliveries=1), "ann")})
+
+    @app.task(shared=False)
+    @dead_letter_policy(dead_letter_queue="fatal", max_deliveries=2)
+    def guarded() -> None: ...
+
+    for task in (None, guarded):
+        resolved = known.of({"exchange": "", "routing_key": name}, task)
+        assert (resolved.queue, resolved.dead_letter_queue) == (name, name)
+        assert resolved.policy is None or resolved.policy.max_deliveries == 2

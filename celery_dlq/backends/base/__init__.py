@@ -37,11 +37,12 @@ from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
 from celery_dlq.backends.base.samples import SUCCEEDED, Samples
-from celery_dlq.backends.base.workers import Override, WorkerInfo, WorkerRegistry
+from celery_dlq.backends.base.workers import MAX_TASKS, Override, WorkerInfo, WorkerRegistry
 from celery_dlq.metrics import MetricsStore
 
 __all__ = [
     "MOST_JOBS",
+    "MAX_TASKS",
     "SUCCEEDED",
     "Backend",
     "Capabilities",

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from celery_dlq.events import Change
 
+MAX_TASKS = 5000
+"""A worker lists at most this many tasks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:

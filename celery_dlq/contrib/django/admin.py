@@ -26,7 +26,7 @@ class DjangoForms:
 
     def token(self, request: Any, _response: Any) -> str:
         """Return Django's token."""
-        return get_token(request.raw)
+        return str(get_token(request.raw))
 
     def check(self, request: Any) -> None:
         """Nothing is left to check."""

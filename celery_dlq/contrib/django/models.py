@@ -15,10 +15,12 @@ PERMISSIONS = {
 """Django's codename by the permission of the pages."""
 
 
-class DeadLetters(models.Model):
+class DeadLetters(models.Model):  # noqa: DJ008 - there are no rows to describe
     """The letters are in Redis, or on the broker; Django's database has nothing of them."""
 
     class Meta:
+        """No table, no rows: only permissions."""
+
         managed = False
         default_permissions = ()
         verbose_name = "dead letters"

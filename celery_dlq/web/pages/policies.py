@@ -26,7 +26,7 @@ def set_policy(call: Call) -> Response:
     queue, key, text = (value(name).strip() for name in ("queue", "key", "value"))
     try:
         span = timedelta(seconds=duration_seconds(value("for").strip() or "1h") or 0)
-        made = call.dlq.policy_admin().override_policy(queue, span, dry_run=True, **{key: text})
+        made = call.dlq.policy_admin().check_override(queue, span, **{key: text})
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))
     if value("confirmed") != "yes":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import migrations, models
 
@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     """Makes no table."""
 
     initial = True
-    dependencies: ClassVar = []
+    dependencies: ClassVar[list[Any]] = []
     operations: ClassVar = [
         migrations.CreateModel(
             name="DeadLetters",

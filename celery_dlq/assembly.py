@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter
     from celery_dlq.backends.redis.backend import RedisBackend
     from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
+    from celery_dlq.operations.runner import Runner
     from celery_dlq.transport.watched import WatchedFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.worker.letter_writer import LetterWriter
@@ -178,15 +179,34 @@ class Assembly:
         return Comparison(self.backend, self.reading())
 
     def operations(self) -> Operations:
-        """Changes letters: redrive, edit, discard, trim."""
+        """Changes letters: plan, redrive, edit, discard, trim."""
+        return self._operations(self.backend, self.measuring)
+
+    def runner(self) -> Runner:
+        """Runs waiting jobs; each of its threads has connections of its own."""
+        from celery_dlq.operations.runner import Runner
+
+        return Runner(self._separate_operations)
+
+    @contextmanager
+    def _separate_operations(self) -> Iterator[Operations]:
+        backend = self.backend.separate()
+        measuring = Measuring(lambda: backend.metrics)
+        try:
+            yield self._operations(backend, measuring)
+        finally:
+            measuring.close()
+            backend.close()
+
+    def _operations(self, backend: Backend, measuring: Measuring) -> Operations:
         return Operations(
             self.app,
             self.settings,
-            self.backend,
-            self.reading(),
+            backend,
+            Reading(backend.letters),
             self.policy_admin(),
             events=self.events,
-            measuring=self.measuring,
+            measuring=measuring,
             clock=self.clock,
         )
 

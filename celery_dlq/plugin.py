@@ -25,6 +25,7 @@ from celery_dlq.operations.reading import Reading
 from celery_dlq.redaction.masking import Redaction
 
 if TYPE_CHECKING:
+    from celery_dlq.operations.runner import Runner
     from celery_dlq.web.asgi import AppAccess, DeadLettersApp
     from celery_dlq.web.web import Web
 
@@ -163,10 +164,14 @@ class DeadLetters:
     discarded = _of(Assembly.operations, Operations.discarded)
     trim = _of(Assembly.operations, Operations.trim)
 
+    plan = _of(Assembly.operations, Operations.plan)
+    start = _of(Assembly.operations, Operations.start)
+    edited_arguments = _of(Assembly.operations, Operations.edited_arguments)
     jobs = _of(Assembly.operations, Operations.jobs)
     job = _of(Assembly.operations, Operations.job)
     cancel = _of(Assembly.operations, Operations.cancel)
     resume = _of(Assembly.operations, Operations.resume)
+    resume_in_background = _of(Assembly.operations, Operations.resume_in_background)
     changes = _of(Assembly.operations, Operations.changes)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
@@ -231,6 +236,10 @@ class DeadLetters:
         except ModuleNotFoundError as exc:
             raise MissingExtra("dlq web", exc.name or "jinja2", "web") from exc
         return web(self.assembly, WebOptions(**options))
+
+    def runner(self) -> Runner:
+        """A runner of the jobs that wait, for this process; call its ``start`` and ``close``."""
+        return self.assembly.runner()
 
     def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
         """Serve the metrics of all workers to Prometheus, in a thread of this process.

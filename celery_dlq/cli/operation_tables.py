@@ -118,6 +118,17 @@ def jobs(console: Console, found: Sequence[Job]) -> None:
     console.print(rows)
 
 
+def waiting(console: Console, found: Job) -> None:
+    """A job that another process is to run."""
+    count = found.preview.get("letters", 0)
+    least = "" if found.preview.get("exact") else "at least "
+    say(
+        console,
+        f"Job {found.id} waits: {found.kind} {least}{letters_text(count)} of {found.queue}.",
+    )
+    say(console, f"  `dlq jobs status {found.id}` shows how it does.")
+
+
 def job(console: Console, found: Job) -> None:
     """Everything about one job."""
     shown = found.to_json()
@@ -133,6 +144,9 @@ def job(console: Console, found: Job) -> None:
         "total",
         "note",
         "run",
+        "expires_at",
+        "canary",
+        "failed",
     ):
         value = shown[name]
         if value not in (None, "", {}):

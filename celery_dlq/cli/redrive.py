@@ -84,6 +84,11 @@ _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_w
     metavar="PATH=VALUE",
     help="First set an argument of one letter, e.g. kwargs.tenant=42.",
 )
+@click.option(
+    "--background",
+    is_flag=True,
+    help="Hand the redrive to a process that runs jobs, such as `dlq web`, and print its job ID.",
+)
 @json_option
 @click.pass_context
 def redrive(
@@ -96,6 +101,7 @@ def redrive(
     dry_run: bool,
     in_editor: bool,
     assignments: tuple[str, ...],
+    background: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -110,7 +116,11 @@ def redrive(
     dead_letters = dead_letters_of(ctx)
     where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
     how = {name: options[name] for name in _OPTIONS}
-    if dry_run:
+    if background and (dry_run or in_editor or assignments):
+        raise click.UsageError("--background goes with neither --dry-run nor --edit nor --set")
+    if background:
+        _background(ctx, queue, where, how, as_json=as_json)
+    elif dry_run:
         _dry_run(ctx, queue, where, how, as_json=as_json)
     elif in_editor or assignments:
         _edit(ctx, queue, where, how, assignments, in_editor=in_editor, as_json=as_json)
@@ -134,6 +144,20 @@ def _redrive(
         operation_tables.redriven(console, queue, report)
     if report.failures or report.refused or report.state != "done":
         ctx.exit(1)
+
+
+def _background(
+    ctx: click.Context, queue: str, where: LetterFilter, how: dict[str, Any], *, as_json: bool
+) -> None:
+    dead_letters = dead_letters_of(ctx)
+    plan = dead_letters.plan("redrive", queue, where, **how)
+    if where and plan.total == 0:
+        raise none_matched(queue)
+    job = dead_letters.start(plan.id)
+    if as_json:
+        print_lines([job.to_json()])
+    else:
+        operation_tables.waiting(console_of(ctx), job)
 
 
 def _dry_run(

@@ -20,7 +20,7 @@ from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.dry_run import Check, DryRun, Targets, dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited
-from celery_dlq.operations.job import DONE, FAILED, STOPPED, WAITING, Job
+from celery_dlq.operations.job import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.policies import PolicyAdmin
@@ -413,8 +413,11 @@ class Operations:
             kept["changed"] = change.paths()
         if force and kind in _REDRIVES:
             kept["force"] = True
-        run = self._new_job(kind, dead_letter_queue, where, kept, text)
-        return self._jobs.plan(self._previewed(run.job, where, seconds))
+        job = self._new_job(kind, dead_letter_queue, where, kept, text).job
+        try:
+            return self._jobs.plan(self._previewed(job, where, seconds))
+        finally:
+            self._store.done()  # who runs it needs the queue
 
     def start(self, job_id: str) -> Job:
         """Let a plan wait for a process that runs jobs; see `DeadLetters.runner`.
@@ -463,6 +466,8 @@ class Operations:
         job = self._jobs.get(job_id)
         if job.kind not in ("redrive", "edit") or not job.run:
             return job
+        if job.state == RUNNING and not self._store.capabilities.random_access:
+            return job  # it has locked the queue
         died = sum(1 for _ in died_again(self._store, job))
         ends = {"died_again": died, "succeeded": self._successes(job_id)}
         return replace(job, counts={**job.counts, **ends})
@@ -735,7 +740,7 @@ class Operations:
         note = ""
         if isinstance(report, RedriveReport) and report.state in (STOPPED, FAILED):
             note = "the canary died" if report.state == STOPPED else "the broker took nothing"
-        elif report.state == DONE and run.job.preview.get("exact"):
+        elif report.state == DONE and run.job.preview.get("exact") and run.job.run == 1:
             gone = (run.job.total or 0) - report.touched
             note = f"{gone:,} of the {run.job.total:,} planned letters had gone" if gone > 0 else ""
         if run.end(report.state, counts, note).state != WAITING:

@@ -491,6 +491,8 @@ def _live(
         "verdict": "running",
         "died_ids": died_ids,
     }
+
+
 def _safe(work: Work, found: Iterable[RawEntry]) -> Iterable[RawEntry]:
     """The letters whose messages would not be lost; counts the others, which stay."""
     return found if work.loss is None else _refusing(work, work.loss, found)

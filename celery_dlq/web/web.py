@@ -29,6 +29,7 @@ from celery_dlq.web.templating import Templates
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
+    from celery_dlq.operations.runner import Runner
     from celery_dlq.web.forms import Forms
     from celery_dlq.web.routes import Route, Routes
     from celery_dlq.web.users import Login
@@ -133,10 +134,24 @@ class Web:
         self._reading = threading.Lock()
         self._surroundings_until = 0.0
         self._surroundings: Surroundings
+        self._starting = threading.Lock()
+        self._runner: Runner | None = None
+
+    def runner(self) -> Runner:
+        """Runs the jobs that wait, in threads of this process."""
+        with self._starting:
+            if self._runner is None:
+                self._runner = self.assembly.runner().start()
+            return self._runner
 
     def close(self) -> None:
-        """End the threads and streams; requests that are being answered are answered."""
+        """End the threads and streams; requests that are being answered are answered.
+
+        A job ends after its current batch, and waits for the next process.
+        """
         self.live.close()
+        if self._runner is not None:
+            self._runner.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -212,6 +227,8 @@ class Web:
                 refused.headers.append(("allow", ", ".join(methods)))
                 return refused
             raise RequestError(404, f"there is no page {request.path!r}")
+        if self.options.forms is not None:
+            self.runner()  # jobs that another process left waiting go on
         user = self.options.access(request) if route.permission is not None else User()
         if user is None:
             _log_refusal(request, "nobody is logged in")

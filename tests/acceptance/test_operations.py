@@ -259,6 +259,10 @@ def test_a_canary_that_dies_stops_the_redrive(poison: ModuleType, start_worker: 
     assert (report.state, report.published) == ("stopped", 2)
     assert report.canary is not None
     assert report.canary["died"] >= 1
+    live = poison.dlq.job(report.redrive_id).canary
+    assert (live["letters"], live["verdict"]) == (2, "stopped")
+    assert (live["died"], len(live["died_ids"])) == (report.canary["died"],) * 2
+    assert {poison.dlq.get(letter_id).redrives for letter_id in live["died_ids"]} == {1}
     again = poll(lambda: [x for x in poison.dlq.letters(QUEUE) if x.redrives == 1])
     assert poison.dlq.job(report.redrive_id).state == "stopped"
     assert poll(lambda: len(left(poison)) == 12, timeout_seconds=30)
@@ -273,10 +277,31 @@ def test_a_canary_that_lives_lets_the_rest_go(poison: ModuleType, start_worker: 
     report = poison.dlq.redrive(QUEUE, canary=3, canary_wait=30)
     assert (report.state, report.published) == ("done", 10)
     assert report.canary == {"redriven": 3, "succeeded": 3, "died": 0, "open": 0}
+    live = poison.dlq.job(report.redrive_id).canary
+    assert (live["verdict"], live["succeeded"], live["died_ids"]) == ("passed", 3, [])
     assert poll(
         lambda: poison.dlq.job(report.redrive_id).counts["succeeded"] == 10, timeout_seconds=30
     )
     assert poison.dlq.job(report.redrive_id).counts["died_again"] == 0
+
+
+def test_a_canary_can_be_watched_while_it_waits(poison: ModuleType) -> None:
+    """Its job says how many are open, for how long it has waited, and of how many seconds."""
+    for _ in range(3):
+        put(poison)
+    plan = poison.dlq.plan("redrive", QUEUE, canary=2, canary_wait=60)
+    poison.dlq.start(plan.id)
+    runner = poison.dlq.runner().start()
+    try:
+        live = poll(
+            lambda: (c := poison.dlq.job(plan.id).canary) and c["waited_seconds"] > 0 and c,
+            timeout_seconds=30,
+        )
+    finally:
+        assert runner.close()
+    assert (live["letters"], live["open"], live["verdict"]) == (2, 2, "running")
+    assert live["waited_seconds"] <= live["wait_seconds"] == 60
+    assert poison.dlq.job(plan.id).state == "waiting"
 
 
 def test_a_canary_nobody_runs_stops_the_redrive(poison: ModuleType) -> None:
@@ -396,7 +421,8 @@ def test_every_change_is_in_the_audit_and_on_the_bus(poison: ModuleType) -> None
 # -- crashes ----------------------------------------------------------------------------
 
 DIES = """
-import os, signal, sys
+import os, signal, sys, time
+from celery_dlq.backends.redis.jobs import RedisJobStore
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.operations.publisher import Publisher
 import poison_app
@@ -404,7 +430,8 @@ import poison_app
 owner, name, when = sys.argv[1], sys.argv[2], sys.argv[3]
 if len(sys.argv) > 5:  # as if the broker were elsewhere
     RedisStore.marker = lambda self: None
-place = {"RedisStore": RedisStore, "Publisher": Publisher}[owner]
+places = {"RedisStore": RedisStore, "Publisher": Publisher, "RedisJobStore": RedisJobStore}
+place = places[owner]
 inner, calls = getattr(place, name), []
 
 def dying(self, *args, **kwargs):
@@ -417,7 +444,11 @@ def dying(self, *args, **kwargs):
     return result
 
 setattr(place, name, dying)
-getattr(poison_app.dlq, sys.argv[4])("orders-DLQ", limit=None)
+if sys.argv[4] == "runner":
+    poison_app.dlq.runner().start()
+    time.sleep(60)
+else:
+    getattr(poison_app.dlq, sys.argv[4])("orders-DLQ", limit=None)
 """
 
 
@@ -467,6 +498,60 @@ def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
     assert broker.hlen(Keys().claims(QUEUE)) == 0
     with pytest.raises(DLQError, match="which is done"):
         poison.dlq.resume(job.id)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when", "elsewhere", "twice"),
+    [
+        ("RedisJobStore", "replace", "before", (), 0),
+        ("RedisJobStore", "replace", "after", (), 0),
+        ("RedisStore", "redrive", "before", (), 0),
+        ("RedisStore", "redrive", "after", (), 0),
+        ("RedisStore", "claim", "after", ("elsewhere",), 0),
+        ("Publisher", "publish", "before", ("elsewhere",), 0),
+        ("Publisher", "publish", "after", ("elsewhere",), A_BATCH),
+        ("RedisStore", "mark_published", "after", ("elsewhere",), 0),
+    ],
+)
+def test_a_job_whose_runner_is_killed_anywhere_is_finished_by_another(
+    poison: ModuleType,
+    redis_url: str,
+    broker: redis.Redis,
+    owner: str,
+    name: str,
+    when: str,
+    elsewhere: tuple[str, ...],
+    twice: int,
+) -> None:
+    """Nothing is lost; only what was published and not noted goes out twice, and is reported."""
+    sent = {put(poison).id for _ in range(1100)}
+    plan = poison.dlq.plan("redrive", QUEUE)
+    poison.dlq.start(plan.id)
+    if owner == "RedisJobStore":  # its second call is the one of a second job
+        other = poison.dlq.plan("purge", QUEUE, LetterFilter(task_name="none"))
+        poison.dlq.start(other.id)
+    dies(redis_url, owner, name, when, "runner", *elsewhere)
+    for job in poison.dlq.jobs():
+        assert job.state in ("waiting", "interrupted", "done")
+        if job.state == "interrupted":
+            poison.dlq.resume_in_background(job.id)
+    runner = poison.dlq.runner().start()
+    try:
+        poll(
+            lambda: {job.state for job in poison.dlq.jobs()} == {"done"},
+            timeout_seconds=30,
+        )
+    finally:
+        assert runner.close()
+    assert left(poison) == []
+    found = [message["headers"]["dlq_letter"] for message in published(broker)]
+    assert set(found) == sent
+    assert len(found) - len(sent) == twice
+    counts = poison.dlq.job(plan.id).counts
+    assert counts["maybe_twice"] >= twice
+    if not elsewhere:  # there, only what a heartbeat has told is known of a killed run
+        assert counts["published"] == len(sent)
+    assert broker.hlen(Keys().claims(QUEUE)) == 0
 
 
 @pytest.mark.parametrize("operation", ["discard", "purge"])

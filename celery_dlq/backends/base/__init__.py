@@ -41,8 +41,8 @@ from celery_dlq.backends.base.workers import MAX_TASKS, Override, WorkerInfo, Wo
 from celery_dlq.metrics import MetricsStore
 
 __all__ = [
-    "MOST_JOBS",
     "MAX_TASKS",
+    "MOST_JOBS",
     "SUCCEEDED",
     "Backend",
     "Capabilities",

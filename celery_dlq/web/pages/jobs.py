@@ -50,7 +50,7 @@ def start(call: Call) -> Response:
         return _page(call, found, f"expected the name {found.queue} to be typed; nothing was done")
     if found.state == "planned":
         operations.start(found.id)
-    call.web.runner.wake()
+    call.web.runner().wake()
     return call.to("job", job=found.id)
 
 
@@ -68,8 +68,8 @@ def resume(call: Call) -> Response:
     operations = call.dlq.operations()
     found = operations.job(call.parts["job"])
     _check(call, found)
-    operations.start(found.id)
-    call.web.runner.wake()
+    operations.resume_in_background(found.id)
+    call.web.runner().wake()
     return call.to("job", job=found.id)
 
 

@@ -1,0 +1,447 @@
+"""Plans, and the jobs that a runner runs, on every store: started once, finished by somebody."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from builders import DLQ, a_letter, a_request, an_app, key_of
+from rabbit import RabbitServer
+from waiting import poll
+
+from celery_dlq import DeadLetters, DLQError, LetterFilter
+from celery_dlq.backends.broker import BrokerStore
+from celery_dlq.backends.memory import MemoryBackend
+from celery_dlq.errors import NotFound
+from celery_dlq.events import Redriven, acting_as
+from celery_dlq.operations import jobs as jobs_module
+from celery_dlq.operations.edit import Edit
+from celery_dlq.operations.jobs import MOST_PLANS
+from celery_dlq.operations.runner import Runner
+
+Operators = Callable[[], DeadLetters]
+STORES = ["memory", "redis", "elsewhere", "broker"]
+
+
+@pytest.fixture(params=STORES)
+def operators(request: pytest.FixtureRequest) -> Iterator[Operators]:
+    """Make an operator's `DeadLetters`; all share one store, each has its own connections."""
+    values: dict[str, Any] = {"dlq_store": "memory"}
+    backend = None
+    if request.param == "memory":
+        backend = MemoryBackend()
+    else:
+        url = request.getfixturevalue("redis_url")
+        values = {"dlq_url": url, **({"broker_url": url} if request.param == "redis" else {})}
+    if request.param == "broker":
+        server: RabbitServer = request.getfixturevalue("rabbit_server")
+        server.delete_queues(DLQ, "orders")
+        values |= {"dlq_store": "broker", "broker_url": server.url}
+    made: list[DeadLetters] = []
+
+    def make() -> DeadLetters:
+        app = an_app(**values)
+        app.conf.task_default_queue = "orders"
+        dlq = DeadLetters(app)
+        if backend is not None:
+            dlq.assembly._backend = backend
+        made.append(dlq)
+        return dlq
+
+    yield make
+    for dlq in made:
+        dlq.close()
+
+
+@pytest.fixture
+def runners() -> Iterator[Callable[[DeadLetters], Runner]]:
+    """Start runners; they are closed at the end."""
+    started: list[Runner] = []
+
+    def start(dlq: DeadLetters) -> Runner:
+        started.append(dlq.runner().start())
+        return started[-1]
+
+    yield start
+    assert all(runner.close() for runner in started)
+
+
+def put(dlq: DeadLetters, count: int = 1, **changes: Any) -> list[str]:
+    """Store letters of tasks; return their ids."""
+    ids = []
+    for _ in range(count):
+        letter = a_letter(properties='{"priority": 0}', **changes)
+        headers = a_request(id=letter.task_id, root_id=letter.task_id)
+        letter = replace(letter, headers=json.dumps(headers))
+        dlq.store.dead_letter(letter, key_of(letter))
+        ids.append(letter.id)
+    return ids
+
+
+def left(dlq: DeadLetters) -> set[str]:
+    """The ids of the letters that are still there."""
+    if isinstance(dlq.store, BrokerStore):
+        dlq.store._seen = None  # what it read a moment ago, before another process changed it
+    return {letter.id for letter in dlq.letters(DLQ)}
+
+
+def went(dlq: DeadLetters) -> list[str]:
+    """A list of the letters that this process redrives from now on."""
+    gone: list[str] = []
+
+    def note(event: object) -> None:
+        if isinstance(event, Redriven):
+            gone.append(event.letter.id)
+
+    dlq.events.subscribe(note)
+    return gone
+
+
+def planned(dlq: DeadLetters, **changes: Any) -> str:
+    """A plan of a redrive, changed in the store; its id."""
+    job = dlq.plan("redrive", DLQ)
+    dlq.job_store.write(job.id, replace(job, **changes).to_stored())
+    return job.id
+
+
+def ended(dlq: DeadLetters, job_id: str, state: str = "done") -> Any:
+    """The job, once it has this state."""
+    return poll(lambda: (job := dlq.job(job_id)).state == state and job, timeout_seconds=30)
+
+
+# -- plans ------------------------------------------------------------------------------
+
+
+def test_a_plan_shows_what_would_happen_and_changes_nothing(operators: Operators) -> None:
+    """Numbers, targets and examples; it is kept for all operators, for 15 minutes."""
+    dlq = operators()
+    ids = put(dlq, 12)
+    plan = dlq.plan("redrive", DLQ, rate=5, canary=2)
+    shown = operators().job(plan.id)
+    assert shown == plan
+    assert (shown.state, shown.total, shown.run) == ("planned", 12, 0)
+    assert shown.expires_at == shown.updated_at + timedelta(minutes=15)
+    preview = shown.preview
+    assert (preview["letters"], preview["exact"]) == (12, True)
+    assert [each["name"] for each in preview["queues"]] == ["orders"]
+    assert preview["examples"] == ids[:10]
+    assert sum(group["letters"] for group in preview["groups"]) == 12
+    assert left(dlq) == set(ids)
+    with pytest.raises(DLQError, match="which is planned"):
+        dlq.resume(plan.id)
+
+
+def test_a_plan_of_too_many_letters_says_at_least(operators: Operators) -> None:
+    """The dry run ends in time; the operation would work on all of them."""
+    dlq = operators()
+    put(dlq, 3)
+    plan = dlq.plan("discard", DLQ, LetterFilter(task_name="none"), forever=True, seconds=0)
+    assert (plan.preview["exact"], plan.preview["letters"], plan.total) == (False, 0, None)
+    assert dlq.plan("purge", DLQ, seconds=0).total == 3
+
+
+def test_a_plan_runs_on_what_was_there_and_says_what_had_gone(
+    operators: Operators, runners: Callable[[DeadLetters], Runner]
+) -> None:
+    """A letter that arrives later stays; one that went is missed in the note, not an error."""
+    dlq = operators()
+    first, *others = put(dlq, 5)
+    plan = dlq.plan("redrive", DLQ)
+    late = put(dlq)
+    dlq.purge(DLQ, ids=frozenset({first}))
+    gone = went(dlq)
+    dlq.start(plan.id)
+    runners(dlq)
+    job = ended(dlq, plan.id)
+    assert sorted(gone) == sorted(others)
+    assert left(dlq) == set(late)
+    assert job.note == "1 of the 5 planned letters had gone"
+
+
+def test_an_expired_plan_cannot_be_started(operators: Operators) -> None:
+    """The letters may be others by now."""
+    dlq = operators()
+    put(dlq)
+    now = dlq.job_store.now()
+    job_id = planned(dlq, expires_at=now - timedelta(seconds=1))
+    assert dlq.job(job_id).state == "expired"
+    with pytest.raises(DLQError, match="plan of the last 15 minutes"):
+        dlq.start(job_id)
+    with pytest.raises(DLQError, match="which is expired"):
+        dlq.resume_in_background(job_id)
+    assert len(left(dlq)) == 1
+
+
+def test_plans_do_not_push_out_jobs(operators: Operators) -> None:
+    """Those that expired long ago go first, then the oldest; whoever comes late is told."""
+    dlq = operators()
+    put(dlq)
+    done = dlq.purge(DLQ).job_id
+    put(dlq)
+    old = planned(dlq, expires_at=dlq.job_store.now() - timedelta(hours=2))
+    plans = [dlq.plan("redrive", DLQ).id for _ in range(MOST_PLANS + 2)]
+    with pytest.raises(NotFound):
+        dlq.job(old)
+    kept = {job.id for job in dlq.jobs()}
+    assert {done, plans[-1]} < kept
+    assert len(kept.intersection(plans)) == len(kept) - 1 == MOST_PLANS
+
+
+def test_messages_that_would_be_lost_need_force(operators: Operators) -> None:
+    """The plan says which queue is missing; it cannot be started as it is."""
+    dlq = operators()
+    put(dlq)
+    plan = dlq.plan("redrive", DLQ, to_queue="typo")
+    if plan.preview["queues"][0]["found"] is not False:
+        pytest.skip("this broker makes any queue")
+    with pytest.raises(DLQError, match="typo"):
+        dlq.start(plan.id)
+    forced = dlq.plan("redrive", DLQ, to_queue="typo", force=True)
+    assert forced.options["force"] is True
+    assert dlq.start(forced.id).state == "waiting"
+
+
+def test_unusable_plans_are_refused(operators: Operators) -> None:
+    """In one sentence, before anything is kept."""
+    dlq = operators()
+    put(dlq)
+    for kind, options, text in (
+        ("burn", {}, "expected a kind of job"),
+        ("redrive", {"rate": 0}, "rate to be more than 0"),
+        ("redrive", {"canary": 0}, "canary to be 1"),
+        ("redrive", {"to_queue": DLQ}, "got the dead-letter queue"),
+        ("purge", {"limit": 0}, "limit to be 1 or more"),
+        ("edit", {}, "the id of one letter"),
+    ):
+        with pytest.raises(DLQError, match=text):
+            dlq.plan(kind, DLQ, **options)
+    with pytest.raises(NotFound):
+        dlq.plan("redrive", "x-DLQ")
+    with pytest.raises(NotFound):
+        dlq.start("x")
+    assert dlq.jobs() == []
+
+
+# -- starting ---------------------------------------------------------------------------
+
+
+def test_a_plan_is_started_once_whoever_clicks(
+    operators: Operators, runners: Callable[[DeadLetters], Runner]
+) -> None:
+    """Ten clicks of two operators, two processes that run jobs: one job, each letter once."""
+    one, two = operators(), operators()
+    ids = put(one, 30)
+    plan = one.plan("redrive", DLQ)
+    gone, gone_too = went(one), went(two)
+    started: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda dlq=dlq: started.append(dlq.start(plan.id)))
+        for dlq in (one, two) * 5
+    ]
+    runners(one)
+    runners(two)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {job.id for job in started} == {plan.id}
+    job = ended(one, plan.id)
+    assert (job.run, job.counts["published"]) == (1, 30)
+    assert sorted([*gone, *gone_too]) == sorted(ids)
+    assert one.start(plan.id).state == "done"
+    assert len([c for c in one.changes() if c.detail.get("job") == plan.id]) == 1
+
+
+def test_a_job_names_who_started_it(
+    operators: Operators, runners: Callable[[DeadLetters], Runner]
+) -> None:
+    """In the job and in the audit, though another process runs it."""
+    dlq = operators()
+    put(dlq)
+    with acting_as("ann"):
+        plan = dlq.plan("purge", DLQ)
+    with acting_as("bob\x1b[31m\n"):
+        dlq.start(plan.id)
+    runners(operators())
+    job = ended(dlq, plan.id)
+    assert plan.actor.startswith("ann via ")
+    assert job.actor.startswith("bob\\x1b[31m via ")
+    (change,) = dlq.changes()
+    assert change.actor == job.actor
+
+
+def test_what_has_not_begun_is_cancelled_at_once(operators: Operators) -> None:
+    """A plan, and a job that waits; neither runs, until somebody resumes it."""
+    dlq = operators()
+    ids = put(dlq, 2)
+    plan, waiting = dlq.plan("purge", DLQ).id, dlq.plan("purge", DLQ).id
+    dlq.start(waiting)
+    assert [dlq.cancel(job_id).state for job_id in (plan, waiting)] == ["cancelled", "cancelled"]
+    assert dlq.start(waiting).state == "cancelled"
+    assert dlq.assembly.operations().run_next(lambda: False) is None
+    assert left(dlq) == set(ids)
+    assert dlq.resume(waiting).removed == 2
+
+
+# -- running ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["redrive", "discard"])
+def test_a_closed_runner_leaves_its_job_to_the_next(
+    operators: Operators,
+    runners: Callable[[DeadLetters], Runner],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """It ends between two batches; nothing is done twice, nothing is left out."""
+    monkeypatch.setattr("celery_dlq.operations.discard._LETTERS_PER_BATCH", 2)
+    one, two = operators(), operators()
+    if kind == "discard" and not one.store.capabilities.bin:
+        pytest.skip("this store has no bin")
+    ids = put(one, 60)
+    options = {"rate": 40} if kind == "redrive" else {}
+    plan = one.plan(kind, DLQ, **options)
+    gone, gone_too = went(one), went(two)
+    one.start(plan.id)
+    asked: list[int] = []
+
+    def stopping() -> bool:
+        asked.append(1)
+        return len(asked) > 4
+
+    job = one.assembly.operations().run_next(stopping)
+    assert job is not None
+    assert (job.state, job.run, job.ended_at) == ("waiting", 1, None)
+    here = left(one)
+    assert 0 < len(here) < 60
+    assert one.changes() == []
+    runners(two)
+    job = ended(one, plan.id)
+    assert (job.run, left(two)) == (2, set())
+    if kind == "redrive":
+        assert sorted([*gone, *gone_too]) == sorted(ids)
+        assert (job.counts["published"], job.counts["maybe_twice"]) == (60, 0)
+    else:
+        assert job.counts["removed"] == 60
+    (change,) = one.changes()
+    assert change.letters == 60
+
+
+def test_a_runner_closes_while_a_job_waits_for_its_rate(
+    operators: Operators, runners: Callable[[DeadLetters], Runner]
+) -> None:
+    """Within seconds, with a rate of hours."""
+    dlq = operators()
+    put(dlq, 10)
+    plan = dlq.plan("redrive", DLQ, rate=0.001)
+    dlq.start(plan.id)
+    runner = runners(dlq)
+    ended(dlq, plan.id, "running")
+    assert runner.close(10)
+    job = dlq.job(plan.id)
+    assert job.state == "waiting"
+    assert len(left(dlq)) == 10 - job.counts["published"] >= 9
+
+
+def test_a_running_job_is_cancelled_from_elsewhere_and_resumed_in_the_background(
+    operators: Operators, runners: Callable[[DeadLetters], Runner]
+) -> None:
+    """Twice resumed is resumed once."""
+    one, two = operators(), operators()
+    put(one, 8)
+    plan = one.plan("redrive", DLQ, rate=1)
+    one.start(plan.id)
+    runners(one)
+    ended(two, plan.id, "running")
+    two.cancel(plan.id)
+    ended(two, plan.id, "cancelled")
+    state = two.job_store.read(plan.id) or {}
+    two.job_store.write(plan.id, {**state, "options": {}})
+    with acting_as("eve"):
+        assert two.resume_in_background(plan.id).state == "waiting"
+    two.resume_in_background(plan.id)
+    job = ended(two, plan.id)
+    assert job.actor.startswith("eve via ")
+    assert (job.counts["published"], left(one)) == (8, set())
+    with pytest.raises(DLQError, match="which is done"):
+        two.resume_in_background(plan.id)
+
+
+def test_a_job_that_fails_says_why_and_the_next_one_runs(
+    operators: Operators,
+    runners: Callable[[DeadLetters], Runner],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The runner survives any error."""
+    dlq = operators()
+    put(dlq, 2)
+    bad, good = dlq.plan("redrive", DLQ).id, dlq.plan("purge", DLQ).id
+    monkeypatch.setattr(
+        "celery_dlq.operations.api.Operations._redrive", lambda *_: {}["no such key"]
+    )
+    dlq.start(bad)
+    dlq.start(good)
+    runners(dlq)
+    assert "KeyError" in ended(dlq, bad, "failed").note
+    assert ended(dlq, good).counts["removed"] == 2
+
+
+# -- edits ------------------------------------------------------------------------------
+
+
+def test_a_planned_edit_shows_before_and_after_and_tells_nobody_else(
+    operators: Operators, runners: Callable[[DeadLetters], Runner]
+) -> None:
+    """The values are in the message alone: jobs and audit name the paths."""
+    dlq = operators()
+    (letter_id,) = put(dlq, body=b'[["old-secret"], {"tenant": 1}, {}]')
+    where = LetterFilter(ids=frozenset({letter_id}))
+    change = Edit(assign={"args.0": "new-secret", "kwargs.tenant": 2})
+    with acting_as("ann"):
+        plan = dlq.plan("edit", DLQ, where, change=change)
+    before, after = operators().edited_arguments(plan.id)
+    assert before == {"args": ["old-secret"], "kwargs": {"tenant": 1}}
+    assert after == {"args": ["new-secret"], "kwargs": {"tenant": 2}}
+    with acting_as("bob"):
+        dlq.start(plan.id)
+    runners(operators())
+    job = ended(dlq, plan.id)
+    assert left(dlq) == set()
+    assert job.options["changed"] == ["args.0", "kwargs.tenant"]
+    changes = [change.to_json() for change in dlq.changes()]
+    assert {change["action"] for change in changes} == {"edited", "redriven"}
+    told = json.dumps([job.to_json(), changes, dict(job.preview)])
+    assert "secret" not in told
+    with pytest.raises(NotFound):
+        dlq.edited_arguments(plan.id)
+
+
+def test_an_edit_that_was_paused_goes_on_with_its_change(operators: Operators) -> None:
+    """The change is kept with the job, unless it is too long."""
+    dlq = operators()
+    (letter_id,) = put(dlq, body=b"[[1], {}, {}]")
+    where = LetterFilter(ids=frozenset({letter_id}))
+    plan = dlq.plan("edit", DLQ, where, change=Edit(args=[2]))
+    dlq.start(plan.id)
+    job = dlq.assembly.operations().run_next(lambda: True)
+    assert job is not None
+    assert (job.state, left(dlq)) == ("waiting", {letter_id})
+    assert dlq.resume(plan.id).published == 1
+    (long_id,) = put(dlq, body=b"[[1], {}, {}]")
+    with pytest.raises(DLQError, match="change of at most 65,536"):
+        where = LetterFilter(ids=frozenset({long_id}))
+        dlq.plan("edit", DLQ, where, change=Edit(args=["x" * 70_000]))
+
+
+def test_job_ids_of_one_millisecond_differ() -> None:
+    """Two operators plan at once."""
+    backend = MemoryBackend()
+    made = jobs_module.Jobs(backend.jobs)
+    options: dict[str, Any] = {"where": {}, "options": {}, "until": None, "total": None}
+    ids = {made.new("purge", DLQ, **options).job.id for _ in range(100)}
+    assert len(ids) == 100

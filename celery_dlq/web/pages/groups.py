@@ -62,13 +62,20 @@ def apart(call: Call) -> Response:
     """Show what sets a group apart; a page of its own, because it reads 5,000 letters."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     found = call.dlq.reading().group(queue, fingerprint)
+    apart = call.dlq.comparison().apart(queue, fingerprint=fingerprint, deadline_seconds=1.2)
+    findings = []
+    for finding in apart.findings:
+        selects = {**finding.where, "conditions": finding.condition or ""}
+        query = {"fingerprint": fingerprint, **selects} if any(selects.values()) else {}
+        findings.append((finding, query))
     return call.page(
         "apart.html",
         section="overview",
         title=f"{queue}: what sets {found.exception_type or found.reason} apart",
         queue=queue,
         group=found,
-        apart=call.dlq.comparison().apart(queue, fingerprint=fingerprint, deadline_seconds=1.2),
+        apart=apart,
+        findings=findings,
     )
 
 

@@ -92,7 +92,8 @@ def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
 
     Raises:
         NotFound: There is no such dead-letter queue.
-        RedriveError: The broker refused some messages; their letters stay in their queues.
+        RedriveError: Some messages were refused by the broker, or would be lost; their letters
+            stay in their queues.
         StoreUnavailable: Redis does not answer.
     """
     from celery_dlq import DeadLetters  # noqa: PLC0415 - only the driver needs Celery
@@ -102,6 +103,7 @@ def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
     for queue, letter_id, action in decisions:
         by_target.setdefault((queue, action), []).append(letter_id)
     failed: dict[str, str] = {}
+    refused: Counter[str] = Counter()
     for (queue, action), ids in sorted(by_target.items()):
         done: Counter[str] = Counter()
         for start in range(0, len(ids), _BATCH_LETTERS):
@@ -112,12 +114,19 @@ def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
                 report = dlq.redrive(queue, ids=frozenset(some))
                 done["redriven"] += report.published + report.finished
                 failed |= report.failed
+                refused.update(report.refused_by)
         logger.info("%s: %s of %d decided letters", queue, dict(done), len(ids))
     if failed:
         letter_id, error = next(iter(failed.items()))
         raise RedriveError(
             f"{len(failed):,} letters were not redriven and stay in their queues; the first: "
             f"{letter_id}: {error}"
+        )
+    if refused:
+        why, letters = refused.most_common(1)[0]
+        raise RedriveError(
+            f"{refused.total():,} letters would be lost and stay in their queues; {letters:,} of "
+            f"them because {why}"
         )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import a_letter, an_ended_delivery
+from builders import a_key, a_letter, a_message, a_request, an_ended_delivery
 
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, SettingsError
@@ -15,9 +16,14 @@ from celery_dlq.export.redaction import Redaction as Tokens
 from celery_dlq.letters import json_codec
 from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.message import Outgoing
-from celery_dlq.record import DeadLetter, field_kinds
+from celery_dlq.policies.decisions import Die
+from celery_dlq.record import DeadLetter, Reason, field_kinds
 from celery_dlq.redaction.masking import MARKER, Redaction
 from celery_dlq.redaction.replacing import MAX_PATTERN_CHARS
+from celery_dlq.worker.capture import captured
+from celery_dlq.worker.failure import Failure
+from celery_dlq.worker.letter import Death, letter_of
+from celery_dlq.worker.policy_cache import ResolvedPolicy
 
 CARD = "4111111111111111"
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -322,3 +328,24 @@ def test_exports_have_the_same_grammar_and_leave_masked_values_alone() -> None:
     assert CARD.encode() not in b"".join(fields.values())
     assert json.loads(fields[b"kwargs_json"]) == {"card": MARKER}
     assert json.loads(fields[b"native_death"]) == [{"reason": tokens.token(CARD)}]
+
+
+def test_the_fingerprint_is_that_of_the_unmasked_cause() -> None:
+    """Groups stay what they were before there was the setting."""
+    traceback = '  File "/srv/shop/charge.py", line 3, in charge\nValueError: bad\n'
+    death = Death(
+        resolved=ResolvedPolicy("orders", "orders-DLQ", None, None),
+        key=a_key(),
+        message=captured(a_message(), a_request()),
+        verdict=Die(Reason.FAILED, "bad"),
+        failure=Failure(None, "ValueError", "bad", traceback),
+        history=(),
+        deliveries=1,
+        now=NOW,
+        hostname="celery@web-1",
+        pid=1,
+        release=None,
+    )
+    masked = letter_of(replace(death, redaction=of("traceback", "re:charge")))
+    assert masked.traceback == MARKER
+    assert masked.fingerprint == letter_of(death).fingerprint

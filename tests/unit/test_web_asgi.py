@@ -1,0 +1,471 @@
+"""The pages as an ASGI app: under any path, for any bytes, streamed, and over in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from web_pages import ALL, pages
+
+from celery_dlq import DeadLetters
+from celery_dlq.web import User
+from celery_dlq.web.asgi import DeadLettersApp, Proxies, asked
+from celery_dlq.web.http import MAX_FORM_BYTES, Response
+from celery_dlq.web.live import Live
+from celery_dlq.web.routes import Route, Routes
+from celery_dlq.web.site import ROUTES
+from celery_dlq.web.web import Call
+
+NAMES = ["a/b", "100%", "a b", "..", ".", "é", "?x#y", "%2F", "\ud800", "a\nb", '"><script>']
+
+
+def echo(call: Call) -> Response:
+    """Say what arrived, and how it is linked to."""
+    request = call.request
+    link = call.link("echo", name=call.parts["name"])
+    found = {
+        "name": call.parts["name"],
+        "root": request.root,
+        "link": link,
+        "form": request.form,
+        "scheme": request.scheme,
+        "client": request.client,
+        "user": call.user.name,
+    }
+    return Response(content_type="application/json", body=json.dumps(found).encode())
+
+
+def parts(_: Call) -> Response:
+    """A body that is made while it is sent."""
+
+    def made() -> Iterator[bytes]:
+        for n in range(3):
+            yield b"%d\n" % n
+
+    return Response(content_type="text/plain", body=made())
+
+
+def an_app(
+    access: Callable[..., Any] | None = None, **changes: Any
+) -> DeadLettersApp:
+    """An app with routes of our own beside the real ones."""
+    more = {} if access is None else {"access": asked(access)}
+    web = pages(stream=True, **more)
+    get = Route(name="echo", method="GET", pattern="/echo/{name}", permission=None, page=echo)
+    own = [
+        get,
+        replace(get, name="send", method="POST", page=echo),
+        replace(get, name="who", pattern="/who/{name}", permission=next(iter(ALL))),
+        replace(get, name="parts", pattern="/parts", page=parts),
+    ]
+    web.routes = Routes([*ROUTES.all, *own])
+    return DeadLettersApp(web, **changes)
+
+
+def ask(app: Any, method: str, path: str, root_path: str = "", **more: Any) -> httpx.Response:
+    """Send one request, as a server would pass it on."""
+
+    async def asking() -> httpx.Response:
+        transport = httpx.ASGITransport(app, root_path=root_path, client=("10.0.0.7", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(asking())
+
+
+def mounted(app: Any) -> Any:
+    """An app inside two others."""
+    return Starlette(routes=[Mount("/ops", routes=[Mount("/dead letters", app)])])
+
+
+PLACES: dict[str, tuple[Callable[[], Any], str, str, str]] = {
+    # how it is served, root_path of the server, prefix of the path that arrives, root that is seen
+    "at the root": (an_app, "", "", ""),
+    "mounted": (lambda: mounted(an_app()), "", "/ops/dead%20letters", "/ops/dead letters"),
+    "kept by a proxy": (an_app, "/dlq", "/dlq", "/dlq"),
+    "removed by a proxy": (an_app, "/dlq", "", "/dlq"),
+    "removed by a proxy, added by uvicorn": (an_app, "/dlq", "/dlq", "/dlq"),
+    "kept by a proxy, added by uvicorn": (an_app, "/dlq", "/dlq/dlq", "/dlq"),
+    "removed, by our option": (lambda: an_app(root_path="/dlq/"), "", "", "/dlq"),
+    "kept, by our option": (lambda: an_app(root_path="/dlq"), "", "/dlq", "/dlq"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_it_is_served_under_any_path(place: str) -> None:
+    """Links lead where the browser is, with any name in them."""
+    make, root_path, prefix, root = PLACES[place]
+    app = make()
+    for name in NAMES:
+        here = ROUTES_WITH_ECHO.link("", "echo", {"name": name})
+        answer = ask(app, "GET", prefix + here, root_path)
+        assert answer.status_code == 200, (name, here, answer.text)
+        found = answer.json()
+        assert found["root"] == root
+        assert found["name"] == name.encode("utf-8", "backslashreplace").decode()
+        assert found["link"] == ROUTES_WITH_ECHO.link(root, "echo", {"name": name})
+    assert ask(app, "GET", f"{prefix}/healthz", root_path).text == "ok\n"
+    page = ask(app, "GET", f"{prefix}/login/nowhere", root_path)
+    assert page.status_code == 404
+    encoded = root.replace(" ", "%20")
+    assert f'href="{encoded}/static/' in page.text
+
+
+ROUTES_WITH_ECHO = Routes(
+    [Route(name="echo", method="GET", pattern="/echo/{name}", permission=None, page=echo)]
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/", "//", "/%00", "/\udcff", "/%ED%A0%80", "/echo/%0A", "/echo/" + "x" * 60_000],
+    ids=ascii,
+)
+def test_no_path_is_a_failure(path: str) -> None:
+    """Any path gets a page with the content policy."""
+    app = an_app(access=lambda _: None)
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "root_path": "",
+        "query_string": b"a=%ED%A0%80&b=\xff",
+        "headers": [(b"host", b"127.0.0.1"), (b"cookie", b"\xff=\xff")],
+        "client": None,
+    }
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] < 500
+    assert b"content-security-policy" in dict(sent[0]["headers"])
+
+
+def test_static_files_are_kept_and_pages_are_not() -> None:
+    """A file's path changes with its content."""
+    app = an_app()
+    for name, digest in app.web.templates.static.items():
+        answer = ask(app, "GET", f"/static/{digest}/{name}")
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+        head = ask(app, "HEAD", f"/static/{digest}/{name}")
+        assert head.content == b""
+        assert head.headers["content-length"] == str(len(answer.content))
+        assert ask(app, "GET", f"/static/000000000000/{name}").status_code == 404
+    assert ask(app, "GET", "/nowhere").headers["cache-control"] == "no-store"
+
+
+def test_a_body_can_be_made_while_it_is_sent() -> None:
+    """And HEAD makes none of it."""
+    app = an_app()
+    assert ask(app, "GET", "/parts").text == "0\n1\n2\n"
+    assert ask(app, "HEAD", "/parts").content == b""
+
+
+def test_only_urlencoded_forms_of_some_size_are_read() -> None:
+    """Nothing else is parsed, so nothing else can be attacked."""
+    app = an_app()
+
+    def status(**more: Any) -> int:
+        return ask(app, "POST", "/echo/x", **more).status_code
+
+    assert status(json={"a": 1}) == 415
+    assert status(files={"a": b"x"}) == 415
+    assert status(data={"a": "x" * MAX_FORM_BYTES}) == 413
+    assert status(data={str(n): "x" for n in range(300)}) == 400
+    assert status(data={"a": "x"}) == 403  # read, and not ours
+    assert ask(app, "GET", "/echo/x", params={str(n): n for n in range(300)}).status_code == 400
+
+
+def test_who_may_is_the_apps_to_say() -> None:
+    """By a function or a coroutine function of Starlette's request."""
+
+    def plain(request: Any) -> User | None:
+        name = request.headers.get("x-name")
+        return User(name=name, permissions=ALL) if name else None
+
+    async def slow(request: Any) -> User | None:
+        await asyncio.sleep(0)
+        return plain(request)
+
+    for access in (plain, slow):
+        app = mounted(an_app(access))
+        path = "/ops/dead%20letters/who/x"
+        assert ask(app, "GET", path).status_code == 401
+        assert ask(app, "GET", path, headers={"x-name": "olga"}).json()["user"] == "olga"
+
+
+def test_a_rule_that_returns_something_else_lets_nobody_in(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """True is no user."""
+    assert ask(an_app(lambda _: True), "GET", "/who/x").status_code == 500
+    assert "celery_dlq.web.User" in caplog.text
+
+
+def test_without_a_rule_everybody_looks_and_nobody_changes() -> None:
+    """The app that it is mounted in decides who reaches it."""
+    celery = Celery("mounted", broker="memory://")
+    celery.conf.dlq_store = "memory"
+    app = DeadLetters(celery).asgi(title="staging", home="/")
+    assert ask(app, "GET", "/events/poll").json() == {"letters": {}, "hour": {}, "jobs": {}}
+    page = ask(app, "GET", "/nowhere").text
+    assert "staging" in page
+    assert "Back to the application" in page
+    user = app.web.who(None)  # type: ignore[arg-type]
+    assert user is not None
+    assert {*user.permissions} == {"view"}
+
+
+def test_a_proxys_headers_count_if_it_is_named() -> None:
+    """The address in the log and the scheme of cookies are the browser's."""
+    headers = {"x-forwarded-proto": "https", "x-forwarded-for": "8.8.8.8"}
+    found = ask(an_app(proxies=Proxies(["10.0.0.7"])), "GET", "/echo/x", headers=headers).json()
+    assert (found["client"], found["scheme"]) == ("8.8.8.8", "https")
+    found = ask(an_app(), "GET", "/echo/x", headers=headers).json()
+    assert (found["client"], found["scheme"]) == ("10.0.0.7", "http")
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    """As one clear sentence."""
+    code = (
+        "import sys; sys.modules['starlette'] = None\n"
+        "from celery import Celery\n"
+        "from celery_dlq import DeadLetters\n"
+        "from celery_dlq.errors import MissingExtra\n"
+        "try: DeadLetters(Celery('missing', broker='memory://')).asgi()\n"
+        "except MissingExtra as exc: print(exc)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "dlq web needs the package starlette" in done.stdout
+    assert "pip install 'celery_dlq[web]'" in done.stdout
+
+
+def test_nothing_of_the_pages_is_imported_before_they_are_asked_for() -> None:
+    """Every worker and every publisher imports the plugin."""
+    code = (
+        "import sys, celery_dlq.plugin; "
+        "print(*[m for m in sys.modules if m.partition('.')[0] in "
+        "('starlette', 'uvicorn', 'jinja2', 'itsdangerous', 'anyio') or '_dlq.web' in m])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
+
+
+class Browser:
+    """Reads a stream of events, without a server."""
+
+    def __init__(self, app: DeadLettersApp) -> None:
+        self.app = app
+        self.messages: list[Any] = []
+        self.gone = asyncio.Event()
+
+    async def run(self) -> None:
+        """Ask for the events until the stream ends."""
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/events",
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"host", b"127.0.0.1")],
+            "client": ("10.0.0.7", 1),
+        }
+        asked_once = False
+
+        async def receive() -> Any:
+            nonlocal asked_once
+            if not asked_once:
+                asked_once = True
+                return {"type": "http.request", "body": b"", "more_body": False}
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            self.messages.append(message)
+
+        await self.app(scope, receive, send)
+
+    @property
+    def text(self) -> str:
+        """All that was sent."""
+        return b"".join(m.get("body", b"") for m in self.messages).decode()
+
+
+async def until(what: Callable[[], Any]) -> None:
+    """Wait for something."""
+    for _ in range(1000):
+        if what():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("expected it within 10 s")
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> DeadLettersApp:
+    """Give an app that looks often."""
+    monkeypatch.setattr("celery_dlq.web.asgi._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("celery_dlq.web.asgi._COMMENT_SECONDS", 0.1)
+    found = an_app()
+    found.web.live = Live(found.web.assembly, seconds=0.05, most=2)
+    return found
+
+
+def test_a_stream_begins_with_the_state_and_goes_on(app: DeadLettersApp) -> None:
+    """With a pause for reconnecting, and a comment that keeps proxies from ending it."""
+
+    async def look() -> None:
+        browser = Browser(app)
+        task = asyncio.create_task(browser.run())
+        await until(lambda: ": still here" in browser.text)
+        headers = dict(browser.messages[0]["headers"])
+        assert headers[b"content-type"].startswith(b"text/event-stream")
+        assert headers[b"cache-control"] == b"no-store, no-transform"
+        assert headers[b"x-accel-buffering"] == b"no"
+        assert browser.text.startswith("retry: 5000\n\ndata: {")
+        assert browser.text.count("data:") == 1  # nothing changed
+        browser.gone.set()
+        await task
+        await until(lambda: app.web.live._thread is None)
+
+    asyncio.run(look())
+
+
+def test_so_many_streams_and_no_more(app: DeadLettersApp) -> None:
+    """204 tells the browser not to ask again; who leaves makes room."""
+
+    async def look() -> None:
+        browsers = [Browser(app) for _ in range(3)]
+        tasks = [asyncio.create_task(browser.run()) for browser in browsers[:2]]
+        await until(lambda: all(browser.text for browser in browsers[:2]))
+        await browsers[2].run()
+        assert browsers[2].messages[0]["status"] == 204
+        browsers[0].gone.set()
+        await tasks[0]
+        fourth = Browser(app)
+        tasks.append(asyncio.create_task(fourth.run()))
+        await until(lambda: fourth.text)
+        app.web.close()
+        await asyncio.gather(*tasks)
+        assert fourth.messages[-1] == {
+            "type": "http.response.body",
+            "body": b"",
+            "more_body": False,
+        }
+
+    asyncio.run(look())
+
+
+def test_a_stream_ends_when_the_user_may_not_look_any_more(
+    app: DeadLettersApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again each minute."""
+    monkeypatch.setattr("celery_dlq.web.asgi._CHECK_SECONDS", 0.05)
+    known = [True]
+    options = app.web.options
+    app.web.options = replace(options, access=lambda _: User() if known[0] else None)
+
+    async def look() -> None:
+        browser = Browser(app)
+        task = asyncio.create_task(browser.run())
+        await until(lambda: "data:" in browser.text)
+        assert not task.done()
+        known[0] = False
+        await asyncio.wait_for(task, 10)
+
+    asyncio.run(look())
+
+
+def test_the_store_is_read_once_for_all_and_only_while_somebody_listens(
+    app: DeadLettersApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred streams cost what one costs."""
+    reads = []
+
+    def state(_: object) -> dict[str, Any]:
+        reads.append(1)
+        return {"letters": {"orders-DLQ": len(reads)}, "hour": {}, "jobs": {}}
+
+    monkeypatch.setattr("celery_dlq.web.live._state", state)
+
+    async def look() -> None:
+        browsers = [Browser(app), Browser(app)]
+        tasks = [asyncio.create_task(browser.run()) for browser in browsers]
+        await until(lambda: all('"orders-DLQ":3' in browser.text for browser in browsers))
+        for browser in browsers:
+            browser.gone.set()
+        await asyncio.gather(*tasks)
+        await until(lambda: app.web.live._thread is None)
+        assert len(reads) < 20
+        before = len(reads)
+        await asyncio.sleep(0.2)
+        assert len(reads) == before
+
+    asyncio.run(look())
+
+
+def test_a_store_that_is_away_is_said_and_no_end(
+    app: DeadLettersApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also a mistake of ours."""
+
+    def state(_: object) -> dict[str, Any]:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr("celery_dlq.web.live._state", state)
+    assert json.loads(app.web.live.read()) == {"away": True}
+    assert "could not be read" in caplog.text
+
+
+def test_head_begins_no_stream(app: DeadLettersApp) -> None:
+    """It would never end."""
+    assert ask(app, "HEAD", "/events").status_code == 200
+    assert app.web.live._streams == 0
+
+
+def test_a_server_that_cannot_stream_says_so() -> None:
+    """The browser asks for the state now and then instead."""
+    found = DeadLettersApp(pages())
+    assert ask(found, "GET", "/events").status_code == 204
+
+
+def test_the_end_of_the_server_is_the_end_of_the_pages(app: DeadLettersApp) -> None:
+    """By ASGI's lifespan; web sockets are refused."""
+
+    async def live() -> list[Any]:
+        sent: list[Any] = []
+        messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        await app({"type": "lifespan"}, receive, send)
+        await app({"type": "websocket"}, receive, send)
+        return sent
+
+    assert asyncio.run(live()) == [
+        "lifespan.startup.complete",
+        "lifespan.shutdown.complete",
+        "websocket.close",
+    ]
+    assert app.web.live.closed

@@ -176,7 +176,7 @@ class Assembly:
 
     def comparison(self) -> Comparison:
         """Finds what sets letters apart."""
-        return Comparison(self.backend, self.reading())
+        return Comparison(self.backend, self.reading(), masked=self.redaction.arguments)
 
     def operations(self) -> Operations:
         """Changes letters: plan, redrive, edit, discard, trim."""

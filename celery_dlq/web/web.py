@@ -287,7 +287,9 @@ class Web:
         if self.options.login is None:
             return self.failed(request, RequestError(401, "These pages are for known users only."))
         call = Call(web=self, request=request, user=User(permissions=()))
-        return self.options.login.form(call)
+        form: Response = self.routes["login"].page(call)
+        form.status = 401
+        return form
 
 
 @dataclass(kw_only=True)

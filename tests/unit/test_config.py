@@ -85,6 +85,8 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_sentry="beside",
         dlq_reliable_fetch=False,
         dlq_lease=timedelta(seconds=30),
+        dlq_web_url="https://ops.example.com/dlq/",
+        dlq_web_secret="sixteen letters or more",
     ).conf
     settings = Settings.from_conf(conf)
     assert settings == Settings(
@@ -108,7 +110,10 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         sentry="beside",
         reliable_fetch=False,
         lease=30.0,
+        web_url="https://ops.example.com/dlq",
+        web_secret="sixteen letters or more",
     )
+    assert settings.web_origin == "https://ops.example.com"
     assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)
 
 

@@ -21,6 +21,7 @@ from celery_dlq.errors import (
 )
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
+from celery_dlq.web import http
 from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
 from celery_dlq.web.live import Live
 from celery_dlq.web.templating import Templates
@@ -58,6 +59,8 @@ _STATUS: tuple[tuple[type[DLQError], int], ...] = (
     (NotSupported, 501),
     (MissingExtra, 501),
 )
+_RETRY_AFTER = {429: "30", 503: "5"}
+"""Seconds by status."""
 _TITLES = {
     400: "This request cannot be read",
     401: "Please log in",
@@ -109,7 +112,12 @@ class Web:
         routes: The table of routes.
         options: How they are served.
         acting_as: Names the user in the audit while a page runs.
+
+    Attributes:
+        types: The module with `Request`, `User` and so on, for adapters that may not import it.
     """
+
+    types = http
 
     def __init__(
         self,
@@ -159,8 +167,8 @@ class Web:
             logger.error("A page failed: %s %s", request.method, request.path[:200], exc_info=exc)
             status, exc = 500, RequestError(500, "The log of this process says why.")
         response = Response(status=status)
-        if status == 503:  # noqa: PLR2004
-            response.headers.append(("retry-after", "5"))
+        if status in _RETRY_AFTER:
+            response.headers.append(("retry-after", _RETRY_AFTER[status]))
         call = Call(web=self, request=request, user=user or User(permissions=()))
         response.body = call.html(
             "error.html", response, title=_TITLES.get(status, "Error"), status=status, text=str(exc)

@@ -232,6 +232,20 @@ def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None
     [
         ("dlq_url", "amqp://localhost//", "a Redis URL such as redis://localhost:6379/0"),
         ("dlq_url", "localhost", "a Redis URL such as redis://localhost:6379/0"),
+        ("dlq_web_url", "ops.example.com", "an address such as https://ops.example.com/dlq"),
+        ("dlq_web_url", "ftp://ops.example.com", "an address such as https://ops.example.com/dlq"),
+        (
+            "dlq_web_url",
+            "https://me:hush@ops.example.com",
+            "an address such as https://ops.example.com/dlq",
+        ),
+        (
+            "dlq_web_url",
+            "https://ops.example.com:x/",
+            "an address such as https://ops.example.com/dlq",
+        ),
+        ("dlq_web_secret", "too short", "a text of at least 16 characters"),
+        ("dlq_web_secret", b"bytes that are long enough", "a text of at least 16 characters"),
         ("dlq_url", "", "a Redis URL such as redis://localhost:6379/0"),
         ("dlq_url", 6379, "a Redis URL such as redis://localhost:6379/0"),
         ("dlq_url", [], "a Redis URL such as redis://localhost:6379/0"),

@@ -232,7 +232,7 @@
 
   // -- Ticked rows -------------------------------------------------------------------------------
 
-  const boxes = (form) => all("input[type=checkbox][name=id]", form);
+  const boxes = (form) => all("input[type=checkbox][name=ids]", form);
   const count = (form) => {
     const ticked = boxes(form).filter((box) => box.checked).length;
     all("[data-ticked]", form).forEach((element) => put(element, `${number(ticked)} ticked`));

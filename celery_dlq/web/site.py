@@ -68,7 +68,7 @@ ROUTES = Routes(
         _get("overview", "/", overview.overview),
         _get("groups", "/queues/{queue}", groups.groups),
         _get("group", "/queues/{queue}/groups/{fingerprint}", groups.group),
-        _get("apart", "/queues/{queue}/groups/{fingerprint}/apart", groups.apart),
+        _get("apart", "/queues/{queue}/groups/{fingerprint}/apart", groups.apart, seconds=4.0),
         _post("add_note", "/queues/{queue}/groups/{fingerprint}/notes", groups.add_note, REDRIVE),
         _get("letters", "/queues/{queue}/letters", letters.letters),
         _get("letter", "/queues/{queue}/letters/{letter}", letters.letter),

@@ -46,6 +46,7 @@ TEST = [
     "celery-aio-pool>=0.1.0rc8",
     "eventlet>=0.40",
     "gevent>=24",
+    "httpx>=0.27",  # asks the pages
     "hypothesis>=6.100",
     # Its extra "server" brings every service of AWS along; these two are what S3 and SQS need.
     "flask>=3",

@@ -451,7 +451,7 @@ class Operations:
     # -- jobs and audit -----------------------------------------------------------
 
     def jobs(self) -> list[Job]:
-        """The jobs, newest first; the newest 500 are kept."""
+        """The jobs, newest first; at least the newest 500 are kept, and at most 50 plans."""
         return self._jobs.all()
 
     def job(self, job_id: str) -> Job:

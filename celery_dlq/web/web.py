@@ -22,6 +22,7 @@ from celery_dlq.events import acting_as
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.redaction.masking import Redaction
+from celery_dlq.web import http
 from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
 from celery_dlq.web.live import Live
 from celery_dlq.web.surroundings import Surroundings
@@ -66,6 +67,8 @@ _STATUS: tuple[tuple[type[DLQError], int], ...] = (
     (NotSupported, 501),
     (MissingExtra, 501),
 )
+_RETRY_AFTER = {429: "30", 503: "5"}
+"""Seconds by status."""
 _TITLES = {
     400: "This request cannot be read",
     401: "Please log in",
@@ -116,7 +119,12 @@ class Web:
         assembly: Makes the parts that the pages show.
         routes: The table of routes.
         options: How they are served.
+
+    Attributes:
+        types: The module with `Request`, `User` and so on, for adapters that may not import it.
     """
+
+    types = http
 
     def __init__(
         self,
@@ -202,8 +210,8 @@ class Web:
             logger.error("A page failed: %s %s", request.method, request.path[:200], exc_info=exc)
             status, exc = 500, RequestError(500, "The log of this process says why.")
         response = Response(status=status)
-        if status == 503:  # noqa: PLR2004
-            response.headers.append(("retry-after", "5"))
+        if status in _RETRY_AFTER:
+            response.headers.append(("retry-after", _RETRY_AFTER[status]))
         call = Call(web=self, request=request, user=user or User(permissions=()))
         response.body = call.html(
             "error.html", response, title=_TITLES.get(status, "Error"), status=status, text=str(exc)
@@ -287,7 +295,9 @@ class Web:
         if self.options.login is None:
             return self.failed(request, RequestError(401, "These pages are for known users only."))
         call = Call(web=self, request=request, user=User(permissions=()))
-        return self.options.login.form(call)
+        form: Response = self.routes["login"].page(call)
+        form.status = 401
+        return form
 
 
 @dataclass(kw_only=True)

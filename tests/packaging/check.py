@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -37,8 +38,10 @@ BRINGS = {
     "prometheus": {"prometheus_client"},
     "spark": {"pyarrow", "pyspark", "matplotlib", "jinja2"},
     "demo": {"pyarrow", "pyspark", "matplotlib", "jinja2"},
+    "web": {"starlette", "uvicorn", "jinja2", "itsdangerous"},
 }
 OPTIONAL = {"pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}
+OPTIONAL |= {"starlette", "uvicorn", "jinja2", "markupsafe", "itsdangerous", "anyio"}
 OPTIONAL |= {"botocore"}  # comes with kombu[sqs], without which no app has that broker
 
 IMPORT_ALL = """
@@ -204,6 +207,27 @@ def use_prometheus(python: Path, folder: Path, url: str) -> None:
         process.wait(30)
 
 
+def use_web(python: Path, folder: Path, url: str) -> None:
+    """The pages have their templates and files."""
+    port = free_port()
+    process = subprocess.Popen(
+        [python.parent / "celery", "-A", "shop", "dlq", "web", "--port", str(port)],
+        cwd=EXAMPLES / "minimal",
+        env={"SHOP_REDIS": url},
+    )
+    try:
+        wait_for_port(port)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+            page = answer.read().decode()
+        expect("Dead-letter queues" in page, f"the first page, got {page}")
+        for path in re.findall(r'(?:href|src)="(/static/[^"]+)"', page):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+                expect(answer.read(), f"the file {path}")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def use_demo(python: Path, folder: Path, _url: str) -> None:
     """The README's second command."""
     run(str(python.parent / "celery-dlq"), "demo", "--folder", str(folder / "demo"), cwd=folder)
@@ -214,6 +238,7 @@ USE: dict[str, Callable[[Path, Path, str], None]] = {
     "parquet": use_parquet,
     "sentry": use_sentry,
     "prometheus": use_prometheus,
+    "web": use_web,
     "spark": use_spark,
     "demo": use_demo,
 }

@@ -182,6 +182,7 @@ class Scripts:
     due: Script
     glance: Script
     replace_job: Script
+    end_of_queue: Script
     report: Script
     measure: Script
     export_lease: Script

@@ -128,10 +128,15 @@
     say(`Job ${job.state}.`);
     // What somebody types is not thrown away.
     const typing = document.activeElement?.matches("input, textarea, select");
-    if (ENDED.includes(job.state) && !ENDED.includes(before) && !reloading && !typing) {
-      reloading = true;
-      location.reload();
+    if (!ENDED.includes(job.state) || ENDED.includes(before) || reloading || typing) return;
+    try {  // once, whatever the page then says
+      if (sessionStorage.getItem(`dlq-ended:${element.dataset.job}`)) return;
+      sessionStorage.setItem(`dlq-ended:${element.dataset.job}`, "yes");
+    } catch {
+      return;
     }
+    reloading = true;
+    location.reload();
   };
 
   // One tab of a browser asks the server, the others hear it from that one: browsers open only six
@@ -228,7 +233,7 @@
 
   // -- Ticked rows -------------------------------------------------------------------------------
 
-  const boxes = (form) => all("input[type=checkbox][name=id]", form);
+  const boxes = (form) => all("input[type=checkbox][name=ids]", form);
   const count = (form) => {
     const ticked = boxes(form).filter((box) => box.checked).length;
     all("[data-ticked]", form).forEach((element) => put(element, `${number(ticked)} ticked`));

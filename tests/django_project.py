@@ -88,8 +88,7 @@ make_server("127.0.0.1", int(sys.argv[1]), application, Server).serve_forever()
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "wsgi": ("-c", _WSGI),
     "asgi": ("-m", "uvicorn", "proj.asgi:application", "--log-level", "warning", "--port"),
-    "runserver": ("manage.py", "runserver", "--noreload"),
-    "reloading": ("manage.py", "runserver"),
+    "runserver": ("manage.py", "runserver"),
 }
 
 
@@ -136,27 +135,36 @@ class Project:
         assert done.returncode == code, done.stdout
         return done.stdout
 
-    def served(self, kind: str, **settings: Any) -> Served:
+    def served(self, kind: str, redis_url: str = "", **settings: Any) -> Served:
         """A server of the project; a context manager.
 
         Args:
-            kind: ``wsgi``, ``asgi``, ``runserver`` or ``reloading``.
+            kind: ``wsgi``, ``asgi`` or ``runserver``, which reloads changed files.
+            redis_url: Broker and letters, if not those of the project.
             **settings: Settings of Django that differ.
         """
-        return Served(self, kind, settings)
+        more = {"SHOP_REDIS": redis_url or self.redis_url}
+        return Served(self, kind, self.environment(SHOP_SETTINGS=json.dumps(settings), **more))
 
 
 class Served:
     """A process that serves the project."""
 
-    def __init__(self, project: Project, kind: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, project: Project, kind: str, env: dict[str, str]) -> None:
         self.port = _free_port()
         self.log = project.folder.parent / f"{kind}-{self.port}.log"
-        self._project, self._kind = project, kind
-        self._env = project.environment(SHOP_SETTINGS=json.dumps(settings))
+        self._project, self._kind, self._env = project, kind, env
         self.process: subprocess.Popen[bytes]
 
     def __enter__(self) -> Served:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *_COMMANDS[self._kind], str(self.port)],
@@ -167,17 +175,17 @@ class Served:
                 stderr=output,
                 start_new_session=True,
             )
-        poll(self.answers, timeout_seconds=60, every_seconds=0.05)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        try:
+            poll(self.answers, timeout_seconds=60, every_seconds=0.05)
+        except BaseException:
+            self.stop()
+            raise
 
     def answers(self) -> bool:
         """True if it serves."""
         assert self.process.poll() is None, self.output
         try:
-            return Visitor(self.port).get("/admin/login/").status == 200
+            return Visitor(self.port).get("/admin/login/").status > 0
         except OSError:
             return False
 
@@ -189,8 +197,8 @@ class Served:
                 self.process.wait(40)
             except subprocess.TimeoutExpired:
                 self.kill()
-        if self._kind == "reloading":
-            self.kill()
+        if self._kind == "runserver":
+            self.kill()  # it leaves the process that serves
         return self.process.wait(10)
 
     def kill(self) -> None:
@@ -263,7 +271,9 @@ class Visitor:
             assert answer.status == 302, answer.text
         return self
 
-    def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+    def _ask(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         cookie = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
         sent = {"Cookie": cookie, **self.headers, **headers}

@@ -33,9 +33,10 @@ DEMO = [
 ]
 SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
+DJANGO = ["django>=4.2", "jinja2>=3.1", "itsdangerous>=2.1"]
 TEST = [
     *DEMO,
-    "django>=4.2",
+    *DJANGO,
     *SENTRY,
     *PROMETHEUS,
     "opentelemetry-instrumentation-celery>=0.45b0",
@@ -130,6 +131,7 @@ setup(
         "sentry": SENTRY,
         "prometheus": PROMETHEUS,
         "web": WEB,
+        "django": DJANGO,
         "test": TEST,
         "bench": BENCH,
         "docs": DOCS,

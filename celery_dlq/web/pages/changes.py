@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
+from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError
 from celery_dlq.web.pages.common import filter_of, query_of
@@ -88,7 +89,7 @@ def plan_edit(call: Call) -> Response:
         job = call.dlq.operations().plan(
             "edit",
             queue,
-            ids=frozenset({letter_id}),
+            LetterFilter(ids=frozenset({letter_id})),
             change=Edit(args=args, kwargs=kwargs),
             to_queue=call.request.value("to_queue").strip() or None,
             force=bool(call.request.value("force")),

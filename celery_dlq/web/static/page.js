@@ -154,8 +154,9 @@
   const poll = async () => {
     clearTimeout(timer);
     try {
-      const answer = await fetch(`${root}/events/poll`, {cache: "no-store"});
-      if (answer.status === 401 || answer.status === 403) {
+      const answer = await fetch(`${root}/events/poll`, {cache: "no-store", redirect: "manual"});
+      // Django sends who is not logged in to its login page.
+      if (answer.type === "opaqueredirect" || answer.status === 401 || answer.status === 403) {
         loggedOut = true;
         say("You are not logged in any more; reload the page.");
         return;

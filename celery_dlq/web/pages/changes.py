@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError
 from celery_dlq.web.pages.common import filter_of, query_of
+from celery_dlq.web.pages.letters import gone
 
 if TYPE_CHECKING:
     from celery_dlq.web.http import Response
@@ -76,7 +77,10 @@ def _planned(call: Call, kind: str, options: dict[str, Any]) -> Response:
 def edit_form(call: Call) -> Response:
     """Show a message's arguments to be edited."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
-    return _edit_page(call, queue, letter_id)
+    try:
+        return _edit_page(call, queue, letter_id)
+    except NotFound as exc:
+        return gone(call, queue, letter_id, exc)
 
 
 def plan_edit(call: Call) -> Response:
@@ -93,7 +97,11 @@ def plan_edit(call: Call) -> Response:
             to_queue=call.request.value("to_queue").strip() or None,
             force=bool(call.request.value("force")),
         )
-    except (RequestError, DLQError) as exc:
+    except NotFound as exc:
+        return gone(call, queue, letter_id, exc)
+    except (StoreUnavailable, BrokerUnavailable):
+        raise
+    except DLQError as exc:
         return _edit_page(call, queue, letter_id, error=str(exc))
     return call.to("job", job=job.id)
 

@@ -69,7 +69,7 @@ def letter(call: Call) -> Response:
     try:
         queue, entry = reading.entry(letter_id, queue)
     except NotFound as exc:
-        return _gone(call, queue, letter_id, exc)
+        return gone(call, queue, letter_id, exc)
     try:
         found = entry.letter()
     except CorruptLetter as exc:
@@ -119,7 +119,7 @@ def body(call: Call) -> Response:
     )
 
 
-def _gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Response:
+def gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Response:
     """A letter that somebody knew: say who redrove or discarded letters of its queue lately."""
     call.dlq.reading().check_queue(queue)
     changes = [c for c in call.dlq.operations().changes(limit=200) if c.target == queue][:5]

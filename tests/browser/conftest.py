@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from builders import an_app
+from celery import Celery
 from looking import CHROMIUM, Watched, sync_playwright
 from served import Pages, Worker
 from servers import require
@@ -62,9 +62,12 @@ def page(context: Callable[..., Any]) -> Any:
 @pytest.fixture
 def dlq(redis_url: str) -> Iterator[DeadLetters]:
     """The letters of the shop, without a worker."""
-    made = DeadLetters(an_app(dlq_url=redis_url, dlq_queues={"orders": {"max_deliveries": 5}}))
+    app = Celery("shop", broker=redis_url, set_as_current=False)
+    app.conf.update(dlq_url=redis_url, dlq_queues={"orders": {"max_deliveries": 5}})
+    made = DeadLetters(app)
     yield made
     made.close()
+    app.close()
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def runs(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def serve(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Pages]]:
+def serve(redis_url: str, tmp_path: Path, watched: Watched) -> Iterator[Callable[..., Pages]]:
     """Start ``dlq web`` with changes allowed; all are ended after the test."""
     started: list[Pages] = []
 
@@ -94,6 +97,7 @@ def serve(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Pages]]:
         return made
 
     yield start
+    watched.over = True  # pages that are still open miss their server
     for made in started:
         made.stop()
         assert "Traceback" not in made.output, made.output

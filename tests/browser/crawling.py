@@ -23,7 +23,9 @@ def route_of(url: str) -> str | None:
     return None if route is None else route.name
 
 
-def crawl(page: Any, pages: Pages, *starts: str) -> Iterator[tuple[str, str, int]]:
+def crawl(
+    page: Any, pages: Pages, *starts: str, most: int = MOST_OF_A_ROUTE
+) -> Iterator[tuple[str, str, int]]:
     """Open pages that links lead to: route, URL and status of each; the page stays open."""
     waiting = [urljoin(pages.url, path) for path in ("/", *starts)]
     seen: set[str] = set()
@@ -33,7 +35,7 @@ def crawl(page: Any, pages: Pages, *starts: str) -> Iterator[tuple[str, str, int
         name = route_of(url)
         assert url.startswith(pages.url), f"{url} leads away"
         assert name is not None, f"{url} leads nowhere"
-        if url in seen or name in ("export", "body") or opened.get(name, 0) >= MOST_OF_A_ROUTE:
+        if url in seen or name in ("export", "body") or opened.get(name, 0) >= most:
             continue
         seen.add(url)
         opened[name] = opened.get(name, 0) + 1

@@ -22,10 +22,12 @@ class Watched:
     Attributes:
         errors: Console errors, reports of the content policy, uncaught errors, dialogs.
         allowed: Beginnings of errors that the test provokes.
+        over: True after the test.
     """
 
     errors: list[str] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
+    over: bool = False
 
     def page(self, page: Any) -> None:
         """Watch one page."""
@@ -38,8 +40,15 @@ class Watched:
         dialog.dismiss()
 
     def _said(self, said: Any, page: Any) -> None:
-        if said.type in ("error", "warning") and not said.text.startswith(tuple(self.allowed)):
+        bad = said.type in ("error", "warning") and not self.over
+        if bad and not said.text.startswith(tuple(self.allowed)):
             self.errors.append(f"{page.url}: {said.text}")
+
+
+def press(page: Any, role: str, name: str) -> None:
+    """Click a button or a link, and wait for the page that follows."""
+    with page.expect_navigation():
+        page.get_by_role(role, name=name).first.click()
 
 
 def violations(page: Any) -> list[str]:

@@ -32,9 +32,9 @@ def shop_in_trouble(folder: Path) -> Iterator[tuple[Pages, DeadLetters]]:
         bad_day.stored(dlq, server.client())
         charge = dlq.groups(QUEUE)[0].fingerprint
         dlq.note(QUEUE, charge, "The gateway says it is back since 14:10; see SHOP-2217.")
-        with Worker(server.url, folder / "worker.log"):
-            with Pages(server.url, folder / "pages.log", "--title", "production") as pages:
-                yield pages, dlq
+        served = Pages(server.url, folder / "pages.log", "--title", "production")
+        with Worker(server.url, folder / "worker.log"), served as pages:
+            yield pages, dlq
         dlq.close()
 
 

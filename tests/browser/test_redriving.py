@@ -9,7 +9,7 @@ from typing import Any
 import bad_day
 import pytest
 import redis
-from looking import expect
+from looking import expect, press
 from served import Pages, Worker
 from waiting import poll
 
@@ -33,11 +33,11 @@ def charges(dlq: DeadLetters, client: redis.Redis) -> list[int]:
 def to_plan(page: Any, pages: Pages) -> None:
     """From the overview to the plan of a redrive with a canary."""
     page.goto(pages.url)
-    page.get_by_role("link", name=QUEUE).click()
-    page.get_by_role("link", name="shop.payments.GatewayTimeout").click()
-    page.get_by_role("link", name=f"Redrive {LETTERS} letters").click()
+    press(page, "link", QUEUE)
+    press(page, "link", "shop.payments.GatewayTimeout")
+    press(page, "link", f"Redrive {LETTERS} letters")
     page.get_by_label("Letters in the canary").fill("5")
-    page.get_by_role("button", name="Show what would happen").click()
+    press(page, "button", "Show what would happen")
     assert f"Redrive {LETTERS} letters of {QUEUE}?" in page.locator("h1").inner_text()
     for said in ("Nothing has been done yet", "consumed by celery@", "registered by celery@"):
         assert said in page.locator("main").inner_text()
@@ -63,7 +63,7 @@ def test_a_redrive_from_click_to_verdict(
 ) -> None:
     """The page of the job shows the canary's verdict and the end without being asked again."""
     to_plan(page, pages)
-    page.get_by_role("button", name=f"Redrive {LETTERS} letters").click()
+    press(page, "button", f"Redrive {LETTERS} letters")
     expect(page.locator("[data-job-state]")).to_have_text("done", timeout=30_000)
     has_ended(page, dlq, runs, charges)
     page.goto(f"{pages.url}/audit")
@@ -81,10 +81,10 @@ def test_a_redrive_without_javascript(
     """The link "Refresh" is what fetches fresh numbers."""
     page = context(java_script_enabled=False).new_page()
     to_plan(page, pages)
-    page.get_by_role("button", name=f"Redrive {LETTERS} letters").click()
+    press(page, "button", f"Redrive {LETTERS} letters")
 
     def done() -> bool:
-        page.get_by_role("link", name="Refresh").click()
+        press(page, "link", "Refresh")
         return bool(page.locator("[data-job-state]").text_content() == "done")
 
     poll(done, timeout_seconds=30, every_seconds=0.2)

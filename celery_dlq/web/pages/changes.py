@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
+from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError
-from celery_dlq.web.pages.common import filter_of, query_of
+from celery_dlq.web.pages.common import filter_of, outlined, query_of
 from celery_dlq.web.pages.letters import gone
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def plan_edit(call: Call) -> Response:
         job = call.dlq.operations().plan(
             "edit",
             queue,
-            ids=frozenset({letter_id}),
+            LetterFilter(ids=frozenset({letter_id})),
             change=Edit(args=args, kwargs=kwargs),
             to_queue=call.request.value("to_queue").strip() or None,
             force=bool(call.request.value("force")),
@@ -134,14 +135,7 @@ def discarded(call: Call) -> Response:
     length = call.dlq.backend.letters.length(queue)
     try:
         for entry in operations.discarded(queue):
-            rows.append(
-                {
-                    "id": entry.key,
-                    "task_name": entry.text("task_name"),
-                    "reason": entry.text("reason"),
-                    "description": call.web.redaction.text(entry.text("description")),
-                }
-            )
+            rows.append(outlined(call, entry))
             if len(rows) >= 100:  # noqa: PLR2004
                 break
         problem = ""
@@ -161,7 +155,11 @@ def discarded(call: Call) -> Response:
 def restore(call: Call) -> Response:
     """Put a discarded letter back."""
     queue, letter_id = call.parts["queue"], call.request.value("id")
-    call.dlq.operations().restore(letter_id, queue)
+    try:
+        call.dlq.operations().restore(letter_id, queue)
+    except NotFound as exc:  # or another operator was faster
+        if call.dlq.backend.letters.entry(queue, letter_id) is None:
+            return gone(call, queue, letter_id, exc)
     return call.to("letter", queue=queue, letter=letter_id)
 
 

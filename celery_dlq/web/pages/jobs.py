@@ -9,7 +9,7 @@ from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
-from celery_dlq.web.pages.common import query_of, suppressed
+from celery_dlq.web.pages.common import masked, outlined, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
@@ -45,7 +45,9 @@ _LABELS = (
 def jobs(call: Call) -> Response:
     """Show the newest jobs."""
     found = [
-        job for job in call.dlq.operations().jobs() if job.state not in ("planned", "expired")
+        masked(call, job)
+        for job in call.dlq.operations().jobs()
+        if job.state not in ("planned", "expired")
     ][:100]
     return call.page("jobs.html", section="jobs", title="Jobs", jobs=found)
 
@@ -119,10 +121,7 @@ def _examples(call: Call, found: Job) -> list[dict[str, str]]:
     for letter_id in found.preview.get("examples", ()) if found.state == "planned" else ():
         entry = call.dlq.backend.letters.entry(found.queue, letter_id)
         if entry is not None:
-            raw = RawEntry(*entry)
-            description = call.web.redaction.text(raw.text("description"))
-            task = raw.text("task_name")
-            rows.append({"id": letter_id, "task_name": task, "description": description})
+            rows.append(outlined(call, RawEntry(*entry)))
     return rows
 
 
@@ -145,9 +144,10 @@ def _edit(call: Call, found: Job) -> tuple[str, str]:
 
 
 def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Response:
+    examples, (before, after) = _examples(call, found), _edit(call, found)
+    found = masked(call, found)
     where = suppressed(lambda: LetterFilter.from_json(found.filter), DLQError)
     shown = "plan.html" if found.state in ("planned", "expired") else "job.html"
-    before, after = _edit(call, found)
     verb = found.kind.capitalize()
     return call.page(
         shown,
@@ -162,7 +162,7 @@ def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Resp
         allowed=call.web.options.forms is not None
         and call.user.may(_NEEDED.get(found.kind, Permission.DISCARD)),
         error=error,
-        examples=_examples(call, found),
+        examples=examples,
         before=before,
         after=after,
     )

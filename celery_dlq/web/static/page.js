@@ -37,7 +37,9 @@
     if (Number.isNaN(date.getTime())) return;
     const utc = `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
     time.title = `${localText(date)} (${zone}), ${utc}`;
-    if (time.dataset.at !== undefined) put(time, localText(date));
+    const local = localText(date);
+    const same = date.getTimezoneOffset() === 0;
+    if (time.dataset.at !== undefined && !same) put(time, `${local} (${utc.slice(11)})`);
   };
   const showAgo = () => all("time[data-ago]").forEach((time) => {
     const seconds = (Date.now() + skew - Date.parse(time.dateTime)) / 1000;
@@ -235,7 +237,7 @@
 
   // -- Ticked rows -------------------------------------------------------------------------------
 
-  const boxes = (form) => all("input[type=checkbox][name=id]", form);
+  const boxes = (form) => all("input[type=checkbox][name=ids]", form);
   const count = (form) => {
     const ticked = boxes(form).filter((box) => box.checked).length;
     all("[data-ticked]", form).forEach((element) => put(element, `${number(ticked)} ticked`));

@@ -26,6 +26,7 @@ MAX_STREAMS = 100
 MAX_QUEUES = 200
 MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
+_CANARY = ("letters", "succeeded", "died", "open", "verdict")
 _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
 
 
@@ -117,10 +118,16 @@ def _state(assembly: Assembly) -> dict[str, Any]:
         if job.state in _LIVE_STATES or (now - job.updated_at).total_seconds() < _ENDED_SECONDS
     ]
     return {
+        "at": time.time(),
         "letters": {name: queue.letters for name, queue in shown.items()},
         "hour": {name: queue.last_hour for name, queue in shown.items()},
         "jobs": {
-            job.id: {"state": job.state, "counts": dict(job.counts), "total": job.total}
+            job.id: {
+                "state": job.state,
+                "counts": {**job.counts, "handled": job.handled},
+                "total": job.total,
+                "canary": {name: job.canary[name] for name in _CANARY if name in job.canary},
+            }
             for job in jobs[:MAX_JOBS]
         },
     }

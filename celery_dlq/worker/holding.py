@@ -152,8 +152,8 @@ class Holding:
         now = time.monotonic()
         counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
         if now - counted_at > _COUNTED_SECONDS:
-            counted_at, length = now, self._store.length(hold.id)
-        self._lengths[hold.id] = counted_at, length + 1
+            length = self._store.length(hold.id)
+            self._lengths[hold.id] = now, length
         return length < self._most
 
     def _match(
@@ -194,6 +194,8 @@ class Holding:
             redaction=self._redaction,
         )
         self._store.dead_letter(self._fit(letter_of(facts)), key)
+        counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
+        self._lengths[hold.id] = counted_at, length + 1
 
 
 def _meets(texts: tuple[str, ...], message: Message) -> bool:

@@ -55,9 +55,7 @@ def parts(_: Call) -> Response:
     return Response(content_type="text/plain", body=made())
 
 
-def an_app(
-    access: Callable[..., Any] | None = None, **changes: Any
-) -> DeadLettersApp:
+def an_app(access: Callable[..., Any] | None = None, **changes: Any) -> DeadLettersApp:
     """An app with routes of our own beside the real ones."""
     more = {} if access is None else {"access": asked(access)}
     web = pages(stream=True, **more)
@@ -263,9 +261,7 @@ def test_nothing_of_the_pages_is_imported_before_they_are_asked_for() -> None:
         "print(*[m for m in sys.modules if m.partition('.')[0] in "
         "('starlette', 'uvicorn', 'jinja2', 'itsdangerous', 'anyio') or '_dlq.web' in m])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 

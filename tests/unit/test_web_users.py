@@ -113,9 +113,7 @@ def test_a_short_password_is_refused(users: UsersFile) -> None:
         (f"alice:fly:{hash_of(PASSWORD)}", "expected permissions of view"),
     ],
 )
-def test_a_line_that_is_none_is_named_by_its_number(
-    users: UsersFile, line: str, said: str
-) -> None:
+def test_a_line_that_is_none_is_named_by_its_number(users: UsersFile, line: str, said: str) -> None:
     """And not shown: it may have a password in it."""
     users.path.write_text(f"# users\n{line}\n")
     with pytest.raises(SettingsError, match=said) as caught:
@@ -317,9 +315,7 @@ def test_permissions_change_with_the_file(users: UsersFile) -> None:
 
 def test_a_user_header_counts_from_a_trusted_proxy_only() -> None:
     """Anybody can send a header."""
-    access = TrustedHeader(
-        name="x-forwarded-user", permissions=frozenset(Permission), why_not=""
-    )
+    access = TrustedHeader(name="x-forwarded-user", permissions=frozenset(Permission), why_not="")
     web = pages(access=access)
     headers = {"x-forwarded-user": "alice"}
     assert web.who(get(headers=headers, proxied=True)).name == "alice"

@@ -51,6 +51,7 @@ class Live:
         self._thread: threading.Thread | None = None
         self._streams = 0
         self._latest = (0.0, b"")
+        self._found: dict[str, Any] = {}
         self.closed = False
 
     def join(self) -> bool:
@@ -93,7 +94,9 @@ class Live:
             except Exception:
                 logger.exception("The live numbers could not be read")
                 found = {"away": True}
-            state = json.dumps(found, separators=(",", ":")).encode()
+            if found != self._found:  # with the time of the change: pages may be newer
+                self._found = found
+                state = json.dumps({"at": time.time(), **found}, separators=(",", ":")).encode()
             self._latest = (time.monotonic(), state)
             return state
 
@@ -118,7 +121,6 @@ def _state(assembly: Assembly) -> dict[str, Any]:
         if job.state in _LIVE_STATES or (now - job.updated_at).total_seconds() < _ENDED_SECONDS
     ]
     return {
-        "at": time.time(),
         "letters": {name: queue.letters for name, queue in shown.items()},
         "hour": {name: queue.last_hour for name, queue in shown.items()},
         "jobs": {

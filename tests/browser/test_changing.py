@@ -27,9 +27,7 @@ def letter(dlq: DeadLetters, client: redis.Redis, watched: Watched) -> DeadLette
     return next(iter(dlq.letters(QUEUE, exception_type="shop.payments.GatewayTimeout")))
 
 
-def test_discard_and_restore(
-    letter: DeadLetter, dlq: DeadLetters, page: Any, pages: Pages
-) -> None:
+def test_discard_and_restore(letter: DeadLetter, dlq: DeadLetters, page: Any, pages: Pages) -> None:
     """The name of the queue is asked for; the letter goes, and comes back from the bin."""
     page.goto(f"{pages.url}/queues/{QUEUE}/letters/{letter.id}")
     press(page, "link", "Discard")

@@ -66,7 +66,9 @@ def evil(dlq: DeadLetters, client: redis.Redis) -> list[str]:
         dlq.store.dead_letter(letter, key_of(letter))
         dlq.note(QUEUE, letter.fingerprint, text[:1000] or "nothing")
         ids.append(letter.id)
-    for number, body in enumerate((f"[{deep(900)}, {{}}, {{}}]".encode(), b"[" + b"9" * 52_428_800)):
+    for number, body in enumerate(
+        (f"[{deep(900)}, {{}}, {{}}]".encode(), b"[" + b"9" * 52_428_800)
+    ):
         letter = a_letter(
             id=f"{number:08d}-1111-5000-8000-000000000000",
             dead_letter_queue=QUEUE,
@@ -88,8 +90,10 @@ def test_hostile_letters_are_text_everywhere(
     """No dialog, no complaint, no link that runs something, status 200, a page of bounded size."""
     queue = quote(quote(QUEUE, safe=""), safe="")
     dlq.discard(QUEUE, ids=[evil[0]])
-    links = "() => [...document.querySelectorAll('[href], [src], [action]')].map((e) =>" \
+    links = (
+        "() => [...document.querySelectorAll('[href], [src], [action]')].map((e) =>"
         " e.getAttribute('href') || e.getAttribute('src') || e.getAttribute('action') || '')"
+    )
     starts = [f"/queues/{queue}/letters/{letter_id}" for letter_id in evil[1:]]
     starts += [f"/queues/{queue}/groups/{number:016x}" for number in range(1, len(evil) - 2)]
     opened = 0

@@ -125,8 +125,10 @@ def test_new_letters_are_announced_and_move_nothing(
     boxes = page.locator("input[name=ids]")
     boxes.nth(0).check()
     boxes.nth(2).check()
-    where = "() => [...document.querySelectorAll('tbody tr, button')].map(" \
+    where = (
+        "() => [...document.querySelectorAll('tbody tr, button')].map("
         "(e) => [e.textContent.slice(0, 20), e.getBoundingClientRect().top])"
+    )
     before = page.evaluate(where)
     expect(page.get_by_text("2 ticked")).to_be_visible()
     letters(2)

@@ -23,8 +23,12 @@ IDS = [f"task-{number}" for number in range(LETTERS)]
 @pytest.fixture
 def letters(dlq: DeadLetters, watched: Watched) -> list[DeadLetter]:
     """Some letters; nobody consumes what is redriven."""
-    watched.allowed.append("Failed to load resource")  # statuses of 400 and above are what is tested
-    found = [a_letter(task_id=task_id, headers=json.dumps(a_request(id=task_id))) for task_id in IDS]
+    watched.allowed.append(
+        "Failed to load resource"
+    )  # statuses of 400 and above are what is tested
+    found = [
+        a_letter(task_id=task_id, headers=json.dumps(a_request(id=task_id))) for task_id in IDS
+    ]
     for letter in found:
         dlq.store.dead_letter(letter, key_of(letter))
     return found

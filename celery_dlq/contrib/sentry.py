@@ -27,9 +27,9 @@ from celery import signals as celery_signals
 from kombu.utils.functional import LRUCache
 
 from celery_dlq.backends.base.reports import Report, Reports
-from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Event
+from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, iso
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction

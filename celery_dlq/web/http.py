@@ -85,6 +85,7 @@ class Request:
         scheme: ``http`` or ``https``, as the browser sees it.
         client: Address of the browser, or of the last proxy that is not trusted.
         proxied: True if a trusted proxy passed the request on.
+        home: Link back to the application, where it differs from request to request.
         raw: The adapter's own request.
     """
 
@@ -97,6 +98,7 @@ class Request:
     scheme: str = "http"
     client: str = ""
     proxied: bool = False
+    home: str = ""
     raw: Any = None
 
     @property

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import printable
 from celery_dlq.logs import get_logger
-from celery_dlq.web.http import Response
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
-    from celery_dlq.web.web import Call
 
 logger = get_logger("celery_dlq.web")
 
@@ -30,12 +28,6 @@ MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
 _CANARY = ("letters", "succeeded", "died", "open", "verdict")
 _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
-
-STREAM_HEADERS = (
-    # Proxies neither keep, compress nor collect what comes bit by bit.
-    ("cache-control", "no-store, no-transform"),
-    ("x-accel-buffering", "no"),
-)
 
 
 class Live:
@@ -113,20 +105,6 @@ class Live:
                     return
             self.read()
             self._wake.wait(self._seconds)
-
-
-def events(call: Call) -> Response:
-    """Begin a stream; 204 tells the browser not to ask again, where there is none."""
-    if not call.web.options.stream:
-        return Response(status=204)
-    return Response(
-        content_type="text/event-stream; charset=utf-8", headers=[*STREAM_HEADERS], live=True
-    )
-
-
-def poll(call: Call) -> Response:
-    """Give the state once: for servers that cannot stream, and for streams that are blocked."""
-    return Response(content_type="application/json", body=call.web.live.read())
 
 
 def _state(assembly: Assembly) -> dict[str, Any]:

@@ -55,9 +55,7 @@ def parts(_: Call) -> Response:
     return Response(content_type="text/plain", body=made())
 
 
-def an_app(
-    access: Callable[..., Any] | None = None, **changes: Any
-) -> DeadLettersApp:
+def an_app(access: Callable[..., Any] | None = None, **changes: Any) -> DeadLettersApp:
     """An app with routes of our own beside the real ones."""
     more = {} if access is None else {"access": asked(access)}
     web = pages(stream=True, **more)
@@ -154,6 +152,35 @@ def test_no_path_is_a_failure(path: str) -> None:
     asyncio.run(app(scope, receive, send))
     assert sent[0]["status"] < 500
     assert b"content-security-policy" in dict(sent[0]["headers"])
+
+
+def test_it_lives_beside_django_in_asgi_py() -> None:
+    """As the page about it says."""
+    pytest.importorskip("django", reason="this is about Django")
+    code = (
+        "import asyncio, httpx\n"
+        "from django.conf import settings\n"
+        "settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=['*'], SECRET_KEY='x')\n"
+        "urlpatterns = []\n"
+        "from django.core.asgi import get_asgi_application\n"
+        "django = get_asgi_application()\n"
+        "from celery import Celery\n"
+        "from celery_dlq import DeadLetters\n"
+        "from starlette.applications import Starlette\n"
+        "from starlette.routing import Mount\n"
+        "app = Celery('proj', broker='memory://')\n"
+        "app.conf.dlq_store = 'memory'\n"
+        "dlq = DeadLetters(app)\n"
+        "application = Starlette(routes=[Mount('/dlq', dlq.asgi()), Mount('/', django)])\n"
+        "async def main():\n"
+        "    transport = httpx.ASGITransport(application)\n"
+        "    async with httpx.AsyncClient(transport=transport, base_url='http://x') as client:\n"
+        "        for path in ('/dlq/events/poll', '/elsewhere'):\n"
+        "            print((await client.get(path)).status_code)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["200", "404"]
 
 
 def test_static_files_are_kept_and_pages_are_not() -> None:
@@ -263,9 +290,7 @@ def test_nothing_of_the_pages_is_imported_before_they_are_asked_for() -> None:
         "print(*[m for m in sys.modules if m.partition('.')[0] in "
         "('starlette', 'uvicorn', 'jinja2', 'itsdangerous', 'anyio') or '_dlq.web' in m])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 

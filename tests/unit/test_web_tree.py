@@ -34,9 +34,7 @@ def test_filters_of_odd_keys_find_their_letter(key: str) -> None:
 
     kwargs = {key: "v"}
     (leaf,) = tree.of(kwargs, "kwargs").children
-    letter = a_letter(
-        body=json.dumps([[], kwargs, None]).encode(), kwargs_json=json.dumps(kwargs)
-    )
+    letter = a_letter(body=json.dumps([[], kwargs, None]).encode(), kwargs_json=json.dumps(kwargs))
     assert LetterFilter(conditions=(leaf.filter,)).matches(letter)
 
 

@@ -113,9 +113,7 @@ def test_a_short_password_is_refused(users: UsersFile) -> None:
         (f"alice:fly:{hash_of(PASSWORD)}", "expected permissions of view"),
     ],
 )
-def test_a_line_that_is_none_is_named_by_its_number(
-    users: UsersFile, line: str, said: str
-) -> None:
+def test_a_line_that_is_none_is_named_by_its_number(users: UsersFile, line: str, said: str) -> None:
     """And not shown: it may have a password in it."""
     users.path.write_text(f"# users\n{line}\n")
     with pytest.raises(SettingsError, match=said) as caught:
@@ -206,7 +204,9 @@ def test_who_guesses_has_to_wait(users: UsersFile) -> None:
     web = a_site(users)
     found = [logged_in(web, "alice", f"guess {n}").status for n in range(7)]
     assert found == [401] * 5 + [429] * 2
-    assert logged_in(web).status == 429
+    refused = logged_in(web)
+    assert refused.status == 429
+    assert dict(refused.headers)["retry-after"] == "30"
     assert logged_in(web, client="10.0.0.8").status == 303
 
 
@@ -317,9 +317,7 @@ def test_permissions_change_with_the_file(users: UsersFile) -> None:
 
 def test_a_user_header_counts_from_a_trusted_proxy_only() -> None:
     """Anybody can send a header."""
-    access = TrustedHeader(
-        name="x-forwarded-user", permissions=frozenset(Permission), why_not=""
-    )
+    access = TrustedHeader(name="x-forwarded-user", permissions=frozenset(Permission), why_not="")
     web = pages(access=access)
     headers = {"x-forwarded-user": "alice"}
     assert web.who(get(headers=headers, proxied=True)).name == "alice"

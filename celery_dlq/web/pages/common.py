@@ -8,9 +8,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, TypeVar
 
-from celery_dlq.contrib.tracebacks import Raised, raised
 from celery_dlq.errors import CorruptLetter, DLQError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.policies.policy import duration_seconds
 from celery_dlq.record import iso
 from celery_dlq.web.http import RequestError

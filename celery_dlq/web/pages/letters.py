@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from celery_dlq.web.web import Call
 
 PAGE = 50
-DEADLINE_SECONDS = 1.5
+DEADLINE_SECONDS = 1.0
 MAX_BODY_SHOWN = 256 * 1024
 
 
@@ -146,13 +146,15 @@ def _mapping(found: DeadLetter, name: str) -> dict[str, Any]:
 
 
 def _editable(found: DeadLetter) -> bool:
+    if len(found.body) > MAX_BODY_SHOWN:
+        return False
     from celery_dlq.operations.edit import arguments  # noqa: PLC0415
 
     try:
         arguments(found.content_type, found.body, _mapping(found, "headers"))
     except DLQError:
         return False
-    return len(found.body) <= MAX_BODY_SHOWN
+    return True
 
 
 def _cut(value: bytes) -> str:

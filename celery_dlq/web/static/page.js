@@ -138,10 +138,15 @@
     say(`Job ${job.state}.`);
     // What somebody types is not thrown away.
     const typing = document.activeElement?.matches("input, textarea, select");
-    if (ENDED.includes(job.state) && !ENDED.includes(before) && !reloading && !typing) {
-      reloading = true;
-      location.reload();
+    if (!ENDED.includes(job.state) || ENDED.includes(before) || reloading || typing) return;
+    try {  // once, whatever the page then says
+      if (sessionStorage.getItem(`dlq-ended:${element.dataset.job}`)) return;
+      sessionStorage.setItem(`dlq-ended:${element.dataset.job}`, "yes");
+    } catch {
+      return;
     }
+    reloading = true;
+    location.reload();
   };
 
   // One tab of a browser asks the server, the others hear it from that one: browsers open only six
@@ -159,8 +164,9 @@
   const poll = async () => {
     clearTimeout(timer);
     try {
-      const answer = await fetch(`${root}/events/poll`, {cache: "no-store"});
-      if (answer.status === 401 || answer.status === 403) {
+      const answer = await fetch(`${root}/events/poll`, {cache: "no-store", redirect: "manual"});
+      // Django sends who is not logged in to its login page.
+      if (answer.type === "opaqueredirect" || answer.status === 401 || answer.status === 403) {
         loggedOut = true;
         say("You are not logged in any more; reload the page.");
         return;

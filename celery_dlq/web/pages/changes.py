@@ -9,7 +9,7 @@ from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavai
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError
-from celery_dlq.web.pages.common import filter_of, outlined, query_of
+from celery_dlq.web.pages.common import filter_of, json_text, outlined, query_of
 from celery_dlq.web.pages.letters import gone
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Respo
         title=f"Edit a letter of {queue}",
         queue=queue,
         letter_id=letter_id,
-        args=typed("args") or json.dumps(args, indent=2, ensure_ascii=False),
-        kwargs=typed("kwargs") or json.dumps(kwargs, indent=2, ensure_ascii=False),
+        args=typed("args") or json_text(args),
+        kwargs=typed("kwargs") or json_text(kwargs),
         error=error,
         redacts=bool(redaction),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 MAX_TICKED = 200
+MAX_LINES_CHARS = 200_000
 
 
 def suppressed(read: Callable[[], _Value], *errors: type[DLQError]) -> _Value | None:
@@ -76,6 +78,12 @@ def filter_of(call: Call) -> LetterFilter:
 def query_of(where: LetterFilter) -> dict[str, list[str]]:
     """A filter as fields of a URL or form."""
     return suppressed(where.to_query, DLQError) or {}
+
+
+def json_text(value: object) -> str:
+    """A value as JSON in lines; in one where its indents would be most of the text."""
+    lines = json.dumps(value, indent=2, ensure_ascii=False)
+    return lines if len(lines) < MAX_LINES_CHARS else json.dumps(value, ensure_ascii=False)
 
 
 def unreadable(call: Call, exc: CorruptLetter) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
-from celery_dlq.web.pages.common import masked, outlined, query_of, suppressed
+from celery_dlq.web.pages.common import json_text, masked, outlined, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
@@ -133,11 +132,7 @@ def _edit(call: Call, found: Job) -> tuple[str, str]:
     if both is None:
         return "", ""
     before, after = (
-        json.dumps(
-            dict(zip(("args", "kwargs"), call.web.redaction.arguments(**one), strict=True)),
-            indent=2,
-            ensure_ascii=False,
-        )
+        json_text(dict(zip(("args", "kwargs"), call.web.redaction.arguments(**one), strict=True)))
         for one in both
     )
     return before, after

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -125,10 +126,12 @@ def test_a_worker_that_was_away_learns_of_a_hold_before_its_first_message(
     """And a hold with an end is released by the workers."""
     for number in range(5):
         poison.healthy.delay(f"h-{number}")
-    poison.dlq.hold("poison_app.healthy", span=timedelta(seconds=6))
+    hold = poison.dlq.hold("poison_app.healthy", span=timedelta(hours=1))
     start_worker()
     poll(lambda: held(poison) == 5, timeout_seconds=10)
     assert {ran(f"h-{number}") for number in range(5)} == {0}
+    store = poison.dlq.assembly.backend.holds
+    store.replace(hold, replace(hold, until=store.now() + timedelta(seconds=1)))
     poll(lambda: all(ran(f"h-{n}") == 1 for n in range(5)), timeout_seconds=40)
     assert poison.dlq.holds() == []
 

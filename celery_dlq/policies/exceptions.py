@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from typing import Any
 
 DEFAULT_COUNTDOWN = 1.0
@@ -45,8 +46,8 @@ class ExceptionRule:
         max_retries: Of ``retry``: at most this many retries. Unset: the task's own.
         backoff: Of ``retry``: ``exponential`` (each wait is twice the one before) or ``fixed``.
             Unset: exponential.
-        countdown: Of ``retry``: seconds before the first retry. Unset: 1, or with a fixed
-            backoff the task's ``default_retry_delay``.
+        countdown: Of ``retry``: seconds (or timedelta) before the first retry, rounded up to
+            whole ones. Unset: 1, or with a fixed backoff the task's ``default_retry_delay``.
         retry_backoff_max: Of an exponential backoff: longest wait in seconds. Unset: 600.
         retry_jitter: Of an exponential backoff: whether to wait a random part of that time.
             Unset: yes.
@@ -63,19 +64,22 @@ class ExceptionRule:
     retry_jitter: bool | None = None
     dead_letter_queue: str | None = None
 
-    def wait(self, retries: int, share: float) -> float | None:
-        """Seconds before the next retry; ``None`` for the task's ``default_retry_delay``.
+    def wait(self, retries: int, share: float) -> int | None:
+        """Whole seconds before the next retry; ``None`` for the task's ``default_retry_delay``.
+
+        Whole as Celery's own: its native delay on RabbitMQ refuses half a second.
 
         Args:
             retries: Number of retries so far.
-            share: A random number from 0 to 1, for the jitter.
+            share: A random number of at least 0 and less than 1, for the jitter.
         """
         if self.backoff is Backoff.FIXED:
-            return self.countdown
+            return None if self.countdown is None else ceil(self.countdown)
         first = DEFAULT_COUNTDOWN if self.countdown is None else self.countdown
         most = DEFAULT_BACKOFF_MAX if self.retry_backoff_max is None else self.retry_backoff_max
         doubled: float = first * 2.0 ** min(max(retries, 0), _MAX_DOUBLINGS)
-        return min(most, doubled) * (1.0 if self.retry_jitter is False else share)
+        whole = ceil(min(most, doubled))
+        return whole if self.retry_jitter is False else int(share * (whole + 1))
 
     def to_json(self) -> dict[str, Any]:
         """The keys that are set, JSON-ready."""

@@ -221,12 +221,11 @@ class PolicyTable:
                 yield f"task {task}", policy
 
     def _by_exception(self) -> Iterator[tuple[str, Policy, str]]:
-        """Every policy whose ``exceptions`` name a dead-letter queue, with who has it."""
-        merged = ((queue, self.resolve(queue)) for queue in {**self.overrides, **self.queues})
+        """Every dead-letter queue that ``exceptions`` name, with the policy that does."""
         tasks = ((f"task {task}", policy) for task, policy in self.tasks.items())
-        for where, policy in (*merged, *tasks):
-            for target in policy.other_dead_letter_queues if policy else ():
-                yield where, policy or Policy(), target
+        for where, policy in (*self.queues.items(), *tasks):
+            for target in policy.other_dead_letter_queues:
+                yield where, policy, target
 
     def _check_retention(self) -> None:
         seen: dict[tuple[str, str], tuple[str, Any]] = {}

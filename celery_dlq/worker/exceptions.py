@@ -31,7 +31,7 @@ from celery_dlq.worker.policy_cache import PolicyCache
 logger = get_logger("celery_dlq.worker")
 
 _ATTRIBUTE = "_dlq_exceptions"
-_WRAPPED = "_dlq_exceptions_of"
+_WRAPPED = "_dlq_wrapped"
 
 
 class ExceptionRules:
@@ -60,14 +60,14 @@ class ExceptionRules:
         if vars(task).get(_ATTRIBUTE) is not self:
             setattr(task, _ATTRIBUTE, self)
             self._tasks.append(task)
-        if not self._policies.have_exceptions(task):
+        if _WRAPPED in vars(task) or not self._policies.have_exceptions(task):
             return
         if hasattr(task, "_orig_run"):  # ``autoretry_for`` must not retry what is decided here
-            if not hasattr(task._orig_run, _WRAPPED):  # noqa: SLF001 - where autoretry looks
-                task._orig_run = _raising(task, task._orig_run, _pass_on)  # noqa: SLF001
-                task.run = _unpacking(task, task.run)
-        elif not hasattr(task.run, _WRAPPED):
+            task._orig_run = _raising(task, task._orig_run, _pass_on)  # noqa: SLF001 - it looks there
+            task.run = _unpacking(task, task.run)
+        else:
             task.run = _raising(task, task.run, _carry_out)
+        setattr(task, _WRAPPED, True)
 
     def close(self) -> None:
         """Leave all exceptions to Celery again."""
@@ -162,7 +162,6 @@ def _raising(task: Any, run: Callable[..., Any], handle: Handler) -> Callable[..
             handle(task, exc, *found)
             raise
 
-    setattr(guarded, _WRAPPED, task)
     return guarded
 
 
@@ -204,7 +203,6 @@ def _unpacking(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             del exc  # else this frame and its traceback keep each other
 
-    setattr(guarded, _WRAPPED, task)
     return guarded
 
 

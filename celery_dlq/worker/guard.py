@@ -298,7 +298,7 @@ class Guard:
             exc_info: The exception, as ``sys.exc_info()`` has it.
         """
         info = ExceptionInfo(exc_info)
-        self.exceptions.mark(info, task, delivery_info, exc_info[0])
+        self.exceptions.mark(info, task, delivery_info, info.type)
         failure = failure_of(info, tuple(task.throws or ()))
         if failure.end is None:
             return False

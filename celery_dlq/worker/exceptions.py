@@ -23,7 +23,7 @@ from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.exceptions import Action, ExceptionRule
+from celery_dlq.policies.exceptions import IGNORE, Action, ExceptionRule
 from celery_dlq.policies.policy import Policy, qualified_name
 from celery_dlq.worker.failure import EXCEPTION_NAMES
 from celery_dlq.worker.policy_cache import PolicyCache
@@ -85,7 +85,8 @@ class ExceptionRules:
         if policy is None or policy.exceptions is None:
             return None
         rule = policy.rule_of(exception_names(type(exc), _keys(policy)))
-        return None if rule is None else (policy, rule)
+        # Of the policy key ``ignore``, Celery's retries know nothing.
+        return None if rule is None or rule is IGNORE else (policy, rule)
 
     def mark(self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type) -> None:
         """Put the names of an exception on billiard's ``ExceptionInfo`` of it.

@@ -300,6 +300,13 @@ def test_autoretry_goes_on_with_what_no_rule_names(app: Celery) -> None:
     assert run(app, task, retries=1)[0] == states.FAILURE
 
 
+def test_the_policy_key_ignore_does_not_beat_autoretry(app: Celery) -> None:
+    """It only says which failures are no deaths."""
+    task = failing(app, SubError("x"), autoretry_for=(Exception,), max_retries=1)
+    guarded(app, {KeyError: RETRY}, ignore=[BaseError])
+    assert run(app, task)[0] == states.RETRY
+
+
 def test_a_retry_by_a_rule_beats_autoretry(app: Celery) -> None:
     """One retry is published, not two, also if it cannot be published."""
     task = failing(app, SubError("x"), autoretry_for=(Exception,), max_retries=0)

@@ -364,9 +364,7 @@ class Assembly:
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS
-            sentry.SentryDeduplicator(
-                partial(_keeps, guard), HANDLING.get, instead=instead
-            ).install()
+            sentry.SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
         info = replace(
             worker_info(self.app, settings),
             hostname=hostname,
@@ -588,7 +586,8 @@ def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     """The dead-letter queues that the settings name; others follow from patterns and tasks."""
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
     targets = (target for target in settings.adopt.values() if target is not None)
-    return (name for name in (*named, *targets) if not set(name) & set("*?["))
+    every = (*named, *settings.policies.by_exception, *targets)
+    return (name for name in every if not set(name) & set("*?["))
 
 
 def _shown_place(settings: Settings, conf: Any) -> str:
@@ -639,9 +638,3 @@ def _is_death(kind: type[Event]) -> bool:
 
 def _gauges(letter_writer: LetterWriter, hostname: str) -> WorkerGauges:
     return WorkerGauges(worker=hostname, spool=letter_writer.spooled, waiting=len(letter_writer))
-
-
-def _keeps(guard: Guard, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
-    from celery_dlq.worker.failure import failure_of_exc_info
-
-    return guard.keeps(task, delivery_info, failure_of_exc_info(exc_info, task.throws))

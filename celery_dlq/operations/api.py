@@ -574,7 +574,7 @@ class Operations:
             self._app,
             self._store,
             self._clock,
-            dead_letter_queue_of=self._dead_letter_queue_of,
+            counted_in=self._policies.counted_in,
             confirmed=self._redriven,
         )
 
@@ -798,9 +798,6 @@ class Operations:
         )
         self._registry.record(change)
         self._events.emit(change)
-
-    def _dead_letter_queue_of(self, queue: str) -> str:
-        return self._settings.policies.dead_letter_queue_of(queue)
 
     def _targets(self, to_queue: str | None) -> Targets:
         """The queues and tasks of a redrive."""

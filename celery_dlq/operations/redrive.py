@@ -51,7 +51,7 @@ _COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failur
 Progress = Callable[[int], object]
 Transform = Callable[[Outgoing], Outgoing]
 Confirmed = Callable[[str, Sequence[RawEntry], str], None]
-QueueNames = Callable[[str], str]
+CountedIn = Callable[[str | None, str, str], str]
 Loss = Callable[[RawEntry], str]
 
 
@@ -121,7 +121,8 @@ class Redriver:
         app: The Celery app; its broker gets the messages.
         store: Keeps the letters.
         clock: Returns the present, aware UTC.
-        dead_letter_queue_of: Returns the dead-letter queue of a queue.
+        counted_in: Returns the dead-letter queue beside whose letters a message is counted; see
+            `celery_dlq.policies.table.PolicyTable.counted_in`.
         lease_seconds: Seconds for which a claim holds after its process has died.
         confirmed: Called for each batch that the broker took, with the queue, the letters and
             the id of the redrive.
@@ -134,7 +135,7 @@ class Redriver:
         store: DeadLetterStore,
         clock: Clock,
         *,
-        dead_letter_queue_of: QueueNames | None = None,
+        counted_in: CountedIn | None = None,
         lease_seconds: float = LEASE_SECONDS,
         confirmed: Confirmed | None = None,
         message_of: MessageOf = outgoing,
@@ -142,7 +143,7 @@ class Redriver:
         self._app = app
         self._store = store
         self._clock = clock
-        self._dead_letter_queue_of = dead_letter_queue_of
+        self._counted_in = counted_in
         self._lease = lease_seconds
         self._confirmed = confirmed
         self._message_of = message_of
@@ -393,9 +394,10 @@ class Redriver:
 
     def _key(self, work: Work, message: Outgoing) -> MessageKey:
         """The key under which the redriven message is counted."""
-        target, name = work.options.to_queue, work.queue
-        if target is not None and self._dead_letter_queue_of is not None:
-            name = self._dead_letter_queue_of(target)
+        name = work.queue
+        if self._counted_in is not None:
+            came_from = work.queue if work.options.to_queue is None else None
+            name = self._counted_in(came_from, message.queue, str(message.headers.get("task")))
         return MessageKey(
             dead_letter_queue=name,
             task_id=message.task_id,

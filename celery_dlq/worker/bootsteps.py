@@ -76,6 +76,7 @@ class GuardStep(bootsteps.StartStopStep):
 
     def _close(self, **_: Any) -> None:
         """Close the guard when the pool is gone, so that the last outcomes are written too."""
+        _quietly(self.guard.exceptions.close)
         _quietly(self.guard.close)
 
 
@@ -252,6 +253,8 @@ class TaskGuard:
                 )
                 self._classes[kind] = self._classes[made, kind[1]] = made
             task.Request = made
+            if task is not app.Task:
+                self._guard.exceptions.install(task)
 
     def watch(self, consumer: Any) -> None:
         """Guard newly registered tasks whenever the consumer updates its strategies.

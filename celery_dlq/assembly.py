@@ -57,6 +57,7 @@ _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 # By name, as Celery names its own: only workers load them.
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
+    "celery_dlq.worker.bootsteps:JobStep",
     "celery_dlq.adopt.bootstep:AdoptStep",
     "celery_dlq.dlx.bootstep:PublishStep",
 )
@@ -265,6 +266,7 @@ class Assembly:
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
         from celery_dlq.worker.info import worker_info
+        from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
         from celery_dlq.worker.policy_cache import PolicyCache
@@ -341,9 +343,10 @@ class Assembly:
             started_at=self.clock(),
         )
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
+        jobs = guard.jobs = WorkerJobs(self._separate_operations, lambda: policy_cache.policies)
         guard.periodic_tasks.add(
             start_check,
-            Heartbeat(backend.workers, info, policy_cache.obey),
+            Heartbeat(backend.workers, info, policy_cache.obey, job_waits=jobs.wake),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,

@@ -13,10 +13,18 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
+from celery_dlq.policies.auto_redrive import (
+    MOST_CANARY,
+    MOST_TIMES,
+    AutoRedrive,
+    auto_redrive,
+    backoff,
+    count,
+)
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
     dead_letter_exchange,
@@ -55,6 +63,9 @@ class Policy:
             At least 1. Unset: no limit.
         keep_until_exported: Whether letters are trimmed only once they are exported.
             Unset: no.
+        auto_redrive: When letters are redriven without an operator: a mapping of ``after``
+            (seconds, timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2),
+            ``reasons`` and ``canary``; or ``False``. Unset: never.
         reasons: Which deaths are kept, as reason names. Unset: all.
         ignore: Exception types (classes or dotted names) that are expected: a failure
             with one of them is no death. Unset: none.
@@ -70,6 +81,7 @@ class Policy:
     dead_letter_ttl: float | None = None
     dead_letter_max_length: int | None = None
     keep_until_exported: bool | None = None
+    auto_redrive: AutoRedrive | Literal[False] | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
 
@@ -164,6 +176,12 @@ def positive_seconds(where: str, value: object) -> float:
     return duration
 
 
+def _wait_seconds(where: str, value: object) -> float:
+    if isinstance(value, str) and (duration := duration_seconds(value)) is not None:
+        value = duration
+    return positive_seconds(where, value)
+
+
 def duration_seconds(text: str) -> float | None:
     """Seconds of a text such as ``90``, ``30s``, ``5m``, ``2h``, ``7d``, ``1w``; else ``None``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text.strip(), re.ASCII)
@@ -251,7 +269,13 @@ def qualified_name(cls: type) -> str:
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
+def _auto_redrive(where: str, value: object) -> AutoRedrive | Literal[False]:
+    return auto_redrive(where, value, _AUTO_REDRIVE_CHECKS)
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, AutoRedrive):
+        return value.to_json()
     if isinstance(value, frozenset):
         return sorted(str(item) for item in value)
     return list(value) if isinstance(value, tuple) else value
@@ -266,6 +290,13 @@ _SHOWN_CHARS = 200
 MAX_DURATION_SECONDS = 1000 * 366 * 86400.0
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
+_AUTO_REDRIVE_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "after": _wait_seconds,
+    "times": count(MOST_TIMES),
+    "backoff": backoff,
+    "reasons": _reasons,
+    "canary": count(MOST_CANARY),
+}
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),
     "max_retries": integer(0),
@@ -277,6 +308,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "dead_letter_ttl": positive_seconds,
     "dead_letter_max_length": integer(1),
     "keep_until_exported": flag,
+    "auto_redrive": _auto_redrive,
     "reasons": _reasons,
     "ignore": _exception_names,
 }

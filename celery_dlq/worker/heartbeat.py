@@ -35,6 +35,7 @@ class Heartbeat:
         info: This worker's `WorkerInfo`.
         obey: Called with the active overrides whenever they change.
         clock: Returns monotonic seconds.
+        job_waits: Called while a job waits to be run.
     """
 
     def __init__(
@@ -43,11 +44,14 @@ class Heartbeat:
         info: WorkerInfo,
         obey: Obey,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        job_waits: Callable[[], object] = bool,
     ) -> None:
         self._registry = registry
         self._info = info
         self._obey = obey
         self._clock = clock
+        self._job_waits = job_waits
         self._ticks = self._rest = 0
         self._revision = 0
         self._next_end: float | None = None
@@ -76,7 +80,9 @@ class Heartbeat:
             logger.debug("This worker stays registered until its heartbeat expires: %s", exc)
 
     def _alive(self) -> None:
-        known, revision = self._registry.heartbeat(self._info.hostname)
+        known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
+        if job_waits:
+            self._job_waits()
         if not known:
             self._registry.register(self._info)
         if revision != self._revision or self._over():

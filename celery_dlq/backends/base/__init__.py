@@ -12,7 +12,7 @@ from typing import Protocol
 
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
-from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore
+from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore, may_start_at
 from celery_dlq.backends.base.letters import (
     Capabilities,
     ClaimState,
@@ -37,7 +37,13 @@ from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
 from celery_dlq.backends.base.samples import SUCCEEDED, Samples
-from celery_dlq.backends.base.workers import MAX_TASKS, Override, WorkerInfo, WorkerRegistry
+from celery_dlq.backends.base.workers import (
+    MAX_TASKS,
+    HeartbeatReply,
+    Override,
+    WorkerInfo,
+    WorkerRegistry,
+)
 from celery_dlq.metrics import MetricsStore
 
 __all__ = [
@@ -58,6 +64,7 @@ __all__ = [
     "Group",
     "GroupNotes",
     "GroupOrder",
+    "HeartbeatReply",
     "JobStore",
     "LetterOutbox",
     "LetterSummary",
@@ -79,6 +86,7 @@ __all__ = [
     "StoredLetter",
     "WorkerInfo",
     "WorkerRegistry",
+    "may_start_at",
     "ordered",
     "position_at",
     "stored_at",

@@ -87,11 +87,11 @@ class RestoreReply(IntEnum):
     TAKEN = 2
 
 
-class ReplaceJobReply(IntEnum):
-    """Replies of ``replace_job.lua``."""
+class SaveJobReply(IntEnum):
+    """First number of the replies of ``save_job.lua``."""
 
     CHANGED = 0
-    REPLACED = 1
+    SAVED = 1
 
 
 class ExportLeaseReply(IntEnum):
@@ -111,7 +111,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "node": NodeReply,
     "report": ReportReply,
     "restore": RestoreReply,
-    "replace_job": ReplaceJobReply,
+    "save_job": SaveJobReply,
     "export_lease": ExportLeaseReply,
 }
 
@@ -181,7 +181,7 @@ class Scripts:
     node: Script
     due: Script
     glance: Script
-    replace_job: Script
+    save_job: Script
     report: Script
     measure: Script
     export_lease: Script

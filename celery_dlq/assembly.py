@@ -293,6 +293,7 @@ class Assembly:
             )
         self.check_exchanges()
         limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
+        used_up = partial(_used_up, policy_cache)
         letter_writer = LetterWriter(
             backend.letters,
             Spool(settings.spool_dir, _shown_place(settings, self.app.conf)),
@@ -301,8 +302,9 @@ class Assembly:
             forget=backend.counter.forget,
             outbox=self.letter_outbox(backend),
             events=self.events,
-            mark=None if settings.sentry == sentry.OFF else self._marker(backend),
+            mark=None if settings.sentry == sentry.OFF else self._marker(backend, used_up),
             counts=measuring.counts,
+            used_up=used_up,
         )
         measuring.gauges = partial(_gauges, letter_writer, hostname)
         sampler = None
@@ -491,14 +493,16 @@ class Assembly:
             self._publisher.close()
             self._publisher.backend.close()
 
-    def _marker(self, backend: Backend) -> Callable[[DeadLetter], DeadLetter]:
+    def _marker(
+        self, backend: Backend, used_up: Callable[[DeadLetter], str]
+    ) -> Callable[[DeadLetter], DeadLetter]:
         """A function that marks letters to be reported to Sentry; subscribes the reporter.
 
         Subscribes late, because the app may initialise Sentry after the guard is made.
         """
         from celery_dlq.contrib import sentry
 
-        reporter = sentry.SentryReporter(backend.reports, self.redaction)
+        reporter = sentry.SentryReporter(backend.reports, self.redaction, used_up)
 
         def marked(letter: DeadLetter) -> DeadLetter:
             if sentry.client() is not None:
@@ -594,6 +598,11 @@ def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
                 f"dlq_store = 'broker' its letters would be taken for tasks and dropped. Leave it "
                 f"out of the worker's queues; `celery dlq redrive` publishes letters again"
             )
+
+
+def _used_up(policy_cache: PolicyCache, letter: DeadLetter) -> str:
+    rule = policy_cache.policies.auto_redrive_of(letter.dead_letter_queue)
+    return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
 
 
 def _is_death(kind: type[Event]) -> bool:

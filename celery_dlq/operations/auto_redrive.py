@@ -197,7 +197,8 @@ class AutoRedrives:
         try:
             last = self._last(state)
             if last is not None and last.state == INTERRUPTED:
-                last = self._finished(self._jobs.again(last.id), lease, stopping)
+                with on_behalf_of(ACTOR):
+                    last = self._finished(self._jobs.again(last.id), lease, stopping)
             if last is not None and last.state in (RUNNING, WAITING):
                 return
             self._settle(state, last, rule, lease)

@@ -48,6 +48,14 @@ class AutoRedrive:
         """True if letters with this reason are redriven."""
         return self.reasons is None or reason in self.reasons
 
+    def used_up(self, redrives: int, reason: Reason) -> str:
+        """What the letter of a message says that is redriven no more; empty if it will be."""
+        if redrives < self.times or not self.keeps(reason):
+            return ""
+        if redrives == self.times:
+            return f"redriven {redrives} of {self.times} times by auto_redrive"
+        return f"redriven {redrives} times, and auto_redrive ends at {self.times}"
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping of what is set, as the policy takes it."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}

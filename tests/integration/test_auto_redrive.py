@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -69,6 +70,12 @@ def look(dlq: DeadLetters, stopping: Callable[[], bool] = bool) -> list[Job]:
     with dlq.assembly._separate_operations() as operations:
         table = operations._policies.in_force()
         return list(operations.redrive_due(table, stopping))
+
+
+def stopping_soon() -> Callable[[], bool]:
+    """Becomes true after some batches."""
+    asked = itertools.count()
+    return lambda: next(asked) > 5
 
 
 def left(dlq: DeadLetters) -> set[str]:
@@ -194,7 +201,8 @@ def test_if_the_canary_dies_the_rest_waits(make: Make, monkeypatch: pytest.Monke
     put(dlq, 4)
     died = RedriveOutcome.DIED
     monkeypatch.setattr(
-        "celery_dlq.backends.redis.letters.RedisStore.outcomes", lambda _, keys: [died for _ in keys]
+        "celery_dlq.backends.redis.letters.RedisStore.outcomes",
+        lambda _, keys: [died for _ in keys],
     )
     aged(dlq, 1)
     (job,) = look(dlq)
@@ -208,13 +216,7 @@ def test_a_job_that_was_paused_is_finished_by_another_process(make: Make) -> Non
     """A worker that stops leaves its job to the next; meanwhile nobody makes a second one."""
     one, two = make(), make()
     put(one, 250)
-    asked: list[int] = []
-
-    def stopping() -> bool:
-        asked.append(1)
-        return len(asked) > 6
-
-    assert look(one, stopping) == []
+    assert look(one, stopping_soon()) == []
     (job,) = one.jobs()
     assert job.state == "waiting"
     assert look(two) == []
@@ -256,8 +258,7 @@ def test_a_policy_that_was_removed_while_a_job_waited_is_obeyed(make: Make) -> N
     """The job ends and says why; the letters stay."""
     dlq = make()
     ids = put(dlq, 250)
-    asked: list[int] = []
-    look(dlq, lambda: bool(asked.append(1)) or len(asked) > 6)
+    look(dlq, stopping_soon())
     here = left(dlq)
     (job,) = dlq.jobs()
     dlq.override_policy("orders", timedelta(hours=1), auto_redrive=False)
@@ -272,18 +273,15 @@ def test_a_cancelled_job_rests(make: Make) -> None:
     """What a person stopped is not started again at the next look."""
     dlq = make(after=2)
     put(dlq, 250)
-    asked: list[int] = []
     aged(dlq, 2)
-    look(dlq, lambda: bool(asked.append(1)) or len(asked) > 6)
+    look(dlq, stopping_soon())
     (job,) = dlq.jobs()
     assert dlq.cancel(job.id).state == "cancelled"
     here = left(dlq)
     assert (look(dlq), left(dlq)) == ([], here)
 
 
-def test_letters_are_read_once_for_each_number(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_are_read_once_for_each_number(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The place is remembered between looks, by whoever looks."""
     dlq = make(times=1)
     put(dlq, 1200, redrives=1)

@@ -260,6 +260,11 @@ class AutoRedrives:
             raise
         except DLQError as exc:  # it is in the job's note, too
             logger.warning("The automatic redrive %s failed: %s", run.job.id, exc)
+        else:
+            done, state = sum(run.job.counts.get(name, 0) for name in _REDRIVEN), run.job.state
+            logger.info(
+                "%s of %s (job %s) is %s: %d letters", ACTOR, run.job.queue, run.job.id, state, done
+            )
         return run.job
 
     def _settle(

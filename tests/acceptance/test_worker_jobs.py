@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
 from builders import a_letter, a_request, key_of
 from command_line import Dlq
 from waiting import poll
-from workers import Place, Worker
+from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, DLQError
 from celery_dlq.operations.auto_redrive import ACTOR
@@ -214,22 +216,107 @@ def test_a_worker_killed_in_a_redrive_by_policy_is_followed_by_another(
     here: Place, poison: ModuleType, start_worker: Start, ran: Ran
 ) -> None:
     """The other one takes over when the lease of the dead one is over: nothing twice."""
+    conf = policy()
+    conf["dlq_queues"]["orders"]["max_deliveries"] = 9  # what it ran when it was killed runs again
     letters = [put(poison) for _ in range(400)]
-    first = start_worker(policy(), env=here.env)
+    first = start_worker(conf, env=here.env)
     poll(lambda: len(left(poison)) < 400, timeout_seconds=60)
     first.kill()
     assert left(poison)
-    second = start_worker(policy(), env=here.env)
-    third = start_worker(policy(), env=here.env, arguments=("--hostname", "third@%h"))
+    second = start_worker(conf, env=here.env)
+    third = start_worker(conf, env=here.env, arguments=("--hostname", "third@%h"))
     poll(lambda: left(poison) == [], timeout_seconds=120, every_seconds=0.5)
-    poll(lambda: all(ran(each.task_id) for each in letters), timeout_seconds=60, every_seconds=0.5)
+    poll(lambda: all(ran(each.task_id) for each in letters), timeout_seconds=120, every_seconds=0.5)
     jobs = poll(
         lambda: (found := poison.dlq.jobs()) and {j.state for j in found} == {"done"} and found,
         timeout_seconds=60,
     )
     assert {job.actor for job in jobs} == {ACTOR}
     assert max(job.run for job in jobs) == 2
-    counts = [job.counts["published"] + job.counts["finished"] for job in jobs]
-    assert (sum(counts), sum(job.counts["maybe_twice"] for job in jobs)) == (400, 0)
+    assert sum(job.counts["maybe_twice"] for job in jobs) == 0
+    if here.name == "redis":  # elsewhere, only what a heartbeat has told is known of a killed run
+        assert sum(job.counts["published"] for job in jobs) == 400
     for worker in (second, third):
         worker.stop()
+
+
+DIES = """
+import os, signal, sys
+import poison_app
+from celery_dlq.operations import auto_redrive, jobs, publisher
+from celery_dlq.backends.redis.letters import RedisStore
+
+owner, name, when, number, elsewhere = sys.argv[1:]
+place = {"RedisStore": RedisStore, "JobRun": jobs.JobRun, "Publisher": publisher.Publisher}[owner]
+inner, calls = getattr(place, name), []
+
+def dying(self, *args, **kwargs):
+    calls.append(1)
+    if len(calls) == int(number) and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = inner(self, *args, **kwargs)
+    if len(calls) == int(number):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(place, name, dying)
+if elsewhere:
+    RedisStore.marker = lambda _: None
+auto_redrive.LEASE_SECONDS = 1.0
+operations = poison_app.dlq.assembly.operations()
+list(operations.redrive_due(operations._policies.in_force(), lambda: False))
+"""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when", "number", "elsewhere", "twice"),
+    [
+        ("RedisStore", "export_lease", "after", "1", "", 0),
+        ("RedisStore", "export_lease", "after", "2", "", 0),
+        ("JobRun", "beat", "before", "1", "", 0),
+        ("JobRun", "beat", "after", "1", "", 0),
+        ("RedisStore", "redrive", "before", "2", "", 0),
+        ("RedisStore", "redrive", "after", "2", "", 0),
+        ("JobRun", "end", "before", "1", "", 0),
+        ("JobRun", "end", "after", "1", "", 0),
+        ("RedisStore", "export_lease", "before", "3", "", 0),
+        ("RedisStore", "claim", "after", "2", "elsewhere", 0),
+        ("Publisher", "publish", "before", "2", "elsewhere", 0),
+        ("Publisher", "publish", "after", "2", "elsewhere", 100),
+        ("RedisStore", "mark_published", "after", "2", "elsewhere", 0),
+    ],
+)
+def test_a_look_killed_anywhere_is_finished_by_the_next_ones(
+    poison: ModuleType,
+    redis_url: str,
+    owner: str,
+    name: str,
+    when: str,
+    number: str,
+    elsewhere: str,
+    twice: int,
+) -> None:
+    """No letter is lost; nothing goes out twice but what was published and not noted."""
+    sent = {put(poison).id for _ in range(350)}
+    rule = {"after": 0.1, "times": 1}
+    poison.dlq.override_policy("orders", timedelta(hours=1), auto_redrive=rule)
+    done = run_python(redis_url, "-c", DIES, owner, name, when, number, elsewhere)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+    def look() -> bool:
+        operations = poison.dlq.assembly.operations()
+        list(operations.redrive_due(operations._policies.in_force(), lambda: False))
+        return left(poison) == []
+
+    poll(look, timeout_seconds=60, every_seconds=0.2)
+    sent.add(put(poison).id)  # an empty queue is not looked at: its job has no letters left
+    poll(
+        lambda: look() and {job.state for job in poison.dlq.jobs()} == {"done"},
+        timeout_seconds=60,
+        every_seconds=0.2,
+    )
+    with redis.Redis.from_url(redis_url) as client:
+        found = [json.loads(raw) for raw in client.lrange("orders", 0, -1)]
+    ids = [message["headers"]["dlq_letter"] for message in found]
+    assert (set(ids), len(ids) - len(sent)) == (sent, twice)
+    assert sum(job.counts["maybe_twice"] for job in poison.dlq.jobs()) >= twice

@@ -58,6 +58,7 @@ _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 # By name, as Celery names its own: only workers load them.
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
+    "celery_dlq.worker.bootsteps:JobStep",
     "celery_dlq.adopt.bootstep:AdoptStep",
     "celery_dlq.dlx.bootstep:PublishStep",
 )
@@ -286,6 +287,7 @@ class Assembly:
         from celery_dlq.worker.heartbeat import Heartbeat
         from celery_dlq.worker.holding import Holding
         from celery_dlq.worker.info import worker_info
+        from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
         from celery_dlq.worker.policy_cache import PolicyCache
@@ -313,6 +315,7 @@ class Assembly:
             )
         self.check_exchanges()
         limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
+        used_up = partial(_used_up, policy_cache)
         letter_writer = LetterWriter(
             backend.letters,
             Spool(settings.spool_dir, _shown_place(settings, self.app.conf)),
@@ -321,8 +324,9 @@ class Assembly:
             forget=backend.counter.forget,
             outbox=self.letter_outbox(backend),
             events=self.events,
-            mark=None if settings.sentry == sentry.OFF else self._marker(backend),
+            mark=None if settings.sentry == sentry.OFF else self._marker(backend, used_up),
             counts=measuring.counts,
+            used_up=used_up,
         )
         measuring.gauges = partial(_gauges, letter_writer, hostname)
         sampler = None
@@ -373,9 +377,17 @@ class Assembly:
             started_at=self.clock(),
         )
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
+        jobs = guard.jobs = WorkerJobs(self._separate_operations, lambda: policy_cache.policies)
         guard.periodic_tasks.add(
             start_check,
-            Heartbeat(backend.workers, info, backend.holds, policy_cache.obey, holding.obey),
+            Heartbeat(
+                backend.workers,
+                info,
+                backend.holds,
+                policy_cache.obey,
+                holding.obey,
+                job_waits=jobs.wake,
+            ),
             Releases(holding, self._release_ended),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
@@ -526,14 +538,16 @@ class Assembly:
             self._publisher.close()
             self._publisher.backend.close()
 
-    def _marker(self, backend: Backend) -> Callable[[DeadLetter], DeadLetter]:
+    def _marker(
+        self, backend: Backend, used_up: Callable[[DeadLetter], str]
+    ) -> Callable[[DeadLetter], DeadLetter]:
         """A function that marks letters to be reported to Sentry; subscribes the reporter.
 
         Subscribes late, because the app may initialise Sentry after the guard is made.
         """
         from celery_dlq.contrib import sentry
 
-        reporter = sentry.SentryReporter(backend.reports, self.redaction)
+        reporter = sentry.SentryReporter(backend.reports, self.redaction, used_up)
 
         def marked(letter: DeadLetter) -> DeadLetter:
             if sentry.client() is not None:
@@ -630,6 +644,11 @@ def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
                 f"dlq_store = 'broker' its letters would be taken for tasks and dropped. Leave it "
                 f"out of the worker's queues; `celery dlq redrive` publishes letters again"
             )
+
+
+def _used_up(policy_cache: PolicyCache, letter: DeadLetter) -> str:
+    rule = policy_cache.policies.auto_redrive_of(letter.dead_letter_queue)
+    return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
 
 
 def _is_death(kind: type[Event]) -> bool:

@@ -53,6 +53,7 @@ Transform = Callable[[Outgoing], Outgoing]
 Confirmed = Callable[[str, Sequence[RawEntry], str], None]
 CountedIn = Callable[[str | None, str, str], str]
 Loss = Callable[[RawEntry], str]
+Chooses = Callable[[RawEntry], bool]
 
 
 class MessageOf(Protocol):
@@ -78,6 +79,7 @@ class Work:
         report: The results so far.
         transform: Changes each message before it is published.
         loss: Says why the message of a letter would be lost; ``None`` if nobody asks.
+        due: Chooses among the letters of an automatic redrive; ``None`` for all.
         background: Removes letters that were published step by step.
         one_step: Publishes and removes them, if both are in one database.
         published: The messages published so far, if they are to be watched.
@@ -89,6 +91,7 @@ class Work:
     report: RedriveReport
     transform: Transform | None = None
     loss: Loss | None = None
+    due: Chooses | None = None
     background: Background
     one_step: OneStep | None = None
     published: list[Outgoing] | None = None
@@ -157,6 +160,7 @@ class Redriver:
         canary: Canary | None = None,
         transform: Transform | None = None,
         loss: Loss | None = None,
+        due: Chooses | None = None,
         progress: Progress | None = None,
         scanned: Progress | None = None,
     ) -> RedriveReport:
@@ -171,6 +175,7 @@ class Redriver:
                 report=report,
                 transform=transform,
                 loss=loss,
+                due=due,
                 background=background,
                 one_step=OneStep.of(self._store, run, publisher),
             )
@@ -412,6 +417,7 @@ class Redriver:
         span = PositionRange(after=work.run.job.position, until=work.run.job.until)
         letters = min(canary.letters, work.options.limit or canary.letters)
         found = select(self._store, work.queue, where, span=span, scanned=work.scanned(None))
+        found = filter(work.due, found) if work.due is not None else found
         if work.loss is not None:
             found = (one for one in found if not work.loss(one))
         letter_ids = chosen(found, letters)
@@ -511,6 +517,7 @@ def _live(
 
 def _safe(work: Work, found: Iterable[RawEntry]) -> Iterable[RawEntry]:
     """The letters whose messages would not be lost; counts the others, which stay."""
+    found = filter(work.due, found) if work.due is not None else found
     return found if work.loss is None else _refusing(work, work.loss, found)
 
 

@@ -25,6 +25,7 @@ KEYS = (
     "dead_letter_ttl",
     "dead_letter_max_length",
     "keep_until_exported",
+    "auto_redrive",
 )
 """Only keys that workers apply can be overridden."""
 
@@ -92,6 +93,8 @@ def _value(key: str, value: Any) -> Any:
         return duration
     if key in {"reasons", "ignore"}:
         return [part.strip() for part in value.split(",") if part.strip()]
+    if key == "auto_redrive" and value.lower() == "off":
+        return False
     try:
         return json.loads(value.lower())
     except ValueError:

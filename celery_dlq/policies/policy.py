@@ -14,10 +14,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
+from celery_dlq.policies.auto_redrive import (
+    MOST_CANARY,
+    MOST_TIMES,
+    AutoRedrive,
+    auto_redrive,
+    backoff,
+    count,
+)
 from celery_dlq.policies.exceptions import IGNORE, KEYS_OF_ACTION, Action, Backoff, ExceptionRule
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
@@ -64,6 +72,9 @@ class Policy:
             At least 1. Unset: no limit.
         keep_until_exported: Whether letters are trimmed only once they are exported.
             Unset: no.
+        auto_redrive: When letters are redriven without an operator: a mapping of ``after``
+            (seconds, timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2),
+            ``reasons`` and ``canary``; or ``False``. Unset: never.
         reasons: Which deaths are kept, as reason names. Unset: all.
         ignore: Exception types (classes or dotted names) that are expected: a failure
             with one of them is no death. Unset: none.
@@ -84,6 +95,7 @@ class Policy:
     dead_letter_ttl: float | None = None
     dead_letter_max_length: int | None = None
     keep_until_exported: bool | None = None
+    auto_redrive: AutoRedrive | Literal[False] | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
     exceptions: tuple[tuple[str, ExceptionRule], ...] | None = None
@@ -199,6 +211,12 @@ def positive_seconds(where: str, value: object) -> float:
     if duration <= 0:
         raise SettingsError(_expected(where, "a duration of more than 0 seconds", value))
     return duration
+
+
+def _wait_seconds(where: str, value: object) -> float:
+    if isinstance(value, str) and (duration := duration_seconds(value)) is not None:
+        value = duration
+    return positive_seconds(where, value)
 
 
 def duration_seconds(text: str) -> float | None:
@@ -351,10 +369,14 @@ def qualified_name(cls: type) -> str:
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
+def _auto_redrive(where: str, value: object) -> AutoRedrive | Literal[False]:
+    return auto_redrive(where, value, _AUTO_REDRIVE_CHECKS)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
         return {name: rule.to_json() for name, rule in value}
-    if isinstance(value, DeadLetterExchange):
+    if isinstance(value, (DeadLetterExchange, AutoRedrive)):
         return value.to_json()
     if isinstance(value, frozenset):
         return sorted(str(item) for item in value)
@@ -372,6 +394,13 @@ _DOTTED_NAME = re.compile(r"[\w<>]+(\.[\w<>]+)*")
 MAX_DURATION_SECONDS = 1000 * 366 * 86400.0
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
+_AUTO_REDRIVE_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "after": _wait_seconds,
+    "times": count(MOST_TIMES),
+    "backoff": backoff,
+    "reasons": _reasons,
+    "canary": count(MOST_CANARY),
+}
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),
     "max_crashes": _crashes,
@@ -385,6 +414,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "dead_letter_ttl": positive_seconds,
     "dead_letter_max_length": integer(1),
     "keep_until_exported": flag,
+    "auto_redrive": _auto_redrive,
     "reasons": _reasons,
     "ignore": _exception_names,
     "exceptions": _exceptions,

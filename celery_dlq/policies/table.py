@@ -15,11 +15,14 @@ from functools import lru_cache
 from typing import Any
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.policies.auto_redrive import AutoRedrive
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, suggestion
 from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096
 RETENTION = ("dead_letter_ttl", "dead_letter_max_length", "keep_until_exported")
+"""Policy keys that say how long letters are kept."""
+OF_WHOLE_QUEUES = (*RETENTION, "auto_redrive")
 """Policy keys that apply to a whole dead-letter queue, not to one message."""
 
 
@@ -96,7 +99,7 @@ class PolicyTable:
         return policy.dead_letter_queue_of(queue)
 
     def of_dead_letter_queue(self, name: str) -> Policy | None:
-        """The policy that sets the retention of a dead-letter queue; ``None`` if none does."""
+        """The policy that sets retention and automatic redrives of a dead-letter queue, or none."""
         for where, policy in self._targeting():
             if policy.dead_letter_queue_of(where) == name:
                 return policy
@@ -106,6 +109,17 @@ class PolicyTable:
         source = name.removesuffix(DLQ_SUFFIX)
         ruling = self.resolve(source) if source != name else None
         return ruling if ruling and ruling.dead_letter_queue_of(source) == name else None
+
+    def auto_redrive_of(self, dead_letter_queue: str) -> AutoRedrive | None:
+        """When the letters of a dead-letter queue are redriven automatically; ``None``: never."""
+        policy = self.of_dead_letter_queue(dead_letter_queue)
+        return (policy.auto_redrive or None) if policy is not None else None
+
+    def auto_redrives(self) -> list[AutoRedrive]:
+        """All that the policies say of automatic redrives."""
+        overrides = (policy for policy, _source in self.overrides.values())
+        policies = (*self.queues.values(), *self.tasks.values(), *overrides)
+        return [policy.auto_redrive for policy in policies if policy.auto_redrive]
 
     def unbounded(self, known: Iterable[str]) -> list[str]:
         """The dead-letter queues, or patterns of them, whose letters no policy ever removes.
@@ -231,7 +245,7 @@ class PolicyTable:
         seen: dict[tuple[str, str], tuple[str, Any]] = {}
         for where, policy in self._targeting():
             target = policy.dead_letter_queue_of(where)
-            for key in RETENTION:
+            for key in OF_WHOLE_QUEUES:
                 value = getattr(policy, key)
                 other, before = seen.setdefault((target, key), (where, value))
                 if before != value:
@@ -306,7 +320,7 @@ def _check_task(task: str, policy: Policy, queues: Mapping[str, Policy]) -> None
             f"expected the dead_letter_queue of task {task} to be no guarded queue, got "
             f"{policy.dead_letter_queue!r}, which has a policy in dlq_queues; name another"
         )
-    for key in RETENTION:
+    for key in OF_WHOLE_QUEUES:
         named = policy.dead_letter_queue or policy.other_dead_letter_queues
         if getattr(policy, key) is not None and not named:
             raise SettingsError(

@@ -21,6 +21,7 @@ from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, starts_he
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.held_back import HeldBack
+from celery_dlq.worker.jobs import WorkerJobs
 from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
 
@@ -182,6 +183,25 @@ class ThreadStep(bootsteps.StartStopStep):
             self._thread = None
 
     terminate = stop
+
+
+class JobStep(ThreadStep):
+    """Worker bootstep: run the jobs that wait, and the automatic redrives."""
+
+    thread_name = "dlq-jobs"
+
+    def prepare(self, worker: Any) -> bool:
+        """Return True if this worker can run jobs."""
+        self._jobs: WorkerJobs = worker.dead_letter_guard.jobs
+        return self._jobs is not None
+
+    def run(self, stop: threading.Event) -> None:
+        """Run jobs until the event is set."""
+        self._jobs.run(stop)
+
+    def wake(self) -> None:
+        """Let `run` see the event."""
+        self._jobs.end()
 
 
 class RetryLater:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery.worker import state
@@ -56,6 +56,9 @@ from celery_dlq.worker.lifecycle import (
 from celery_dlq.worker.periodic import PeriodicTasks
 from celery_dlq.worker.policy_cache import PolicyCache, ResolvedPolicy
 from celery_dlq.worker.starts import Starts
+
+if TYPE_CHECKING:
+    from celery_dlq.worker.jobs import WorkerJobs
 
 logger = get_logger("celery_dlq.worker")
 
@@ -130,6 +133,7 @@ class Guard:
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
         self.periodic_tasks = PeriodicTasks()
+        self.jobs: WorkerJobs | None = None
         self.guards_all = policy_cache.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:

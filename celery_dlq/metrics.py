@@ -74,6 +74,11 @@ DEAD_LETTERS = _counter(
 DIED_AGAIN = _counter(
     "died_again", "queue dead_letter_queue", "Letters of messages that were redriven before."
 )
+REGRESSED = _counter(
+    "regressed_groups",
+    "queue dead_letter_queue",
+    "Groups of letters that were resolved, and died again.",
+)
 REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
 RESTORED = _counter(
     "restored_messages", "", "Messages of workers that died, returned to their queues by a lease."
@@ -112,6 +117,7 @@ COUNTERS = (
     UNCOUNTED,
     DEAD_LETTERS,
     DIED_AGAIN,
+    REGRESSED,
     REDRIVEN,
     RESTORED,
     LOST_LEASES,

@@ -1,7 +1,8 @@
 """Celery-style signals: ``task_dead_lettered`` and ``task_redriven``.
 
 ``task_dead_lettered`` is sent in the main process of the worker that stored the letter, with
-``letter``. ``task_redriven`` is sent in the process that redrives it, with ``letter`` and
+``letter`` and ``regressed``, which is true if the letter's group was resolved until then.
+``task_redriven`` is sent in the process that redrives it, with ``letter`` and
 ``redrive_id``. The sender is the task's name, so a receiver can choose one task. An error in a
 receiver is logged and has no other effect. The worker waits for receivers: do slow work, such
 as an HTTP call, in a thread.
@@ -10,7 +11,7 @@ Example:
     .. code-block:: python
 
         @task_dead_lettered.connect(sender="shop.charge")
-        def alert(letter, **kwargs): ...
+        def alert(letter, regressed, **kwargs): ...
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from celery_dlq.events import DeadLettered, Event, Redriven
 
 __all__ = ["task_dead_lettered", "task_redriven"]
 
-task_dead_lettered = Signal(name="task_dead_lettered", providing_args={"letter"})
+task_dead_lettered = Signal(name="task_dead_lettered", providing_args={"letter", "regressed"})
 task_redriven = Signal(name="task_redriven", providing_args={"letter", "redrive_id"})
 
 
@@ -34,7 +35,9 @@ def wants(kind: type[Event]) -> bool:
 def relay(event: Event) -> None:
     """Send the signal of an event; an observer of the event bus."""
     if isinstance(event, DeadLettered):
-        task_dead_lettered.send(sender=event.letter.task_name, letter=event.letter)
+        task_dead_lettered.send(
+            sender=event.letter.task_name, letter=event.letter, regressed=event.regressed
+        )
     elif isinstance(event, Redriven):
         task_redriven.send(
             sender=event.letter.task_name, letter=event.letter, redrive_id=event.redrive_id

@@ -18,7 +18,14 @@ from celery_dlq.backends.base import DeadLetterStore, LetterOutbox, MessageKey, 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import DEAD_LETTERS, DIED_AGAIN, INTERNAL_ERRORS, STORE_ERRORS, Counts
+from celery_dlq.metrics import (
+    DEAD_LETTERS,
+    DIED_AGAIN,
+    INTERNAL_ERRORS,
+    REGRESSED,
+    STORE_ERRORS,
+    Counts,
+)
 from celery_dlq.record import DeadLetter
 from celery_dlq.worker.letter import plain
 from celery_dlq.worker.lifecycle import DeliveryState, WaitsForStore
@@ -183,23 +190,29 @@ class LetterWriter:
         except StoreUnavailable:
             self._counts.count(STORE_ERRORS, "dead_letter")
             raise
-        if stored is Stored.NEW:
+        if stored is not Stored.ALREADY_THERE:
+            regressed = stored is Stored.REGRESSED
             logger.warning(
-                "Task %s[%s] dead-lettered to %s: %s (%s)",
+                "Task %s[%s] dead-lettered to %s: %s (%s)%s",
                 letter.task_name,
                 letter.task_id,
                 letter.dead_letter_queue,
                 letter.reason,
                 letter.description,
+                f"; group {letter.fingerprint} was resolved" if regressed else "",
             )
-            self._announce(letter)
+            self._announce(letter, regressed=regressed)
 
-    def _announce(self, letter: DeadLetter) -> None:
+    def _announce(self, letter: DeadLetter, *, regressed: bool) -> None:
         queues = (letter.source_queue, letter.dead_letter_queue)
         self._counts.count(DEAD_LETTERS, *queues, letter.reason.value)
         if letter.redrives:
             self._counts.count(DIED_AGAIN, *queues)
-        self._events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
+        if regressed:
+            self._counts.count(REGRESSED, *queues)
+        self._events.emit(
+            DeadLettered(at=letter.dead_lettered_at, letter=letter, regressed=regressed)
+        )
 
     def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
         """Put a letter into the spool, if it may wait there.

@@ -22,11 +22,12 @@ from celery_dlq.metrics import (
     DEAD_LETTERS,
     DIED_AGAIN,
     INTERNAL_ERRORS,
+    OTHER,
     REGRESSED,
     STORE_ERRORS,
     Counts,
 )
-from celery_dlq.record import DeadLetter
+from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.letter import plain
 from celery_dlq.worker.lifecycle import DeliveryState, WaitsForStore
 from celery_dlq.worker.memory_limit import MemoryLimit, MemoryLimitReached
@@ -35,6 +36,7 @@ from celery_dlq.worker.spool import Spool
 logger = get_logger("celery_dlq.worker")
 
 _MAX_WAITING_LETTERS = 10_000
+_NO_TASK = {Reason.UNKNOWN_TASK, Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +207,13 @@ class LetterWriter:
 
     def _announce(self, letter: DeadLetter, *, regressed: bool) -> None:
         queues = (letter.source_queue, letter.dead_letter_queue)
-        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value)
+        # Whoever can publish chooses the names of unknown tasks.
+        task = OTHER if letter.reason in _NO_TASK else letter.task_name
+        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value, task)
         if letter.redrives:
-            self._counts.count(DIED_AGAIN, *queues)
+            self._counts.count(DIED_AGAIN, *queues, task)
         if regressed:
-            self._counts.count(REGRESSED, *queues)
+            self._counts.count(REGRESSED, *queues, task)
         self._events.emit(
             DeadLettered(at=letter.dead_lettered_at, letter=letter, regressed=regressed)
         )

@@ -14,8 +14,8 @@ from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.backends.memory.metrics import MemoryMetrics
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
-from celery_dlq.metrics import REGRESSED, Counts
-from celery_dlq.record import DeadLetter
+from celery_dlq.metrics import OTHER, REGRESSED, Counts
+from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker import spool
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
 from celery_dlq.worker.lifecycle import DeliveryState
@@ -99,7 +99,22 @@ def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> N
     store = MemoryMetrics()
     counts.flush(store)
     found = {s[1:]: n for s, n in store.read().counts.items() if s[0] == REGRESSED.name}
-    assert found == {("orders", "orders-DLQ"): 1}
+    assert found == {("orders", "orders-DLQ", letters[0].task_name): 1}
+
+
+def test_a_name_that_anybody_can_publish_is_no_label(tmp_path: Path) -> None:
+    """Or a flood of invented tasks would take the place of the app's own."""
+    said, counts = Said(), Counts()
+    writer = LetterWriter(said, Spool(str(tmp_path), "x"), counts=counts)
+    for reason in (Reason.UNKNOWN_TASK, Reason.FAILED):
+        letter = a_letter(reason=reason)
+        writer.write(PendingLetter(letter, key_of(letter), False, said))
+    store = MemoryMetrics()
+    counts.flush(store)
+    assert {series[-2:] for series in store.read().counts} == {
+        ("unknown_task", OTHER),
+        ("failed", letter.task_name),
+    }
 
 
 @pytest.mark.parametrize("away", ["entry", "letter"])

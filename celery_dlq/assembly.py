@@ -174,7 +174,7 @@ class Assembly:
 
     def reading(self) -> Reading:
         """Finds and reads letters."""
-        return Reading(self.backend.letters, self.redaction)
+        return Reading(self.backend.letters, self.redaction, self.backend.notes)
 
     def comparison(self) -> Comparison:
         """Finds what sets letters apart."""
@@ -232,7 +232,7 @@ class Assembly:
         )
 
     def notes(self) -> Notes:
-        """Writes and reads notes on groups."""
+        """Writes and reads notes on groups, and sets their states."""
         return Notes(self.backend, self.reading(), self.events)
 
     def exports(self) -> Exports:
@@ -468,8 +468,8 @@ class Assembly:
         from celery_dlq.adopt.letter import Adoption
         from celery_dlq.adopt.sources import source_of
 
-        def adopted(letter: DeadLetter) -> None:
-            self.events.emit(DeadLettered(at=self.clock(), letter=letter))
+        def adopted(letter: DeadLetter, regressed: bool) -> None:  # noqa: FBT001 - one of two
+            self.events.emit(DeadLettered(at=self.clock(), letter=letter, regressed=regressed))
             if progress is not None:
                 progress(1)
 

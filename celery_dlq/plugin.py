@@ -155,6 +155,9 @@ class DeadLetters:
     apart = _of(Assembly.comparison, Comparison.apart)
     note = _of(Assembly.notes, Notes.note)
     notes = _of(Assembly.notes, Notes.notes)
+    resolve = _of(Assembly.notes, Notes.resolve)
+    mute = _of(Assembly.notes, Notes.mute)
+    reopen = _of(Assembly.notes, Notes.reopen)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)

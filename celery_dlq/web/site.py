@@ -70,6 +70,7 @@ ROUTES = Routes(
         _get("group", "/queues/{queue}/groups/{fingerprint}", groups.group),
         _get("apart", "/queues/{queue}/groups/{fingerprint}/apart", groups.apart, seconds=4.0),
         _post("add_note", "/queues/{queue}/groups/{fingerprint}/notes", groups.add_note, REDRIVE),
+        _post("set_state", "/queues/{queue}/groups/{fingerprint}/state", groups.set_state, REDRIVE),
         _get("letters", "/queues/{queue}/letters", letters.letters),
         _get("letter", "/queues/{queue}/letters/{letter}", letters.letter),
         _get("body", "/queues/{queue}/letters/{letter}/body", letters.body),

@@ -14,6 +14,7 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from celery_dlq.errors import DLQError
+from celery_dlq.events import DeadLettered
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.frames import read_ahead
 from celery_dlq.worker.amqp_properties import read_leniently
@@ -24,6 +25,7 @@ from celery_dlq.worker.held_back import HeldBack
 from celery_dlq.worker.jobs import WorkerJobs
 from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.worker.task_events import TaskEvents
 
 logger = get_logger("celery_dlq.worker")
 
@@ -96,6 +98,9 @@ class TickStep(bootsteps.StartStopStep):
         if self._fetch is not None:
             self._fetch.watch(consumer)
         worker.dead_letter_tasks.watch(consumer)
+        self._events = assembly_of(worker.app).events
+        self._task_events = TaskEvents(consumer)
+        self._events.subscribe(self._task_events, lambda kind: kind is DeadLettered)
 
     def start(self, consumer: Any) -> None:
         """Tick with the consumer's timer; called again after a lost connection."""
@@ -136,6 +141,7 @@ class TickStep(bootsteps.StartStopStep):
         guard = consumer.controller.dead_letter_guard
         _quietly(guard.pool_is_gone)
         _quietly(guard.close)
+        self._events.unsubscribe(self._task_events)
         if self._fetch is not None:
             _quietly(self._fetch.close)
 

@@ -208,7 +208,7 @@ class Guard:
             # `_forget`, inlined: every task pays for this.
             self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
             self._starts.uncounted.forget(in_flight.key)
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED)
+            self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED, request.task.name)
             if in_flight.key.redrives:
                 self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
 
@@ -296,7 +296,7 @@ class Guard:
             outcome=Outcome.SHUTDOWN,
             worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
         )
-        self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.SHUTDOWN.value)
+        self._count(request, in_flight, Outcome.SHUTDOWN)
         if in_flight.charged:
             self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
             in_flight.charged = False
@@ -406,7 +406,7 @@ class Guard:
             return DeliveryState.STORED
         history = history_of(self._counter, in_flight, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.VANISHED.value)
+            self._count(request, in_flight, Outcome.VANISHED)
         message = captured(request.message, request.request_dict)
         number = in_flight.delivery.number
         resolved = self._policies.of_death(in_flight.resolved, verdict.rule)
@@ -476,7 +476,7 @@ class Guard:
     ) -> None:
         assert failure.end is not None  # noqa: S101 - the callers checked
         if in_flight.resolved.policy is not None:
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, failure.end.outcome.value)
+            self._count(request, in_flight, failure.end.outcome)
         in_flight.delivery = replace(
             in_flight.delivery,
             ended_at=self._clock(),
@@ -485,6 +485,9 @@ class Guard:
             exception_type=failure.exception_type,
             exception_message=failure.exception_message,
         )
+
+    def _count(self, request: GuardedRequest, in_flight: InFlight, outcome: Outcome) -> None:
+        self._counts.count(DELIVERIES, in_flight.resolved.queue, outcome.value, request.task.name)
 
     def _note(self, in_flight: InFlight, *, final: bool) -> None:
         """Record the end of a delivery whose message did not become a letter."""

@@ -175,7 +175,7 @@ class Starts:
         if isinstance(verdict, PutOff):
             in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
         else:
-            self._note_count(in_flight, count)
+            self._note_count(in_flight, count, request.task.name)
         return verdict
 
     def _died_by_exception(self, policy: Policy, key: MessageKey) -> bool:
@@ -204,7 +204,7 @@ class Starts:
         )
         return crashes, min(reached, policy.max_deliveries or reached)
 
-    def _note_count(self, in_flight: InFlight, count: Count) -> None:
+    def _note_count(self, in_flight: InFlight, count: Count, task: str) -> None:
         """Apply the result of a count to the message, the metrics and the log."""
         status, queue, number = count.status, in_flight.resolved.queue, count.number
         if status in (CountStatus.COUNTED, CountStatus.LIMIT_REACHED):
@@ -215,7 +215,7 @@ class Starts:
         in_flight.suspect = count.suspect
         in_flight.charged = status is CountStatus.COUNTED
         if count.suspect and in_flight.charged:
-            self._counts.count(DELIVERIES, queue, Outcome.VANISHED.value)
+            self._counts.count(DELIVERIES, queue, Outcome.VANISHED.value, task)
         if status in (CountStatus.DEAD, CountStatus.RUNNING):
             self._counts.count(DUPLICATES, queue)
         if status is CountStatus.RUNNING:

@@ -23,10 +23,13 @@ from celery.app.trace import build_tracer
 from celery.concurrency import asynpool
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import apply_target
+from celery.events.dispatcher import EventDispatcher, group_from
+from celery.events.state import TASK_EVENT_TO_STATE
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.local import PromiseProxy
 from celery.worker import loops, state
 from celery.worker.consumer.consumer import Consumer
+from celery.worker.consumer.events import Events
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
@@ -521,3 +524,13 @@ def test_a_channel_that_closes_restores_and_acknowledges_as_we_override_it() -> 
         assert list(mine.parameters) == list(
             inspect.signature(getattr(kombu_redis.QoS, name)).parameters
         )
+
+
+def test_a_worker_sends_events_of_tasks_as_we_send_ours() -> None:
+    """The consumer has a dispatcher, or none yet; a name's first word decides if it is sent."""
+    assert "c.event_dispatcher = None" in inspect.getsource(Events.__init__)
+    assert "c.event_dispatcher = c.app.events.Dispatcher(" in inspect.getsource(Events.start)
+    assert parameters(EventDispatcher.send)[:2] == ["self", "type"]
+    assert group_from("task-dead-lettered") == "task"
+    assert "if groups and group not in groups:" in inspect.getsource(EventDispatcher.send)
+    assert "task-dead-lettered" not in TASK_EVENT_TO_STATE

@@ -185,7 +185,7 @@ def test_a_revoked_task_is_over_once(worker: Worker) -> None:
     request.on_failure(an_error(ValueError("x")), return_ok=True)
     request.on_success((False, None, 0.1))
     assert (worker.said, request.dlq_state) == (["ack"], DeliveryState.DONE)
-    assert worker.counted(DELIVERIES) == {("orders", "succeeded"): 1}
+    assert worker.counted(DELIVERIES) == {("orders", "succeeded", "shop.charge"): 1}
 
 
 def test_an_ignored_message_is_done(worker: Worker) -> None:

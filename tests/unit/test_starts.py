@@ -40,7 +40,12 @@ def a_redelivered_message() -> Any:
     resolved = ResolvedPolicy("orders", "orders-DLQ", POLICY, None)
     delivery = Delivery(number=1, started_at=NOW, worker_hostname="w")
     in_flight = InFlight(resolved, key_of(a_letter()), delivery, first=False)
-    return SimpleNamespace(dlq_in_flight=in_flight, dlq_state=DeliveryState.NEW, acknowledged=False)
+    return SimpleNamespace(
+        task=SimpleNamespace(name="shop.charge"),
+        dlq_in_flight=in_flight,
+        dlq_state=DeliveryState.NEW,
+        acknowledged=False,
+    )
 
 
 def test_a_message_starts_so_often_here_while_the_store_is_away() -> None:

@@ -33,7 +33,7 @@ from celery_dlq.backends.base.letters import (
     StoredLetter,
 )
 from celery_dlq.backends.base.memory import ServerMemory
-from celery_dlq.backends.base.notes import GroupNotes, Note
+from celery_dlq.backends.base.notes import OPEN, GroupNotes, GroupState, GroupStatus, Note
 from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
@@ -51,6 +51,7 @@ __all__ = [
     "MAX_TASKS",
     "MOST_HOLDS",
     "MOST_JOBS",
+    "OPEN",
     "SUCCEEDED",
     "Backend",
     "Capabilities",
@@ -66,6 +67,8 @@ __all__ = [
     "Group",
     "GroupNotes",
     "GroupOrder",
+    "GroupState",
+    "GroupStatus",
     "HeartbeatReply",
     "Hold",
     "HoldStore",
@@ -115,7 +118,7 @@ class Backend(Protocol):
         samples: Records samples of messages that succeeded.
         sampled: The same samples, read like letters.
         reports: Decides which letters are reported to an error tracker.
-        notes: Notes of operators on groups of letters.
+        notes: Notes of operators on groups of letters, and the groups' states.
         holds: Holds: which messages are not executed for now.
         held: The messages that they hold, read like letters; the queue is named by the hold.
     """

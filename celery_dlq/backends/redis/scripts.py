@@ -40,10 +40,11 @@ class EndedReply(IntEnum):
 
 
 class DeadLetterReply(IntEnum):
-    """Replies of ``dead_letter.lua``."""
+    """Replies of ``dead_letter.lua`` and ``placed.lua``."""
 
     ALREADY_THERE = 0
     STORED = 1
+    REGRESSED = 2
 
 
 class ClaimReply(IntEnum):
@@ -77,6 +78,7 @@ class ReportReply(IntEnum):
     NEW = 1
     CAME_BACK = 2
     GREW = 3
+    REGRESSED = 4
 
 
 class RestoreReply(IntEnum):
@@ -119,6 +121,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
+    "placed": DeadLetterReply,
     "claim": ClaimReply,
     "redrive": ClaimReply,
     "note_exported": NoteExportedReply,
@@ -191,6 +194,7 @@ class Scripts:
     positions: Script
     seed: Script
     note: Script
+    group_state: Script
     mark_published: Script
     release: Script
     note_exported: Script

@@ -48,7 +48,7 @@ def test_discard_and_restore(letter: DeadLetter, dlq: DeadLetters, page: Any, pa
 def test_edit_and_redrive(
     letter: DeadLetter, dlq: DeadLetters, worker: Worker, runs: redis.Redis, page: Any, pages: Pages
 ) -> None:
-    """A mistake in the JSON keeps what was typed; the plan shows both versions; the task gets it."""
+    """A mistake keeps what was typed; the plan shows both versions; the task gets the new one."""
     page.goto(f"{pages.url}/queues/{QUEUE}/letters/{letter.id}")
     press(page, "link", "Edit and redrive")
     args = page.get_by_label("Positional arguments")

@@ -74,6 +74,11 @@ DEAD_LETTERS = _counter(
 DIED_AGAIN = _counter(
     "died_again", "queue dead_letter_queue", "Letters of messages that were redriven before."
 )
+REDRIVES_USED_UP = _counter(
+    "redrives_used_up",
+    "queue dead_letter_queue",
+    "Letters of messages that auto_redrive redrives no more.",
+)
 REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
 HELD_MESSAGES = _counter("held_messages", "queue", "Messages that workers held.")
 RESTORED = _counter(
@@ -114,6 +119,7 @@ COUNTERS = (
     UNCOUNTED,
     DEAD_LETTERS,
     DIED_AGAIN,
+    REDRIVES_USED_UP,
     REDRIVEN,
     HELD_MESSAGES,
     RESTORED,

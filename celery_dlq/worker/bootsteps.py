@@ -21,6 +21,7 @@ from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, starts_he
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.held_back import HeldBack
+from celery_dlq.worker.jobs import WorkerJobs
 from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
 
@@ -76,6 +77,7 @@ class GuardStep(bootsteps.StartStopStep):
 
     def _close(self, **_: Any) -> None:
         """Close the guard when the pool is gone, so that the last outcomes are written too."""
+        _quietly(self.guard.exceptions.close)
         _quietly(self.guard.close)
 
 
@@ -183,6 +185,25 @@ class ThreadStep(bootsteps.StartStopStep):
     terminate = stop
 
 
+class JobStep(ThreadStep):
+    """Worker bootstep: run the jobs that wait, and the automatic redrives."""
+
+    thread_name = "dlq-jobs"
+
+    def prepare(self, worker: Any) -> bool:
+        """Return True if this worker can run jobs."""
+        self._jobs: WorkerJobs = worker.dead_letter_guard.jobs
+        return self._jobs is not None
+
+    def run(self, stop: threading.Event) -> None:
+        """Run jobs until the event is set."""
+        self._jobs.run(stop)
+
+    def wake(self) -> None:
+        """Let `run` see the event."""
+        self._jobs.end()
+
+
 class RetryLater:
     """Requests that are handed to the pool again at the next tick.
 
@@ -252,6 +273,8 @@ class TaskGuard:
                 )
                 self._classes[kind] = self._classes[made, kind[1]] = made
             task.Request = made
+            if task is not app.Task:
+                self._guard.exceptions.install(task)
 
     def watch(self, consumer: Any) -> None:
         """Guard newly registered tasks whenever the consumer updates its strategies.

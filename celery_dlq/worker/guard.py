@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from billiard.einfo import ExceptionInfo
 from celery.worker import state
 
 from celery_dlq.backends.base import Clock, DeliveryCounter, MessageKey
@@ -40,7 +41,8 @@ from celery_dlq.record import Delivery, Outcome, Reason
 from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.dispatched import Dispatched
-from celery_dlq.worker.failure import Failure
+from celery_dlq.worker.exceptions import ExceptionRules
+from celery_dlq.worker.failure import Failure, failure_of
 from celery_dlq.worker.history import history_of
 from celery_dlq.worker.holding import Holding
 from celery_dlq.worker.letter import Death, bare, letter_of
@@ -54,6 +56,9 @@ from celery_dlq.worker.lifecycle import (
 from celery_dlq.worker.periodic import PeriodicTasks
 from celery_dlq.worker.policy_cache import PolicyCache, ResolvedPolicy
 from celery_dlq.worker.starts import Starts
+
+if TYPE_CHECKING:
+    from celery_dlq.worker.jobs import WorkerJobs
 
 logger = get_logger("celery_dlq.worker")
 
@@ -112,6 +117,7 @@ class Guard:
         holding: Holding,
     ) -> None:
         self._policies = policy_cache
+        self.exceptions = ExceptionRules(policy_cache)
         self._letter_writer = letter_writer
         self._counter = counter
         self._clock = clock
@@ -127,6 +133,7 @@ class Guard:
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
         self.periodic_tasks = PeriodicTasks()
+        self.jobs: WorkerJobs | None = None
         self.guards_all = policy_cache.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:
@@ -294,11 +301,19 @@ class Guard:
             self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
             in_flight.charged = False
 
-    def keeps(self, task: Any, delivery_info: dict[str, Any], failure: Failure) -> bool:
-        """True if this end of a delivery will become a letter; changes nothing.
+    def keeps(self, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
+        """True if an exception will end in a letter; changes nothing.
 
         Also called in pool processes, which know the configured policies but no override.
+
+        Args:
+            task: The task that raised it.
+            delivery_info: Exchange and routing key of its message.
+            exc_info: The exception, as ``sys.exc_info()`` has it.
         """
+        info = ExceptionInfo(exc_info)
+        self.exceptions.mark(info, task, delivery_info, info.type)
+        failure = failure_of(info, tuple(task.throws or ()))
         if failure.end is None:
             return False
         verdict = decide_end(self._policies.of(delivery_info, task).policy, failure.end)
@@ -394,9 +409,11 @@ class Guard:
             self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.VANISHED.value)
         message = captured(request.message, request.request_dict)
         number = in_flight.delivery.number
+        resolved = self._policies.of_death(in_flight.resolved, verdict.rule)
+        key = replace(in_flight.key, dead_letter_queue=resolved.dead_letter_queue)
         death = self._death(
-            in_flight.resolved,
-            in_flight.key,
+            resolved,
+            key,
             message,
             verdict,
             failure,
@@ -404,7 +421,10 @@ class Guard:
             number if failure else number - 1,
             pid=in_flight.delivery.worker_pid,
         )
-        return self._write(death, acknowledged=bool(request.acknowledged), waits=request)
+        state = self._write(death, acknowledged=bool(request.acknowledged), waits=request)
+        if state is DeliveryState.STORED and key != in_flight.key:
+            self._counter.died(in_flight.key)  # storing the letter did that beside the letter
+        return state
 
     def _death(
         self,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
+from celery.concurrency import prefork
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.worker import state
 from guarded_worker import Pool, Worker
@@ -206,6 +208,24 @@ def test_a_pool_that_drops_a_job_has_not_started_it(worker: Worker) -> None:
     request = worker.receive()
     request.execute_using_pool(Pool())
     worker.guard.dispatched(request, None, dropped=True)
+    assert request.dlq_state is DeliveryState.NEW
+    assert not request.dlq_in_flight.charged
+
+
+class InterruptedPool(prefork.TaskPool):
+    """A cold shutdown's handler ends it after the count and before it is given the job."""
+
+    def apply_async(self, *_: Any, **__: Any) -> None:
+        """Drop the job, as billiard's pool does."""
+        self._pool = None
+
+
+def test_a_start_that_a_cold_shutdown_interrupts_is_not_counted(tmp_path: Any) -> None:
+    """The signal's handler runs between two lines of the main thread."""
+    pool = InterruptedPool(1)
+    request = Worker(tmp_path, pool).receive()
+    pool._pool = SimpleNamespace(_state=0)
+    request.execute_using_pool(pool)
     assert request.dlq_state is DeliveryState.NEW
     assert not request.dlq_in_flight.charged
 

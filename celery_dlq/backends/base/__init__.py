@@ -13,7 +13,7 @@ from typing import Protocol
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
 from celery_dlq.backends.base.holds import MOST_HOLDS, Hold, HoldStore
-from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore
+from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore, may_start_at
 from celery_dlq.backends.base.letters import (
     Capabilities,
     ClaimState,
@@ -38,7 +38,13 @@ from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
 from celery_dlq.backends.base.samples import SUCCEEDED, Samples
-from celery_dlq.backends.base.workers import MAX_TASKS, Override, WorkerInfo, WorkerRegistry
+from celery_dlq.backends.base.workers import (
+    MAX_TASKS,
+    HeartbeatReply,
+    Override,
+    WorkerInfo,
+    WorkerRegistry,
+)
 from celery_dlq.metrics import MetricsStore
 
 __all__ = [
@@ -60,6 +66,7 @@ __all__ = [
     "Group",
     "GroupNotes",
     "GroupOrder",
+    "HeartbeatReply",
     "Hold",
     "HoldStore",
     "JobStore",
@@ -83,6 +90,7 @@ __all__ = [
     "StoredLetter",
     "WorkerInfo",
     "WorkerRegistry",
+    "may_start_at",
     "ordered",
     "position_at",
     "stored_at",

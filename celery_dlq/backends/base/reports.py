@@ -32,11 +32,12 @@ MOST_IDS = 10
 
 
 class Why(str, Enum):
-    """Reason for reporting a letter."""
+    """Reason for reporting a letter; ``USED_UP`` if ``auto_redrive`` redrives it no more."""
 
     NEW = "new"
     CAME_BACK = "came_back"
     GREW = "grew"
+    USED_UP = "used_up"
 
     def __str__(self) -> str:
         return self.value

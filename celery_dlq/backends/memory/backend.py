@@ -34,8 +34,8 @@ class MemoryBackend:
     def __init__(self, letters: MemoryStore | None = None) -> None:
         self.letters = letters or MemoryStore()
         self.counter = self.letters.counter
-        self.workers = MemoryWorkerRegistry()
         self.jobs = MemoryJobStore()
+        self.workers = MemoryWorkerRegistry(self.jobs)
         self.outbox = MemoryOutbox()
         self.metrics = MemoryMetrics()
         self.samples = MemorySamples()

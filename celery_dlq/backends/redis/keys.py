@@ -77,6 +77,10 @@ class Keys:
         """HASH: job id to its state, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:jobs"
 
+    def waiting_jobs(self) -> str:
+        """ZSET: ids of jobs that wait, by when they may start (milliseconds)."""
+        return f"{self.prefix}:{{app}}:waiting_jobs"
+
     def cancel_requests(self) -> str:
         """HASH: job id to ``cancel``; bounded like jobs."""
         return f"{self.prefix}:{{app}}:cancel_requests"

@@ -87,11 +87,11 @@ class RestoreReply(IntEnum):
     TAKEN = 2
 
 
-class ReplaceJobReply(IntEnum):
-    """Replies of ``replace_job.lua``."""
+class SaveJobReply(IntEnum):
+    """First number of the replies of ``save_job.lua``."""
 
     CHANGED = 0
-    REPLACED = 1
+    SAVED = 1
 
 
 class ReplaceHoldReply(IntEnum):
@@ -125,7 +125,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "node": NodeReply,
     "report": ReportReply,
     "restore": RestoreReply,
-    "replace_job": ReplaceJobReply,
+    "save_job": SaveJobReply,
     "replace_hold": ReplaceHoldReply,
     "drop_held": DropHeldReply,
     "export_lease": ExportLeaseReply,
@@ -197,7 +197,8 @@ class Scripts:
     node: Script
     due: Script
     glance: Script
-    replace_job: Script
+    save_job: Script
+    end_of_queue: Script
     replace_hold: Script
     drop_held: Script
     report: Script

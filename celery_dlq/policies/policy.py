@@ -282,7 +282,9 @@ def _exception_name(where: str, value: object) -> str:
     raise SettingsError(_expected(where, "exception classes or their dotted names", value))
 
 
-def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...]:
+def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
+    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in value):
+        value = dict(value)  # of a policy that was parsed before
     if not isinstance(value, Mapping):
         raise SettingsError(_expected(where, "a mapping of exceptions to actions", value))
     rules = {}
@@ -292,7 +294,7 @@ def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], .
             what = "exception classes or their dotted names as keys"
             raise SettingsError(_expected(where, what, name))
         rules[name] = _exception_rule(f"{where}[{name!r}]", rule)
-    return tuple(sorted(rules.items()))
+    return tuple(sorted(rules.items())) or None
 
 
 def _exception_rule(where: str, value: object) -> ExceptionRule:

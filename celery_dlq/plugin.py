@@ -18,6 +18,7 @@ from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
@@ -174,6 +175,10 @@ class DeadLetters:
     resume_in_background = _of(Assembly.operations, Operations.resume_in_background)
     changes = _of(Assembly.operations, Operations.changes)
 
+    hold = _of(Assembly.holds, Holds.hold)
+    holds = _of(Assembly.holds, Holds.holds)
+    release = _of(Assembly.holds, Holds.release)
+
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)
     lift_policy = _of(Assembly.policy_admin, PolicyAdmin.lift_policy)
@@ -214,9 +219,10 @@ class DeadLetters:
         except ModuleNotFoundError as exc:
             raise MissingExtra("dlq web", exc.name or "starlette", "web") from exc
         secret = secret or self.settings.web_secret or secrets.token_urlsafe(32)
-        more = {} if access is None else {"access": asked(access)}
+        more: dict[str, Any] = {} if access is None else {"access": asked(access)}
         forms = SignedForms(secret, self.settings.web_origin)
-        return DeadLettersApp(self.web(forms=forms, title=title, home=home, stream=True, **more))
+        options = {"title": title, "home": home, "runs_jobs": access is not None, **more}
+        return DeadLettersApp(self.web(forms=forms, stream=True, **options))
 
     def web(self, **options: Any) -> Web:
         """The pages without a server, for adapters to other frameworks.

@@ -20,6 +20,7 @@ from celery_dlq.cli.context import (
 )
 from celery_dlq.cli.options import filter_options, json_option
 from celery_dlq.cli.terminal import counting, letters_text, say
+from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.results import DiscardReport
 
 
@@ -147,4 +148,4 @@ def _remove(
 def _confirm(verb: str, queue: str, count: int) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"--yes is needed to {verb} {count:,} letters without a terminal")
-    click.confirm(f"{verb.capitalize()} {count:,} letters of {queue}?", abort=True)
+    click.confirm(f"{verb.capitalize()} {count:,} letters of {one_line(queue)}?", abort=True)

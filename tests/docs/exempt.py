@@ -12,6 +12,7 @@ EXEMPT: tuple[tuple[str, str, str], ...] = (
     ("README.md", r"pip install tox", "this is such a run"),
     (".*", r".* --follow$", "runs until Ctrl-C: test_cli.py, test_adopting.py, test_export.py"),
     (".*", r".*dlq exporter ", "serves until it is stopped: test_observed.py"),
+    (".*", r".*dlq web ?", "serves until it is stopped: test_web_server.py"),
     ("README.md", r".*dlq triage ", "run by docs/how-to/triage.md: Java takes seconds to start"),
     (
         "docs/guarantees.md",

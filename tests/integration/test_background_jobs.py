@@ -392,6 +392,23 @@ def test_a_job_that_fails_says_why_and_the_next_one_runs(
     assert ended(dlq, good).counts["removed"] == 2
 
 
+def test_a_job_lists_the_first_letters_that_failed(
+    operators: Operators, runners: Callable[[DeadLetters], Runner]
+) -> None:
+    """With the reason, short; all of them are counted, and stay."""
+    dlq = operators()
+    ids = put(dlq, 25, source_queue="")
+    plan = dlq.plan("redrive", DLQ, force=True)
+    dlq.start(plan.id)
+    runners(dlq)
+    job = ended(dlq, plan.id)
+    assert (job.counts["failures"], len(job.failed)) == (25, 20)
+    assert set(job.failed) < set(ids) == left(operators())
+    for error in job.failed.values():
+        assert "does not name its source queue" in error
+        assert len(error) <= 300
+
+
 # -- edits ------------------------------------------------------------------------------
 
 

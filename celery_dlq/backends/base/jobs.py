@@ -11,7 +11,7 @@ MOST_JOBS = 550
 
 
 class JobStore(Protocol):
-    """Keeps the states of the newest 550 jobs. Every method may raise `StoreUnavailable`."""
+    """Keeps the newest `MOST_JOBS` jobs. Every method may raise `StoreUnavailable`."""
 
     def now(self) -> datetime:
         """Return the current time by the store's clock, which decides if a job has gone silent."""

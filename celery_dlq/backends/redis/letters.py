@@ -246,8 +246,8 @@ class RedisStore(RedisPart):
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """Return the stream's last generated id."""
-        info = self._stream(dead_letter_queue)
-        return None if info is None else text_of(info["last-generated-id"])
+        end = self._end(dead_letter_queue)
+        return text_of(end[0]) if end else None
 
     def settled_position(self, dead_letter_queue: str) -> str | None:
         """Return `last_position`: a letter is stored in one step."""
@@ -255,8 +255,8 @@ class RedisStore(RedisPart):
 
     def stored_ever(self, dead_letter_queue: str) -> int | None:
         """Return the number of entries ever added, which Redis counts since 7.0."""
-        info = self._stream(dead_letter_queue)
-        return 0 if info is None else info.get("entries-added")
+        end = self._end(dead_letter_queue)
+        return 0 if not end else int(end[1]) if end[1] != b"" else None
 
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
@@ -495,13 +495,12 @@ class RedisStore(RedisPart):
                 removed += int(self._scripts.remove(keys=places, args=[owner, keep_millis, *some]))
         return removed
 
-    def _stream(self, dead_letter_queue: str) -> Mapping[str, Any] | None:
-        key = self._keys.letters(dead_letter_queue)
+    def _end(self, dead_letter_queue: str) -> Sequence[Any]:
         with translated(self._url):
-            if not self._client.exists(key):
-                return None
-            found: Mapping[str, Any] = self._client.xinfo_stream(key)
-        return found
+            reply: Sequence[Any] = self._scripts.end_of_queue(
+                keys=[self._keys.letters(dead_letter_queue)]
+            )
+        return reply
 
     def _pages(
         self,

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import NotFound, NotSupported
+from celery_dlq.errors import CorruptLetter, NotFound, NotSupported
 from celery_dlq.web.http import Permission
-from celery_dlq.web.pages.common import check_text, columns_of_day, frames_of, suppressed
+from celery_dlq.web.pages.common import (
+    check_text,
+    columns_of_day,
+    frames_of,
+    masked,
+    suppressed,
+)
 
 if TYPE_CHECKING:
     from celery_dlq.backends.base import GroupOrder
@@ -41,7 +47,7 @@ def group(call: Call) -> Response:
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     reading = call.dlq.reading()
     found = reading.group(queue, fingerprint)
-    example = suppressed(lambda: reading.get(found.example_id, queue), NotFound)
+    example = suppressed(lambda: reading.get(found.example_id, queue), NotFound, CorruptLetter)
     notes = suppressed(lambda: call.dlq.notes().notes(queue, fingerprint), NotSupported) or []
     shown = None if example is None else call.web.redaction.letter(example)
     return call.page(
@@ -62,7 +68,7 @@ def apart(call: Call) -> Response:
     """Show what sets a group apart; a page of its own, because it reads 5,000 letters."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     found = call.dlq.reading().group(queue, fingerprint)
-    apart = call.dlq.comparison().apart(queue, fingerprint=fingerprint, deadline_seconds=1.2)
+    apart = call.dlq.comparison().apart(queue, fingerprint=fingerprint, deadline_seconds=1.0)
     findings = []
     for finding in apart.findings:
         selects = {**finding.where, "conditions": finding.condition or ""}
@@ -93,7 +99,7 @@ def _jobs(call: Call, queue: str, fingerprint: str) -> list[Any]:
         return []
     jobs = call.dlq.operations().jobs()
     return [
-        job
+        masked(call, job)
         for job in jobs
         if job.queue == queue
         and job.state != "planned"

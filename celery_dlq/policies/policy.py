@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -283,8 +284,9 @@ def _exception_name(where: str, value: object) -> str:
 
 
 def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
-    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in value):
-        value = dict(value)  # of a policy that was parsed before
+    if isinstance(value, tuple):  # of a policy that was parsed before
+        with suppress(TypeError, ValueError):
+            value = dict(value)
     if not isinstance(value, Mapping):
         raise SettingsError(_expected(where, "a mapping of exceptions to actions", value))
     rules = {}

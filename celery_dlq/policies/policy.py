@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -300,7 +301,10 @@ def _exception_name(where: str, value: object) -> str:
     raise SettingsError(_expected(where, "exception classes or their dotted names", value))
 
 
-def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...]:
+def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
+    if isinstance(value, tuple):  # of a policy that was parsed before
+        with suppress(TypeError, ValueError):
+            value = dict(value)
     if not isinstance(value, Mapping):
         raise SettingsError(_expected(where, "a mapping of exceptions to actions", value))
     rules = {}
@@ -310,7 +314,7 @@ def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], .
             what = "exception classes or their dotted names as keys"
             raise SettingsError(_expected(where, what, name))
         rules[name] = _exception_rule(f"{where}[{name!r}]", rule)
-    return tuple(sorted(rules.items()))
+    return tuple(sorted(rules.items())) or None
 
 
 def _exception_rule(where: str, value: object) -> ExceptionRule:

@@ -14,6 +14,7 @@ from celery import Celery, signals, states
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 
+from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.exceptions import Action, Backoff, ExceptionRule
 from celery_dlq.policies.policy import Policy
@@ -59,6 +60,8 @@ def test_rules_are_read_from_classes_and_dotted_names() -> None:
         "KeyError": ExceptionRule(action=Action.IGNORE),
     }
     assert Policy.parse(json.loads(json.dumps(policy.to_json())), "again") == policy
+    assert Policy.parse({"exceptions": policy.exceptions}, "again") == policy
+    assert parsed({}) == Policy()
     assert policy.other_dead_letter_queues == ("fatal-DLQ",)
     assert hash(policy) == hash(parsed(policy.to_json()["exceptions"]))
 
@@ -92,6 +95,14 @@ def test_a_mistake_is_refused_with_what_to_do(exceptions: Any, said: str) -> Non
     assert said in str(raised.value)
     assert "dlq_queues['orders']['exceptions']" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_settings_take_a_policy_object_as_it_is() -> None:
+    """Parsed or not."""
+    policy = parsed({"shop.Fatal": FATAL})
+    for given in (policy, Policy(exceptions={"shop.Fatal": FATAL})):  # type: ignore[arg-type]
+        settings = Settings.from_conf({"dlq_queues": {"orders": given}, "dlq_url": "redis://x"})
+        assert settings.queues["orders"] == policy
 
 
 def test_two_mappings_are_merged_by_exception() -> None:

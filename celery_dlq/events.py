@@ -89,6 +89,8 @@ class Action(str, Enum):
     NOTED = "noted"
     HELD = "held"
     RELEASED = "released"
+    CIRCUIT_OPENED = "circuit_opened"
+    CIRCUIT_CLOSED = "circuit_closed"
 
     def __str__(self) -> str:
         return self.value

@@ -23,6 +23,7 @@ KEYS = (
     "dead_letter_ttl",
     "dead_letter_max_length",
     "keep_until_exported",
+    "circuit_breaker",
 )
 """Only keys that workers apply can be overridden."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
+from celery_dlq.policies.circuit_breaker import CircuitBreaker, circuit_breaker
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
     dead_letter_exchange,
@@ -58,6 +59,11 @@ class Policy:
         reasons: Which deaths are kept, as reason names. Unset: all.
         ignore: Exception types (classes or dotted names) that are expected: a failure
             with one of them is no death. Unset: none.
+        circuit_breaker: When nearly all executions of a task die of one cause, its messages are
+            held, and probes find out when they may run again: a mapping with any of ``deaths``
+            (20 letters of one fingerprint), ``window`` (within 60 seconds), ``share`` (0.9 of
+            the executions), ``probe_every`` (30 seconds) and ``probes`` (3 that succeed in a
+            row). Unset: none.
     """
 
     max_deliveries: int | None = None
@@ -72,6 +78,7 @@ class Policy:
     keep_until_exported: bool | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
+    circuit_breaker: CircuitBreaker | None = None
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Policy:
@@ -254,6 +261,8 @@ def qualified_name(cls: type) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(str(item) for item in value)
+    if isinstance(value, (CircuitBreaker, DeadLetterExchange)):
+        return value.to_json()
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -279,4 +288,5 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "keep_until_exported": flag,
     "reasons": _reasons,
     "ignore": _exception_names,
+    "circuit_breaker": circuit_breaker,
 }

@@ -10,6 +10,14 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
+from celery_dlq.backends.base.circuits import (
+    OPEN,
+    RELEASING,
+    Circuit,
+    CircuitStore,
+    Ends,
+    Succeeded,
+)
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
 from celery_dlq.backends.base.holds import MOST_HOLDS, Hold, HoldStore
@@ -45,15 +53,20 @@ __all__ = [
     "MAX_TASKS",
     "MOST_HOLDS",
     "MOST_JOBS",
+    "OPEN",
+    "RELEASING",
     "SUCCEEDED",
     "Backend",
     "Capabilities",
+    "Circuit",
+    "CircuitStore",
     "ClaimState",
     "Clock",
     "Count",
     "CountStatus",
     "DeadLetterStore",
     "DeliveryCounter",
+    "Ends",
     "ExportLease",
     "ExportLeaseStore",
     "Glance",
@@ -81,6 +94,7 @@ __all__ = [
     "ServerMemory",
     "Stored",
     "StoredLetter",
+    "Succeeded",
     "WorkerInfo",
     "WorkerRegistry",
     "ordered",
@@ -109,6 +123,7 @@ class Backend(Protocol):
         reports: Decides which letters are reported to an error tracker.
         notes: Notes of operators on groups of letters.
         holds: Holds: which messages are not executed for now.
+        circuits: Counts how executions ended, for circuit breakers.
         held: The messages that they hold, read like letters; the queue is named by the hold.
     """
 
@@ -136,6 +151,8 @@ class Backend(Protocol):
     def holds(self) -> HoldStore: ...  # noqa: D102
     @property
     def held(self) -> DeadLetterStore: ...  # noqa: D102
+    @property
+    def circuits(self) -> CircuitStore: ...  # noqa: D102
 
     def memory(self) -> ServerMemory | None:
         """Return the memory of the server that counts and keeps letters; ``None`` if unknown.

@@ -1,5 +1,5 @@
 -- Purpose: count ends of executions for circuit breakers, each in the window of its task.
--- KEYS: 1... ends_of_task (hash)
+-- KEYS: 1 ends_of_task (hash)  2... those of other tasks (hash)
 -- ARGV: 1 fingerprint (of a letter of the first task; empty = only successes)
 --       2... in turn for each task: its window (milliseconds); its successes
 -- Returns: {died, all} within the window of the first task: letters with the fingerprint, and all
@@ -9,12 +9,12 @@ local STEPS, MOST_FINGERPRINTS = 20, 50  -- of a window; of a step, the others c
 local fingerprint, time = ARGV[1], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function step_of(millis) return math.floor(now / math.max(1, math.floor(millis / STEPS))) end
-for i, key in ipairs(KEYS) do
+for i = 1, #KEYS do
   local millis, successes = tonumber(ARGV[2 * i]), tonumber(ARGV[2 * i + 1])
   local step = step_of(millis)
   local place = step % (STEPS + 1)
-  redis.call('PEXPIRE', key, 2 * millis)  -- OOM-safe order, see README
-  local found = redis.call('HGET', key, place)
+  redis.call('PEXPIRE', KEYS[i], 2 * millis)  -- OOM-safe order, see README
+  local found = redis.call('HGET', KEYS[i], place)
   found = found and cjson.decode(found)
   if not found or found.step ~= step then found = {step = step, all = 0, died = {}, kinds = 0} end
   found.all = found.all + successes
@@ -26,8 +26,8 @@ for i, key in ipairs(KEYS) do
       if not died then found.kinds = found.kinds + 1 end
     end
   end
-  redis.call('HSET', key, place, cjson.encode(found))
-  redis.call('PEXPIRE', key, 2 * millis)
+  redis.call('HSET', KEYS[i], place, cjson.encode(found))
+  redis.call('PEXPIRE', KEYS[i], 2 * millis)
 end
 local died, all = 0, 0
 if fingerprint ~= '' then

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, get_args
 
 from celery_dlq.backends.base import (
-    OPEN,
+    OPEN_GROUP,
     DeadLetterStore,
     Group,
     GroupNotes,
@@ -300,7 +300,7 @@ class Reading:
             groups = in_order(
                 [there[name] or _empty(name, status) for name, status in wanted.items()], by
             )
-        found = (replace(one, status=statuses.get(one.fingerprint, OPEN)) for one in groups)
+        found = (replace(one, status=statuses.get(one.fingerprint, OPEN_GROUP)) for one in groups)
         return [one for one in found if state is None or one.status.state == state][:limit]
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
@@ -311,11 +311,11 @@ class Reading:
             StoreUnavailable: The store does not answer.
         """
         self.check_queue(dead_letter_queue)
-        status = OPEN
+        status = OPEN_GROUP
         if self._notes is not None:
             status = self._notes.status(dead_letter_queue, fingerprint)
         found = self._store.group(dead_letter_queue, fingerprint)
-        if found is None and status is not OPEN:
+        if found is None and status is not OPEN_GROUP:
             found = _empty(fingerprint, status)
         if found is None:
             raise NotFound(

@@ -24,15 +24,18 @@ from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Measuring, WorkerGauges
+from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.circuits import Breakers, Circuits
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
@@ -173,7 +176,7 @@ class Assembly:
 
     def reading(self) -> Reading:
         """Finds and reads letters."""
-        return Reading(self.backend.letters, self.redaction)
+        return Reading(self.backend.letters, self.redaction, self.backend.notes)
 
     def comparison(self) -> Comparison:
         """Finds what sets letters apart."""
@@ -191,10 +194,15 @@ class Assembly:
 
     @contextmanager
     def _separate_operations(self) -> Iterator[Operations]:
+        with self._separate_backend() as (_backend, operations, _counts):
+            yield operations
+
+    @contextmanager
+    def _separate_backend(self) -> Iterator[tuple[Backend, Operations, Counts]]:
         backend = self.backend.separate()
         measuring = Measuring(lambda: backend.metrics)
         try:
-            yield self._operations(backend, measuring)
+            yield backend, self._operations(backend, measuring), measuring.counts
         finally:
             measuring.close()
             backend.close()
@@ -211,8 +219,35 @@ class Assembly:
             clock=self.clock,
         )
 
+    def holds(self) -> Holds:
+        """Holds messages and releases them."""
+        return self._holds(self.backend, self.operations())
+
+    def _holds(self, backend: Backend, operations: Operations) -> Holds:
+        return Holds(
+            backend,
+            operations,
+            self.events,
+            most=self.settings.held_max,
+            tasks=lambda: self.app.tasks,
+            queues=lambda: KnownQueues.of(self.app).names,
+        )
+
+    def breakers(self) -> Breakers:
+        """Opens and closes circuit breakers by hand."""
+        circuits = Circuits(self.backend, self.events, self.measuring.counts)
+        return Breakers(circuits, self.holds(), self._breaker_of)
+
+    def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
+        """The queue of a task, and the circuit breaker of its policy there."""
+        if queue is None:
+            routed = self.app.amqp.router.route({}, task).get("queue")
+            queue = str(getattr(routed, "name", routed) or self.app.conf.task_default_queue)
+        policy = self.policy_admin().in_force().resolve(queue, task_policies(self.app).get(task))
+        return queue, None if policy is None else policy.circuit_breaker
+
     def notes(self) -> Notes:
-        """Writes and reads notes on groups."""
+        """Writes and reads notes on groups, and sets their states."""
         return Notes(self.backend, self.reading(), self.events)
 
     def exports(self) -> Exports:
@@ -263,13 +298,16 @@ class Assembly:
             StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
         """
         from celery_dlq.contrib import sentry
+        from celery_dlq.worker.circuit_watch import CircuitWatch, Recoveries
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
+        from celery_dlq.worker.holding import Holding
         from celery_dlq.worker.info import worker_info
         from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
         from celery_dlq.worker.policy_cache import PolicyCache
+        from celery_dlq.worker.releases import Releases
         from celery_dlq.worker.sampling import Sampler
         from celery_dlq.worker.spool import Spool
         from celery_dlq.worker.start_check import StartCheck
@@ -317,6 +355,21 @@ class Assembly:
                 release=settings.release,
                 redaction=self.redaction,
             )
+        holding = Holding(
+            policy_cache,
+            backend.held,
+            most=settings.held_max,
+            fit=partial(limit.fit, whole=True),
+            clock=self.clock,
+            hostname=hostname,
+            pid=pid,
+            counts=measuring.counts,
+            redaction=self.redaction,
+        )
+        circuits = Circuits(backend, self.events, measuring.counts)
+        watch = CircuitWatch(
+            circuits, backend.circuits, backend.holds, policy_cache, holding, measuring.counts
+        )
         guard = Guard(
             policy_cache,
             letter_writer,
@@ -329,14 +382,14 @@ class Assembly:
             counts=measuring.counts,
             sampler=sampler,
             redaction=self.redaction,
+            holding=holding,
+            circuits=watch,
         )
         sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS
-            sentry.SentryDeduplicator(
-                partial(_keeps, guard), HANDLING.get, instead=instead
-            ).install()
+            sentry.SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
         info = replace(
             worker_info(self.app, settings),
             hostname=hostname,
@@ -348,13 +401,36 @@ class Assembly:
         jobs = guard.jobs = WorkerJobs(self._separate_operations, lambda: policy_cache.policies)
         guard.periodic_tasks.add(
             start_check,
-            Heartbeat(backend.workers, info, policy_cache.obey, job_waits=jobs.wake),
+            Heartbeat(
+                backend.workers,
+                info,
+                backend.holds,
+                policy_cache.obey,
+                holding.obey,
+                job_waits=jobs.wake,
+            ),
+            Releases(holding, self._release_ended),
+            watch,
+            Recoveries(holding, self.clock, self._recover),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
             *([sampler] if sampler is not None else []),
         )
         return guard
+
+    def _release_ended(self, stopping: Callable[[], bool]) -> None:
+        """Release the messages of holds that ended, in a thread of a worker."""
+        with self._separate_backend() as (backend, operations, _counts):
+            self._holds(backend, operations).release_ended(stopping)
+
+    def _recover(self, stopping: Callable[[], bool]) -> None:
+        """Send probes and release the messages of circuit breakers, in a thread of a worker."""
+        from celery_dlq.operations.recovery import Recovery
+
+        with self._separate_backend() as (backend, operations, counts):
+            circuits = Circuits(backend, self.events, counts)
+            Recovery(backend, operations, circuits).run(stopping)
 
     def memory_limit(
         self,
@@ -423,8 +499,8 @@ class Assembly:
         from celery_dlq.adopt.letter import Adoption
         from celery_dlq.adopt.sources import source_of
 
-        def adopted(letter: DeadLetter) -> None:
-            self.events.emit(DeadLettered(at=self.clock(), letter=letter))
+        def adopted(letter: DeadLetter, regressed: bool) -> None:  # noqa: FBT001 - one of two
+            self.events.emit(DeadLettered(at=self.clock(), letter=letter, regressed=regressed))
             if progress is not None:
                 progress(1)
 
@@ -555,7 +631,8 @@ def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     """The dead-letter queues that the settings name; others follow from patterns and tasks."""
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
     targets = (target for target in settings.adopt.values() if target is not None)
-    return (name for name in (*named, *targets) if not set(name) & set("*?["))
+    every = (*named, *settings.policies.by_exception, *targets)
+    return (name for name in every if not set(name) & set("*?["))
 
 
 def _shown_place(settings: Settings, conf: Any) -> str:
@@ -611,9 +688,3 @@ def _is_death(kind: type[Event]) -> bool:
 
 def _gauges(letter_writer: LetterWriter, hostname: str) -> WorkerGauges:
     return WorkerGauges(worker=hostname, spool=letter_writer.spooled, waiting=len(letter_writer))
-
-
-def _keeps(guard: Guard, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
-    from celery_dlq.worker.failure import failure_of_exc_info
-
-    return guard.keeps(task, delivery_info, failure_of_exc_info(exc_info, task.throws))

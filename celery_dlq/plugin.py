@@ -17,7 +17,9 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.circuits import Breakers
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
@@ -154,6 +156,9 @@ class DeadLetters:
     apart = _of(Assembly.comparison, Comparison.apart)
     note = _of(Assembly.notes, Notes.note)
     notes = _of(Assembly.notes, Notes.notes)
+    resolve = _of(Assembly.notes, Notes.resolve)
+    mute = _of(Assembly.notes, Notes.mute)
+    reopen = _of(Assembly.notes, Notes.reopen)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)
@@ -173,6 +178,13 @@ class DeadLetters:
     resume = _of(Assembly.operations, Operations.resume)
     resume_in_background = _of(Assembly.operations, Operations.resume_in_background)
     changes = _of(Assembly.operations, Operations.changes)
+
+    hold = _of(Assembly.holds, Holds.hold)
+    holds = _of(Assembly.holds, Holds.holds)
+    release = _of(Assembly.holds, Holds.release)
+    breakers = _of(Assembly.breakers, Breakers.breakers)
+    open_breaker = _of(Assembly.breakers, Breakers.open_breaker)
+    close_breaker = _of(Assembly.breakers, Breakers.close_breaker)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)
@@ -214,9 +226,10 @@ class DeadLetters:
         except ModuleNotFoundError as exc:
             raise MissingExtra("dlq web", exc.name or "starlette", "web") from exc
         secret = secret or self.settings.web_secret or secrets.token_urlsafe(32)
-        more = {} if access is None else {"access": asked(access)}
+        more: dict[str, Any] = {} if access is None else {"access": asked(access)}
         forms = SignedForms(secret, self.settings.web_origin)
-        return DeadLettersApp(self.web(forms=forms, title=title, home=home, stream=True, **more))
+        options = {"title": title, "home": home, "runs_jobs": access is not None, **more}
+        return DeadLettersApp(self.web(forms=forms, stream=True, **options))
 
     def web(self, **options: Any) -> Web:
         """The pages without a server, for adapters to other frameworks.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,12 @@ from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.dry_run import Check, DryRun, Targets, dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited
 from celery_dlq.operations.job import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
-from celery_dlq.operations.jobs import JobRun, Jobs
-from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
+from celery_dlq.operations.jobs import CancelledError, JobRun, Jobs
+from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing, released
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.preview import Preview, dry_run_of
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
-from celery_dlq.operations.redrive import Redriver, died_again, first_failures
+from celery_dlq.operations.redrive import Loss, Redriver, died_again, first_failures
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
@@ -37,12 +39,15 @@ from celery_dlq.redaction.masking import Redaction
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _PREVIEW_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 _REDRIVES = ("redrive", "edit")
+_PLANNED = (*_REDRIVES, "discard", "purge")
 _ACTIONS = {
     "redrive": Action.REDRIVEN,
     "edit": Action.REDRIVEN,
     "discard": Action.DISCARDED,
     "purge": Action.PURGED,
+    "release": Action.RELEASED,
 }
 
 
@@ -77,6 +82,8 @@ class Operations:
         self._app = app
         self._settings = settings
         self._store = backend.letters
+        self._held = backend.held
+        self._holds = backend.holds
         self._registry = backend.workers
         self._jobs = Jobs(backend.jobs)
         self._successes = backend.jobs.succeeded
@@ -456,10 +463,33 @@ class Operations:
         after = apply(self._message(found, job.options))
         return _arguments(before), _arguments(after)
 
+    # -- releasing ----------------------------------------------------------------
+
+    def new_release(self, hold_id: str, options: Mapping[str, Any]) -> JobRun:
+        """Make a job that releases held messages; for `Holds`, which says which ones."""
+        return self._jobs.new("release", hold_id, where={}, options=options, until=None, total=None)
+
+    def release_probe(self, hold_id: str, marker: str) -> int:
+        """Release the oldest message of a circuit breaker's hold; return how many were (0 or 1).
+
+        Not listed as a job: there is one every few seconds for as long as it is open.
+        """
+        options = {"limit": 1, "marker": marker}
+        run = self._jobs.unlisted("release", hold_id, options=options)
+        report = self._release(run, None, None)
+        return report.published + report.finished
+
+    def run_release(
+        self, run: JobRun, progress: Progress | None = None, scanned: Progress | None = None
+    ) -> RedriveReport:
+        """Run such a job."""
+        report: RedriveReport = self._run(run, progress, scanned)
+        return report
+
     # -- jobs and audit -----------------------------------------------------------
 
     def jobs(self) -> list[Job]:
-        """The jobs, newest first; the newest 500 are kept."""
+        """The jobs, newest first; at least the newest 500 are kept, and at most 50 plans."""
         return self._jobs.all()
 
     def job(self, job_id: str) -> Job:
@@ -599,7 +629,7 @@ class Operations:
             self._app,
             self._store,
             self._clock,
-            dead_letter_queue_of=self._dead_letter_queue_of,
+            counted_in=self._policies.counted_in,
             confirmed=self._redriven,
         )
 
@@ -627,7 +657,9 @@ class Operations:
         report: RedriveReport | DiscardReport
         try:
             with _noting(self, run, action):
-                if run.job.kind in _REDRIVES:
+                if run.job.kind == "release":
+                    report = self._release(run, progress, scanned)
+                elif run.job.kind in _REDRIVES:
                     report = self._redrive(run, progress, scanned, edit)
                 else:
                     report = Discarder(self._store).discard(
@@ -680,6 +712,37 @@ class Operations:
             self._record(Action.EDITED, job.queue, 1, changed)
         return report
 
+    def _release(
+        self, run: JobRun, progress: Progress | None, scanned: Progress | None
+    ) -> RedriveReport:
+        marker, loss = str(run.job.options.get("marker", "")), self._loss(None)
+        if marker:
+            loss = self._while_admitted(run.job.queue, marker, loss)
+        message_of = partial(released, marker=marker)
+        return Redriver(self._app, self._held, self._clock, message_of=message_of).redrive(
+            run,
+            LetterFilter(),
+            RedriveOptions.from_json(run.job.options),
+            loss=loss,
+            progress=progress,
+            scanned=scanned,
+        )
+
+    def _while_admitted(self, hold_id: str, marker: str, loss: Loss) -> Loss:
+        """End a release once its circuit breaker opens again: workers would hold the messages."""
+        looked_at = float("-inf")
+
+        def checked(found: RawEntry) -> str:
+            nonlocal looked_at
+            if time.monotonic() - looked_at > _LOOK_SECONDS:
+                looked_at, now = time.monotonic(), self._holds.now()
+                for hold in self._holds.all():
+                    if hold.id == hold_id and hold.in_force(now) and not hold.admits(marker):
+                        raise CancelledError
+            return loss(found)
+
+        return checked
+
     def _discard(
         self,
         kind: str,
@@ -706,8 +769,8 @@ class Operations:
             kept = _redrive_options(**options)
             self._check_target(kept.get("to_queue"))
             return kept
-        if kind not in _ACTIONS:
-            raise DLQError(f"expected a kind of job ({', '.join(_ACTIONS)}), got {kind!r}")
+        if kind not in _PLANNED:
+            raise DLQError(f"expected a kind of job ({', '.join(_PLANNED)}), got {kind!r}")
         removal = DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})
         if not removal.forever:
             self._check_bin()
@@ -813,9 +876,6 @@ class Operations:
         )
         self._registry.record(change)
         self._events.emit(change)
-
-    def _dead_letter_queue_of(self, queue: str) -> str:
-        return self._settings.policies.dead_letter_queue_of(queue)
 
     def _targets(self, to_queue: str | None) -> Targets:
         """The queues and tasks of a redrive."""

@@ -25,6 +25,7 @@ PLANNED, EXPIRED, WAITING, RUNNING, DONE, CANCELLED, STOPPED, FAILED, INTERRUPTE
     "failed",
     "interrupted",
 )
+_HANDLED = ("published", "finished", "removed", "skipped", "corrupt", "failures", "refused")
 _TIMES = ("started_at", "updated_at", "ended_at", "expires_at", "start_at")
 
 
@@ -34,8 +35,8 @@ class Job:
 
     Attributes:
         id: Begins with the time, so ids sort by age.
-        kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
-        queue: The dead-letter queue.
+        kind: ``redrive``, ``edit``, ``discard``, ``purge`` or ``release``.
+        queue: The dead-letter queue; of a release, the hold.
         state: ``planned``, ``expired`` (a plan that nobody started in time), ``waiting`` (for
             ``start_at``, or for a process that runs jobs), ``running``, ``done``, ``cancelled``,
             ``stopped`` (by its canary), ``failed``, or ``interrupted``: running, but its process
@@ -92,6 +93,11 @@ class Job:
     canary: Mapping[str, Any] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     change: str = ""
+
+    @property
+    def handled(self) -> int:
+        """Number of letters that it is done with, in whatever way."""
+        return sum(self.counts.get(name, 0) for name in _HANDLED)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names, without ``change``."""

@@ -22,11 +22,13 @@ from celery_dlq.metrics import (
     DEAD_LETTERS,
     DIED_AGAIN,
     INTERNAL_ERRORS,
+    OTHER,
     REDRIVES_USED_UP,
+    REGRESSED,
     STORE_ERRORS,
     Counts,
 )
-from celery_dlq.record import DeadLetter
+from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.letter import plain
 from celery_dlq.worker.lifecycle import DeliveryState, WaitsForStore
 from celery_dlq.worker.memory_limit import MemoryLimit, MemoryLimitReached
@@ -35,6 +37,7 @@ from celery_dlq.worker.spool import Spool
 logger = get_logger("celery_dlq.worker")
 
 _MAX_WAITING_LETTERS = 10_000
+_NO_TASK = {Reason.UNKNOWN_TASK, Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,25 +201,33 @@ class LetterWriter:
         except StoreUnavailable:
             self._counts.count(STORE_ERRORS, "dead_letter")
             raise
-        if stored is Stored.NEW:
+        if stored is not Stored.ALREADY_THERE:
+            regressed = stored is Stored.REGRESSED
             logger.warning(
-                "Task %s[%s] dead-lettered to %s: %s (%s)",
+                "Task %s[%s] dead-lettered to %s: %s (%s)%s",
                 letter.task_name,
                 letter.task_id,
                 letter.dead_letter_queue,
                 letter.reason,
                 letter.description,
+                f"; group {letter.fingerprint} was resolved" if regressed else "",
             )
-            self._announce(letter, used_up=bool(used_up))
+            self._announce(letter, regressed=regressed, used_up=bool(used_up))
 
-    def _announce(self, letter: DeadLetter, *, used_up: bool) -> None:
+    def _announce(self, letter: DeadLetter, *, regressed: bool, used_up: bool) -> None:
         queues = (letter.source_queue, letter.dead_letter_queue)
-        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value)
+        # Whoever can publish chooses the names of unknown tasks.
+        task = OTHER if letter.reason in _NO_TASK else letter.task_name
+        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value, task)
         if letter.redrives:
-            self._counts.count(DIED_AGAIN, *queues)
+            self._counts.count(DIED_AGAIN, *queues, task)
         if used_up:
             self._counts.count(REDRIVES_USED_UP, *queues)
-        self._events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
+        if regressed:
+            self._counts.count(REGRESSED, *queues, task)
+        self._events.emit(
+            DeadLettered(at=letter.dead_lettered_at, letter=letter, regressed=regressed)
+        )
 
     def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
         """Put a letter into the spool, if it may wait there.

@@ -23,7 +23,7 @@ CONF = {"worker_prefetch_multiplier": 4, "dlq_queues": {"orders": {"max_deliveri
 
 
 class Deploys:
-    """Rounds of a worker's start, some of its work, and a signal that ends it.
+    """Rounds of a worker's start, some of its work, and SIGTERM.
 
     Args:
         poison: The app.
@@ -37,9 +37,7 @@ class Deploys:
         self._traces = redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2")
         self._published: list[str] = []
 
-    def __call__(
-        self, conf: dict[str, Any], ended_by: signal.Signals = signal.SIGTERM, **more: Any
-    ) -> list[str]:
+    def __call__(self, conf: dict[str, Any], **more: Any) -> list[str]:
         """Do the rounds, and then all that is left; the keys of tasks that never ran."""
         self._published.clear()
         for _ in range(ROUNDS):
@@ -47,7 +45,7 @@ class Deploys:
             worker = self._start(conf, **more)
             most = TASKS - 1 - len(self._published) % 60  # not always at the same moment
             poll(lambda most=most: len(self._waiting()) <= most, timeout_seconds=30)
-            worker.process.send_signal(ended_by)
+            worker.process.send_signal(signal.SIGTERM)
             worker.process.wait(30)
         worker = self._start(conf, **more)
         try:
@@ -77,21 +75,14 @@ class Deploys:
         return [key for key, ran in zip(self._published, found, strict=True) if not ran]
 
 
-@pytest.mark.parametrize(
-    ("pool", "ended_by"),
-    [*((pool, signal.SIGTERM) for pool in POOLS), ("prefork", signal.SIGQUIT)],
-)
+@pytest.mark.parametrize("pool", POOLS)
 def test_deploys_leave_no_letter_and_every_task_runs(
-    poison: ModuleType,
-    start_worker: Start,
-    redis_url: str,
-    pool: str,
-    ended_by: signal.Signals,
+    poison: ModuleType, start_worker: Start, redis_url: str, pool: str
 ) -> None:
     """A start that the closing pool threw away is no delivery, even if one is all there may be."""
     deploys = Deploys(poison, redis_url, start_worker)
     try:
-        never_ran = deploys(CONF, ended_by, pool=pool)
+        never_ran = deploys(CONF, pool=pool)
     finally:
         deploys.close()
 

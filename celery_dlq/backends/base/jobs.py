@@ -18,7 +18,7 @@ def may_start_at(state: Mapping[str, Any]) -> int | None:
 
 
 class JobStore(Protocol):
-    """Keeps the states of the newest 550 jobs, and of all that wait.
+    """Keeps the newest `MOST_JOBS` jobs, and all that wait.
 
     Every method may raise `StoreUnavailable`.
     """

@@ -40,10 +40,11 @@ class EndedReply(IntEnum):
 
 
 class DeadLetterReply(IntEnum):
-    """Replies of ``dead_letter.lua``."""
+    """Replies of ``dead_letter.lua`` and ``placed.lua``."""
 
     ALREADY_THERE = 0
     STORED = 1
+    REGRESSED = 2
 
 
 class ClaimReply(IntEnum):
@@ -77,6 +78,7 @@ class ReportReply(IntEnum):
     NEW = 1
     CAME_BACK = 2
     GREW = 3
+    REGRESSED = 4
 
 
 class RestoreReply(IntEnum):
@@ -94,6 +96,20 @@ class SaveJobReply(IntEnum):
     SAVED = 1
 
 
+class ReplaceHoldReply(IntEnum):
+    """Replies of ``replace_hold.lua``."""
+
+    CHANGED = 0
+    REPLACED = 1
+
+
+class DropHeldReply(IntEnum):
+    """Replies of ``drop_held.lua``."""
+
+    KEPT = 0
+    DROPPED = 1
+
+
 class ExportLeaseReply(IntEnum):
     """First number of the replies of ``export_lease.lua``."""
 
@@ -105,6 +121,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
+    "placed": DeadLetterReply,
     "claim": ClaimReply,
     "redrive": ClaimReply,
     "note_exported": NoteExportedReply,
@@ -112,6 +129,8 @@ REPLIES: dict[str, type[IntEnum]] = {
     "report": ReportReply,
     "restore": RestoreReply,
     "save_job": SaveJobReply,
+    "replace_hold": ReplaceHoldReply,
+    "drop_held": DropHeldReply,
     "export_lease": ExportLeaseReply,
 }
 
@@ -163,6 +182,7 @@ class Scripts:
 
     count: Script
     ended: Script
+    ends: Script
     dead_letter: Script
     remove: Script
     redrive: Script
@@ -175,6 +195,7 @@ class Scripts:
     positions: Script
     seed: Script
     note: Script
+    group_state: Script
     mark_published: Script
     release: Script
     note_exported: Script
@@ -182,6 +203,9 @@ class Scripts:
     due: Script
     glance: Script
     save_job: Script
+    end_of_queue: Script
+    replace_hold: Script
+    drop_held: Script
     report: Script
     measure: Script
     export_lease: Script

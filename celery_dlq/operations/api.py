@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -571,7 +571,9 @@ class Operations:
             self._run(run)
         return run.job
 
-    def redrive_due(self, table: PolicyTable, stopping: Callable[[], bool]) -> Iterator[Job]:
+    def redrive_due(
+        self, table: PolicyTable, stopping: Callable[[], bool]
+    ) -> Generator[Job, None, None]:
         """Redrive what is due by the policy key ``auto_redrive``; yields each job when it ended.
 
         Args:

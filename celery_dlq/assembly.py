@@ -60,6 +60,7 @@ _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 # By name, as Celery names its own: only workers load them.
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
+    "celery_dlq.worker.bootsteps:JobStep",
     "celery_dlq.adopt.bootstep:AdoptStep",
     "celery_dlq.dlx.bootstep:PublishStep",
 )
@@ -175,11 +176,11 @@ class Assembly:
 
     def reading(self) -> Reading:
         """Finds and reads letters."""
-        return Reading(self.backend.letters, self.redaction)
+        return Reading(self.backend.letters, self.redaction, self.backend.notes)
 
     def comparison(self) -> Comparison:
         """Finds what sets letters apart."""
-        return Comparison(self.backend, self.reading())
+        return Comparison(self.backend, self.reading(), masked=self.redaction.arguments)
 
     def operations(self) -> Operations:
         """Changes letters: plan, redrive, edit, discard, trim."""
@@ -246,7 +247,7 @@ class Assembly:
         return queue, None if policy is None else policy.circuit_breaker
 
     def notes(self) -> Notes:
-        """Writes and reads notes on groups."""
+        """Writes and reads notes on groups, and sets their states."""
         return Notes(self.backend, self.reading(), self.events)
 
     def exports(self) -> Exports:
@@ -302,6 +303,7 @@ class Assembly:
         from celery_dlq.worker.heartbeat import Heartbeat
         from celery_dlq.worker.holding import Holding
         from celery_dlq.worker.info import worker_info
+        from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
         from celery_dlq.worker.policy_cache import PolicyCache
@@ -329,6 +331,7 @@ class Assembly:
             )
         self.check_exchanges()
         limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
+        used_up = partial(_used_up, policy_cache)
         letter_writer = LetterWriter(
             backend.letters,
             Spool(settings.spool_dir, _shown_place(settings, self.app.conf)),
@@ -337,8 +340,9 @@ class Assembly:
             forget=backend.counter.forget,
             outbox=self.letter_outbox(backend),
             events=self.events,
-            mark=None if settings.sentry == sentry.OFF else self._marker(backend),
+            mark=None if settings.sentry == sentry.OFF else self._marker(backend, used_up),
             counts=measuring.counts,
+            used_up=used_up,
         )
         measuring.gauges = partial(_gauges, letter_writer, hostname)
         sampler = None
@@ -385,9 +389,7 @@ class Assembly:
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS
-            sentry.SentryDeduplicator(
-                partial(_keeps, guard), HANDLING.get, instead=instead
-            ).install()
+            sentry.SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
         info = replace(
             worker_info(self.app, settings),
             hostname=hostname,
@@ -396,9 +398,17 @@ class Assembly:
             started_at=self.clock(),
         )
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
+        jobs = guard.jobs = WorkerJobs(self._separate_operations, lambda: policy_cache.policies)
         guard.periodic_tasks.add(
             start_check,
-            Heartbeat(backend.workers, info, backend.holds, policy_cache.obey, holding.obey),
+            Heartbeat(
+                backend.workers,
+                info,
+                backend.holds,
+                policy_cache.obey,
+                holding.obey,
+                job_waits=jobs.wake,
+            ),
             Releases(holding, self._release_ended),
             watch,
             Recoveries(holding, self.clock, self._recover),
@@ -489,8 +499,8 @@ class Assembly:
         from celery_dlq.adopt.letter import Adoption
         from celery_dlq.adopt.sources import source_of
 
-        def adopted(letter: DeadLetter) -> None:
-            self.events.emit(DeadLettered(at=self.clock(), letter=letter))
+        def adopted(letter: DeadLetter, regressed: bool) -> None:  # noqa: FBT001 - one of two
+            self.events.emit(DeadLettered(at=self.clock(), letter=letter, regressed=regressed))
             if progress is not None:
                 progress(1)
 
@@ -559,14 +569,16 @@ class Assembly:
             self._publisher.close()
             self._publisher.backend.close()
 
-    def _marker(self, backend: Backend) -> Callable[[DeadLetter], DeadLetter]:
+    def _marker(
+        self, backend: Backend, used_up: Callable[[DeadLetter], str]
+    ) -> Callable[[DeadLetter], DeadLetter]:
         """A function that marks letters to be reported to Sentry; subscribes the reporter.
 
         Subscribes late, because the app may initialise Sentry after the guard is made.
         """
         from celery_dlq.contrib import sentry
 
-        reporter = sentry.SentryReporter(backend.reports, self.redaction)
+        reporter = sentry.SentryReporter(backend.reports, self.redaction, used_up)
 
         def marked(letter: DeadLetter) -> DeadLetter:
             if sentry.client() is not None:
@@ -619,7 +631,8 @@ def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     """The dead-letter queues that the settings name; others follow from patterns and tasks."""
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
     targets = (target for target in settings.adopt.values() if target is not None)
-    return (name for name in (*named, *targets) if not set(name) & set("*?["))
+    every = (*named, *settings.policies.by_exception, *targets)
+    return (name for name in every if not set(name) & set("*?["))
 
 
 def _shown_place(settings: Settings, conf: Any) -> str:
@@ -664,15 +677,14 @@ def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
             )
 
 
+def _used_up(policy_cache: PolicyCache, letter: DeadLetter) -> str:
+    rule = policy_cache.policies.auto_redrive_of(letter.dead_letter_queue)
+    return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
+
+
 def _is_death(kind: type[Event]) -> bool:
     return kind is DeadLettered
 
 
 def _gauges(letter_writer: LetterWriter, hostname: str) -> WorkerGauges:
     return WorkerGauges(worker=hostname, spool=letter_writer.spooled, waiting=len(letter_writer))
-
-
-def _keeps(guard: Guard, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
-    from celery_dlq.worker.failure import failure_of_exc_info
-
-    return guard.keeps(task, delivery_info, failure_of_exc_info(exc_info, task.throws))

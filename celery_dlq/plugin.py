@@ -156,6 +156,9 @@ class DeadLetters:
     apart = _of(Assembly.comparison, Comparison.apart)
     note = _of(Assembly.notes, Notes.note)
     notes = _of(Assembly.notes, Notes.notes)
+    resolve = _of(Assembly.notes, Notes.resolve)
+    mute = _of(Assembly.notes, Notes.mute)
+    reopen = _of(Assembly.notes, Notes.reopen)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)
@@ -223,9 +226,10 @@ class DeadLetters:
         except ModuleNotFoundError as exc:
             raise MissingExtra("dlq web", exc.name or "starlette", "web") from exc
         secret = secret or self.settings.web_secret or secrets.token_urlsafe(32)
-        more = {} if access is None else {"access": asked(access)}
+        more: dict[str, Any] = {} if access is None else {"access": asked(access)}
         forms = SignedForms(secret, self.settings.web_origin)
-        return DeadLettersApp(self.web(forms=forms, title=title, home=home, stream=True, **more))
+        options = {"title": title, "home": home, "runs_jobs": access is not None, **more}
+        return DeadLettersApp(self.web(forms=forms, stream=True, **options))
 
     def web(self, **options: Any) -> Web:
         """The pages without a server, for adapters to other frameworks.

@@ -1,7 +1,8 @@
 """Celery-style signals of letters, redrives, holds and circuit breakers.
 
 ``task_dead_lettered`` is sent in the main process of the worker that stored the letter, with
-``letter``. ``task_redriven`` is sent in the process that redrives it, with ``letter`` and
+``letter`` and ``regressed``, which is true if the letter's group was resolved until then.
+``task_redriven`` is sent in the process that redrives it, with ``letter`` and
 ``redrive_id``. The sender is the task's name, so a receiver can choose one task.
 ``hold_changed`` is sent in the process that made or released a hold, with ``change``, a
 `celery_dlq.events.Change` with the action ``held`` or ``released``, which is the sender.
@@ -13,7 +14,7 @@ Example:
     .. code-block:: python
 
         @task_dead_lettered.connect(sender="shop.charge")
-        def alert(letter, **kwargs): ...
+        def alert(letter, regressed, **kwargs): ...
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = [
     "task_redriven",
 ]
 
-task_dead_lettered = Signal(name="task_dead_lettered", providing_args={"letter"})
+task_dead_lettered = Signal(name="task_dead_lettered", providing_args={"letter", "regressed"})
 task_redriven = Signal(name="task_redriven", providing_args={"letter", "redrive_id"})
 hold_changed = Signal(name="hold_changed", providing_args={"change"})
 circuit_opened = Signal(name="circuit_opened", providing_args={"change"})
@@ -48,7 +49,9 @@ def wants(kind: type[Event]) -> bool:
 def relay(event: Event) -> None:
     """Send the signal of an event; an observer of the event bus."""
     if isinstance(event, DeadLettered):
-        task_dead_lettered.send(sender=event.letter.task_name, letter=event.letter)
+        task_dead_lettered.send(
+            sender=event.letter.task_name, letter=event.letter, regressed=event.regressed
+        )
     elif isinstance(event, Redriven):
         task_redriven.send(
             sender=event.letter.task_name, letter=event.letter, redrive_id=event.redrive_id

@@ -124,6 +124,16 @@ class RabbitServer:
         if wait:
             self._closing.join()
 
+    def keep_closing_connections(self, times: int, *, every_seconds: float) -> None:
+        """Close all connections of all clients again and again, from now on, by the node itself."""
+        self._control(
+            "eval",
+            "spawn(fun() -> lists:foreach(fun(_) -> "
+            '[rabbit_networking:close_connection(C, "closed by the test") '
+            "|| C <- rabbit_networking:connections()], "
+            f"timer:sleep({round(every_seconds * 1000)}) end, lists:seq(1, {times})) end).",
+        )
+
     def suspend_log(self, seconds: float) -> None:
         """Keep quorum queues from writing their log, so from doing anything, for a while."""
         self._control(

@@ -30,11 +30,17 @@ class TlsServer(RedisServer):
         command = [openssl, *request.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
         command += ["-keyout", str(key), "-out", str(self.certificate)]
         subprocess.run(command, check=True, capture_output=True)
-        self.tls_port = _free_port()
+        self.tls_port = 0
         files = ["--tls-cert-file", self.certificate, "--tls-key-file", key]
         files += ["--tls-ca-cert-file", self.certificate]
-        arguments = ["--tls-port", self.tls_port, "--tls-auth-clients", "no", *files]
-        super().__init__(*map(str, arguments))
+        self._always = [str(each) for each in ("--tls-auth-clients", "no", *files)]
+        super().__init__()
+
+    def _came_up(self) -> bool:
+        """Try another port for TLS each time: somebody may have taken the last one."""
+        self.tls_port = _free_port()
+        self._arguments = [*self._always, "--tls-port", str(self.tls_port)]
+        return super()._came_up()
 
     @property
     def tls_url(self) -> str:

@@ -6,6 +6,10 @@ of a command is imported when that command runs.
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -27,12 +31,15 @@ _MODULES = {
     "import": "import_",
     "jobs": "jobs",
     "list": "reading",
+    "mute": "note",
     "note": "note",
     "policies": "policies",
     "purge": "removal",
     "queues": "reading",
     "redrive": "redrive",
     "release": "holds",
+    "reopen": "note",
+    "resolve": "note",
     "restore": "removal",
     "show": "reading",
     "tail": "reading",
@@ -49,6 +56,7 @@ class PlainErrors(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        _escape_unencodable()
         try:
             return super().invoke(ctx)
         except DLQError as exc:
@@ -69,6 +77,19 @@ class LazyCommands(PlainErrors):
         module = import_module(f"celery_dlq.cli.{_MODULES[cmd_name]}")
         command: click.Command = getattr(module, _OTHER_NAMES.get(cmd_name, cmd_name))
         return command
+
+
+def _escape_unencodable() -> None:
+    """Let stdout escape what its encoding lacks, as JSON does: else one letter ends a list."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        codecs.register_error("celery_dlq", _json_escapes)
+        sys.stdout.reconfigure(errors="celery_dlq")
+
+
+def _json_escapes(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 @click.group(cls=LazyCommands)

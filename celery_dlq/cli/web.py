@@ -82,6 +82,7 @@ def web(ctx: click.Context, /, **options: Any) -> None:
         hosts=_hosts(options, settings.web_url),
         title=options["title"],
         stream=True,
+        runs_jobs=changes,
     )
     proxies = asgi.Proxies(options["trusted_proxy"])
     app = asgi.DeadLettersApp(
@@ -131,12 +132,11 @@ def _hosts(options: dict[str, Any], web_url: str | None) -> frozenset[str]:
 
 def _said(url: str, options: dict[str, Any], settings: Settings) -> str:
     """What is printed when the pages can be opened."""
-    said = [f"Serving dead letters at {url} (Ctrl-C ends it)"]
-    if not options["allow_changes"]:
-        said.append("Read-only: --allow-changes lets users change something.")
+    mode = "" if options["allow_changes"] else ", read-only without --allow-changes"
+    said = f"Serving dead letters at {url} (Ctrl-C ends it{mode})"
     if settings.web_secret is None and options["auth_file"]:
-        said.append("dlq_web_secret is not set: logins end with this process.")
-    return "\n".join(said)
+        said += "\ndlq_web_secret is not set: logins end with this process."
+    return said
 
 
 @click.command(name="web-user", short_help="Add a user for dlq web.")

@@ -40,7 +40,6 @@ from celery_dlq.operations.selection import RawEntry
 
 _MOST_PAIRS = 100_000  # different ones, at most 50 MB
 _LEAST_MESSAGES = 5  # two letters, two others, one success
-_MOST_GROUPS = 1_000  # looked through for the one that is asked for
 _ENTRIES_PER_PAGE = 500
 # Shares of the time: reading letters ends after the first, reading successes after the second.
 _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.7
@@ -234,11 +233,11 @@ class _Reader:
         """
         if self._where.fingerprint is None or not store.capabilities.overviews:
             return None, None
-        for group in store.groups(self._queue, most=_MOST_GROUPS):
-            if group.fingerprint == self._where.fingerprint:
-                entry = store.entry(self._queue, group.example_id) if group.example_id else None
-                return group.letters, None if entry is None else entry[0]
-        return None, None
+        group = store.group(self._queue, self._where.fingerprint)
+        if group is None:
+            return None, None
+        entry = store.entry(self._queue, group.example_id) if group.example_id else None
+        return group.letters, None if entry is None else entry[0]
 
     def successes(
         self, store: DeadLetterStore, tasks: set[str], most: int, *, until: float

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from celery_dlq.errors import CorruptLetter, DLQError, NotFound, NotSupported
 from celery_dlq.events import Action, Change, Events, Redriven, on_behalf_of, whoami
 from celery_dlq.filters import LetterFilter
 from celery_dlq.metrics import Measuring
+from celery_dlq.operations.auto_redrive import AutoRedrives, Due
 from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.dry_run import Check, DryRun, Targets, dry_run, refuse_lost
@@ -32,6 +34,7 @@ from celery_dlq.operations.redrive import Loss, Redriver, died_again, first_fail
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.redaction.masking import Redaction
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
@@ -426,17 +429,22 @@ class Operations:
         finally:
             self._store.done()  # who runs it needs the queue
 
-    def start(self, job_id: str) -> Job:
-        """Let a plan wait for a process that runs jobs; see `DeadLetters.runner`.
+    def start(self, job_id: str, *, at: datetime | None = None) -> Job:
+        """Let a plan wait for a process that runs jobs: a worker, `dlq web`, or your own.
 
-        Whoever calls it second, or clicks twice, gets the same job.
+        Whoever calls it second, or clicks twice, gets the same job. What would be lost is looked
+        for again when it is run.
+
+        Args:
+            job_id: The plan.
+            at: Aware time, by the store's clock, before which it is not run; ``None`` for none.
 
         Raises:
             NotFound: The job does not exist.
-            DLQError: The plan has expired.
+            DLQError: The plan has expired, or the time is past.
             RedriveError: All its messages would be lost, and it was made without ``force``.
         """
-        return self._jobs.start(job_id, _refuse_lost)
+        return self._jobs.start(job_id, _refuse_lost, at)
 
     def edited_arguments(self, job_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """``args`` and ``kwargs`` of a letter before and after an edit that is planned.
@@ -481,7 +489,7 @@ class Operations:
     # -- jobs and audit -----------------------------------------------------------
 
     def jobs(self) -> list[Job]:
-        """The jobs, newest first; the newest 500 are kept."""
+        """The jobs, newest first; at least the newest 500 are kept, and at most 50 plans."""
         return self._jobs.all()
 
     def job(self, job_id: str) -> Job:
@@ -555,13 +563,44 @@ class Operations:
         Returns:
             The job as it ended; ``None`` if none waits.
         """
-        run = self._jobs.next_run(_ACTIONS)
+        run = self._jobs.next_run(self._may_run)
         if run is None:
             return None
         run.stopping = stopping
         with on_behalf_of(run.job.actor):
             self._run(run)
         return run.job
+
+    def redrive_due(self, table: PolicyTable, stopping: Callable[[], bool]) -> Iterator[Job]:
+        """Redrive what is due by the policy key ``auto_redrive``; yields each job when it ended.
+
+        Args:
+            table: The policies in force.
+            stopping: As for `run_next`.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+
+        def new_job(queue: str, options: Mapping[str, Any]) -> JobRun:
+            return self._new_job("redrive", queue, LetterFilter(), options)
+
+        due = AutoRedrives(self._store, self._jobs, new_job, self._run)
+        return due.due(table.auto_redrive_of, stopping)
+
+    def _may_run(self, job: Job) -> bool:
+        """False for a job of a later version, of another broker, or with a file elsewhere."""
+        return (
+            job.kind in _ACTIONS
+            and job.broker in ("", self._broker())
+            and ("export_path" not in job.options or job.host == socket.gethostname())
+        )
+
+    def _broker(self) -> str:
+        """The broker of this process, as a job names it: two hosts may call it differently."""
+        with self._app.connection_for_write() as connection:
+            place = str(connection.virtual_host or "").strip("/")
+            return f"{connection.transport.driver_type} /{place}"
 
     def changes(self, limit: int = 100) -> list[Change]:
         """The audit, newest first: who changed what; the newest 10,000 changes are kept."""
@@ -588,7 +627,7 @@ class Operations:
             self._app,
             self._store,
             self._clock,
-            dead_letter_queue_of=self._dead_letter_queue_of,
+            counted_in=self._policies.counted_in,
             confirmed=self._redriven,
         )
 
@@ -647,6 +686,8 @@ class Operations:
             edit = edit or Edit.from_text(job.change)
             transform = self._edited(edit)
         options = RedriveOptions.from_json(job.options)
+        if "due" in job.options and not self._policies.in_force().auto_redrive_of(job.queue):
+            raise DLQError("the policy of the queue has no auto_redrive any more")
         report = self._redriver().redrive(
             run,
             where,
@@ -654,6 +695,7 @@ class Operations:
             canary=Canary.from_json(job.options.get("canary")),
             transform=transform,
             loss=None if options.force else self._loss(options.to_queue),
+            due=Due.from_json(job.options.get("due")),
             progress=progress,
             scanned=scanned,
         )
@@ -794,6 +836,7 @@ class Operations:
             until=self._store.last_position(queue),
             total=total,
             change=change,
+            broker=self._broker() if kind in _REDRIVES else "",
         )
 
     def _ended(self, run: JobRun, report: RedriveReport | DiscardReport, action: Action) -> None:
@@ -831,9 +874,6 @@ class Operations:
         )
         self._registry.record(change)
         self._events.emit(change)
-
-    def _dead_letter_queue_of(self, queue: str) -> str:
-        return self._settings.policies.dead_letter_queue_of(queue)
 
     def _targets(self, to_queue: str | None) -> Targets:
         """The queues and tasks of a redrive."""

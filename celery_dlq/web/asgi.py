@@ -233,10 +233,9 @@ def asked(access: AppAccess) -> Callable[[Request], User | None]:
     """An app's own rule for the pages; it may be a coroutine function."""
 
     def ask(request: Request) -> User | None:
-        if inspect.iscoroutinefunction(access):
-            found = anyio.from_thread.run(access, request.raw)
-        else:
-            found = access(request.raw)
+        found = access(request.raw)
+        if inspect.isawaitable(found):
+            found = anyio.from_thread.run(_awaited, found)
         if found is not None and not isinstance(found, User):
             raise TypeError(
                 f"expected access to return a celery_dlq.web.User or None, got {found!r}"
@@ -244,6 +243,10 @@ def asked(access: AppAccess) -> Callable[[Request], User | None]:
         return found
 
     return ask
+
+
+async def _awaited(answer: Awaitable[User | None]) -> User | None:
+    return await answer
 
 
 async def _form_of(raw: StarletteRequest) -> Fields:

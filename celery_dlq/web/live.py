@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import printable
 from celery_dlq.logs import get_logger
-from celery_dlq.web.http import Response
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
-    from celery_dlq.web.web import Call
 
 logger = get_logger("celery_dlq.web")
 
@@ -28,13 +26,8 @@ MAX_STREAMS = 100
 MAX_QUEUES = 200
 MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
+_CANARY = ("letters", "succeeded", "died", "open", "verdict")
 _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
-
-STREAM_HEADERS = (
-    # Proxies neither keep, compress nor collect what comes bit by bit.
-    ("cache-control", "no-store, no-transform"),
-    ("x-accel-buffering", "no"),
-)
 
 
 class Live:
@@ -58,6 +51,7 @@ class Live:
         self._thread: threading.Thread | None = None
         self._streams = 0
         self._latest = (0.0, b"")
+        self._found: dict[str, Any] = {}
         self.closed = False
 
     def join(self) -> bool:
@@ -100,7 +94,9 @@ class Live:
             except Exception:
                 logger.exception("The live numbers could not be read")
                 found = {"away": True}
-            state = json.dumps(found, separators=(",", ":")).encode()
+            if found != self._found:  # with the time of the change: pages may be newer
+                self._found = found
+                state = json.dumps({"at": time.time(), **found}, separators=(",", ":")).encode()
             self._latest = (time.monotonic(), state)
             return state
 
@@ -112,20 +108,6 @@ class Live:
                     return
             self.read()
             self._wake.wait(self._seconds)
-
-
-def events(call: Call) -> Response:
-    """Begin a stream; 204 tells the browser not to ask again, where there is none."""
-    if not call.web.options.stream:
-        return Response(status=204)
-    return Response(
-        content_type="text/event-stream; charset=utf-8", headers=[*STREAM_HEADERS], live=True
-    )
-
-
-def poll(call: Call) -> Response:
-    """Give the state once: for servers that cannot stream, and for streams that are blocked."""
-    return Response(content_type="application/json", body=call.web.live.read())
 
 
 def _state(assembly: Assembly) -> dict[str, Any]:
@@ -142,7 +124,12 @@ def _state(assembly: Assembly) -> dict[str, Any]:
         "letters": {name: queue.letters for name, queue in shown.items()},
         "hour": {name: queue.last_hour for name, queue in shown.items()},
         "jobs": {
-            job.id: {"state": job.state, "counts": dict(job.counts), "total": job.total}
+            job.id: {
+                "state": job.state,
+                "counts": {**job.counts, "handled": job.handled},
+                "total": job.total,
+                "canary": {name: job.canary[name] for name in _CANARY if name in job.canary},
+            }
             for job in jobs[:MAX_JOBS]
         },
     }

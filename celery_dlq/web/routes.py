@@ -67,6 +67,9 @@ class Routes:
             methods.append(route.method)
         return None, {}, methods
 
+    def __getitem__(self, name: str) -> Route:
+        return self._named[name]
+
     def __contains__(self, name: object) -> bool:
         return name in self._named
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.web import live, users
 from celery_dlq.web.http import Permission, RequestError, Response
-from celery_dlq.web.pages import changes, exports, groups, jobs, letters, overview, policies
+from celery_dlq.web.pages import (
+    changes,
+    events,
+    exports,
+    groups,
+    jobs,
+    letters,
+    login,
+    overview,
+    policies,
+)
 from celery_dlq.web.routes import Route, Routes
 from celery_dlq.web.templating import STATIC_TYPES
 from celery_dlq.web.web import Web, WebOptions
@@ -59,8 +68,9 @@ ROUTES = Routes(
         _get("overview", "/", overview.overview),
         _get("groups", "/queues/{queue}", groups.groups),
         _get("group", "/queues/{queue}/groups/{fingerprint}", groups.group),
-        _get("apart", "/queues/{queue}/groups/{fingerprint}/apart", groups.apart),
+        _get("apart", "/queues/{queue}/groups/{fingerprint}/apart", groups.apart, seconds=4.0),
         _post("add_note", "/queues/{queue}/groups/{fingerprint}/notes", groups.add_note, REDRIVE),
+        _post("set_state", "/queues/{queue}/groups/{fingerprint}/state", groups.set_state, REDRIVE),
         _get("letters", "/queues/{queue}/letters", letters.letters),
         _get("letter", "/queues/{queue}/letters/{letter}", letters.letter),
         _get("body", "/queues/{queue}/letters/{letter}/body", letters.body),
@@ -82,11 +92,11 @@ ROUTES = Routes(
         _post("set_policy", "/policies", policies.set_policy, EDIT_POLICIES),
         _post("unset_policy", "/policies/unset", policies.unset_policy, EDIT_POLICIES),
         _get("audit", "/audit", policies.audit),
-        _get("events", "/events", live.events, seconds=0),
-        _get("poll", "/events/poll", live.poll),
-        _get("login", "/login", users.login, permission=None, seconds=0),
-        _post("log_in", "/login", users.log_in, permission=None, seconds=10),
-        _post("log_out", "/logout", users.log_out, permission=None, seconds=0),
+        _get("events", "/events", events.events, seconds=0),
+        _get("poll", "/events/poll", events.poll),
+        _get("login", "/login", login.form, permission=None, seconds=0),
+        _post("log_in", "/login", login.log_in, permission=None, seconds=10),
+        _post("log_out", "/logout", login.log_out, permission=None, seconds=0),
         _get("static", "/static/{hash}/{file}", static, permission=None, seconds=0),
         _get("health", "/healthz", health, permission=None),
     ]

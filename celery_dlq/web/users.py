@@ -22,17 +22,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode
 
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 
 from celery_dlq.errors import NotFound, SettingsError
+from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
-from celery_dlq.web.http import Permission, Request, RequestError, Response, User
-
-if TYPE_CHECKING:
-    from celery_dlq.web.web import Call
+from celery_dlq.web.http import Permission, Request, RequestError, User
 
 logger = get_logger("celery_dlq.web")
 
@@ -317,54 +313,40 @@ class Login:
         may = account.permissions if self._allow_changes else {Permission.VIEW}
         return User(name=account.name, permissions=account.permissions & may, why_not=self._why_not)
 
-    def form(self, call: Call, *, status: int = 401, text: str = "") -> Response:
-        """The form; it leads back to the page that was asked for."""
-        request = call.request
-        back = own_path(call, request.value("next"))
-        asked = quote(request.root + request.path, errors="replace")
-        if not back and request.method in ("GET", "HEAD") and asked != call.link("login"):
-            query = urlencode(request.query, doseq=True, errors="replace")
-            back = own_path(call, f"{asked}?{query}" if query else asked)
-        response = Response(status=status)
-        response.body = call.html(
-            "login.html",
-            response,
-            title="Log in",
-            next=back,
-            text=text,
-            name=request.value("name")[:100],
-        )
-        return response
+    def log_in(self, request: Request) -> tuple[str, str] | None:
+        """Check a name and a password; a wrong name costs as much as a wrong password.
 
-    def log_in(self, call: Call) -> Response:
-        """Check a name and a password; a wrong name costs as much as a wrong password."""
-        request = call.request
+        Returns:
+            A header with the cookie of a new session; ``None`` if one of them is wrong.
+
+        Raises:
+            RequestError: The address has tried too often; 429.
+        """
         self._attempts.take(request.client)
         name, password = request.value("name"), request.value("password")[:MAX_PASSWORD]
         account = self._users.account(name)
         with self._hashing:
             right = matches(password, account.hashed if account else self._nobody)
         if account is None or not right:
-            logger.warning("A login failed at %s", request.client or "an unknown address")
-            return self.form(call, status=401, text="The name or the password is not right.")
+            logger.warning("A login failed at %s", one_line(request.client) or "an unknown address")
+            return None
         self._attempts.give_back(request.client)
-        back = own_path(call, request.value("next")) or call.link("overview")
         token = self._signer.dumps([account.name, account.mark(), secrets.token_urlsafe(12)])
-        return Response(
-            status=303,
-            headers=[("location", back), request.set_cookie(COOKIE, str(token), MAX_AGE_SECONDS)],
-        )
+        return request.set_cookie(COOKIE, str(token), MAX_AGE_SECONDS)
 
-    def log_out(self, call: Call) -> Response:
-        """End the session; a copy of its cookie is worth nothing from now on."""
-        found = self._session(call.request)
+    def log_out(self, request: Request) -> tuple[str, str]:
+        """End the session; a copy of its cookie is worth nothing from now on.
+
+        Returns:
+            A header that takes the cookie from the browser.
+        """
+        found = self._session(request)
         if found is not None:
             now = time.monotonic()
             self._ended[found[0]] = now
             while self._ended and now - next(iter(self._ended.values())) > MAX_AGE_SECONDS:
                 self._ended.popitem(last=False)
-        location = ("location", call.link("login"))
-        return Response(status=303, headers=[location, call.request.set_cookie(COOKIE, "", 0)])
+        return request.set_cookie(COOKIE, "", 0)
 
     def _session(self, request: Request) -> tuple[str, Account] | None:
         cookie = request.cookie(COOKIE)
@@ -410,34 +392,3 @@ class TrustedHeader:
         if not user or len(user) > 200:  # noqa: PLR2004
             raise RequestError(401, f"expected the proxy to name a user in {self.name}, got none")
         return User(name=user, permissions=self.permissions, why_not=self.why_not)
-
-
-def own_path(call: Call, text: str) -> str:
-    """A path of these pages from a form or URL; empty if it leads elsewhere."""
-    root = quote(call.request.root)
-    # Browsers read a backslash as a slash, and drop line ends.
-    plain = text.isascii() and text.isprintable() and "\\" not in text and " " not in text
-    own = text.startswith(f"{root}/") and not text.startswith("//")
-    return text if plain and own and len(text) < 4000 else ""  # noqa: PLR2004
-
-
-def login(call: Call) -> Response:
-    """Show the form."""
-    return _login_of(call).form(call, status=200)
-
-
-def log_in(call: Call) -> Response:
-    """Check a name and a password."""
-    return _login_of(call).log_in(call)
-
-
-def log_out(call: Call) -> Response:
-    """End the session."""
-    return _login_of(call).log_out(call)
-
-
-def _login_of(call: Call) -> Login:
-    found = call.web.options.login
-    if found is None:
-        raise RequestError(404, "these pages have no login")
-    return found

@@ -22,6 +22,7 @@ from celery_dlq.events import acting_as
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.redaction.masking import Redaction
+from celery_dlq.web import http
 from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
 from celery_dlq.web.live import Live
 from celery_dlq.web.surroundings import Surroundings
@@ -66,6 +67,8 @@ _STATUS: tuple[tuple[type[DLQError], int], ...] = (
     (NotSupported, 501),
     (MissingExtra, 501),
 )
+_RETRY_AFTER = {429: "30", 503: "5"}
+"""Seconds by status."""
 _TITLES = {
     400: "This request cannot be read",
     401: "Please log in",
@@ -98,6 +101,7 @@ class WebOptions:
         title: Name of the environment, e.g. ``production``, in the title of each page.
         home: Link back to the application that the pages are mounted in.
         stream: True if the adapter can send events; else pages poll.
+        runs_jobs: True if jobs that wait are run in this process.
     """
 
     access: Access = field(default=lambda request: User())  # noqa: ARG005
@@ -107,6 +111,7 @@ class WebOptions:
     title: str = ""
     home: str = ""
     stream: bool = False
+    runs_jobs: bool = False
 
 
 class Web:
@@ -116,7 +121,12 @@ class Web:
         assembly: Makes the parts that the pages show.
         routes: The table of routes.
         options: How they are served.
+
+    Attributes:
+        types: The module with `Request`, `User` and so on, for adapters that may not import it.
     """
+
+    types = http
 
     def __init__(
         self,
@@ -202,8 +212,8 @@ class Web:
             logger.error("A page failed: %s %s", request.method, request.path[:200], exc_info=exc)
             status, exc = 500, RequestError(500, "The log of this process says why.")
         response = Response(status=status)
-        if status == 503:  # noqa: PLR2004
-            response.headers.append(("retry-after", "5"))
+        if status in _RETRY_AFTER:
+            response.headers.append(("retry-after", _RETRY_AFTER[status]))
         call = Call(web=self, request=request, user=user or User(permissions=()))
         response.body = call.html(
             "error.html", response, title=_TITLES.get(status, "Error"), status=status, text=str(exc)
@@ -227,7 +237,7 @@ class Web:
                 refused.headers.append(("allow", ", ".join(methods)))
                 return refused
             raise RequestError(404, f"there is no page {request.path!r}")
-        if self.options.forms is not None:
+        if self.options.runs_jobs:
             self.runner()  # jobs that another process left waiting go on
         user = self.options.access(request) if route.permission is not None else User()
         if user is None:
@@ -287,7 +297,9 @@ class Web:
         if self.options.login is None:
             return self.failed(request, RequestError(401, "These pages are for known users only."))
         call = Call(web=self, request=request, user=User(permissions=()))
-        return self.options.login.form(call)
+        form: Response = self.routes["login"].page(call)
+        form.status = 401
+        return form
 
 
 @dataclass(kw_only=True)

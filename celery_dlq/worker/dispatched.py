@@ -17,6 +17,7 @@ from inspect import isgenerator
 from typing import Any
 
 from celery import VERSION
+from celery.concurrency import prefork
 
 from celery_dlq.worker.lifecycle import GuardedRequest
 
@@ -43,8 +44,18 @@ def starts_here(pool_class: Any) -> bool:
 
 
 def is_closed(pool: Any) -> bool:
-    """True if a prefork pool drops new jobs; see ``Pool.apply_async`` of billiard."""
-    return getattr(getattr(pool, "_pool", None), "_state", _RUN) != _RUN
+    """True if a prefork pool drops new jobs; see ``Pool.apply_async`` of billiard.
+
+    The handler of a cold shutdown ends the pool wherever it interrupts the main thread; the pool
+    that is gone by then still takes jobs, and drops them.
+
+    Source: ``TaskPool.on_stop`` in
+    https://github.com/celery/celery/blob/main/celery/concurrency/prefork.py
+    """
+    inner = getattr(pool, "_pool", None)
+    if inner is None:
+        return isinstance(pool, prefork.TaskPool)
+    return bool(getattr(inner, "_state", _RUN) != _RUN)
 
 
 def drop_failed(pool: Any, task_id: Any) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from billiard.einfo import ExceptionInfo
 from celery.worker import state
 
 from celery_dlq.backends.base import Clock, DeliveryCounter, MessageKey
@@ -41,7 +42,8 @@ from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.circuit_watch import CircuitWatch
 from celery_dlq.worker.dispatched import Dispatched
-from celery_dlq.worker.failure import Failure
+from celery_dlq.worker.exceptions import ExceptionRules
+from celery_dlq.worker.failure import Failure, failure_of
 from celery_dlq.worker.history import history_of
 from celery_dlq.worker.holding import Holding
 from celery_dlq.worker.letter import Death, bare, letter_of
@@ -55,6 +57,9 @@ from celery_dlq.worker.lifecycle import (
 from celery_dlq.worker.periodic import PeriodicTasks
 from celery_dlq.worker.policy_cache import Executions, PolicyCache, ResolvedPolicy
 from celery_dlq.worker.starts import Starts
+
+if TYPE_CHECKING:
+    from celery_dlq.worker.jobs import WorkerJobs
 
 logger = get_logger("celery_dlq.worker")
 
@@ -115,6 +120,7 @@ class Guard:
         circuits: CircuitWatch,
     ) -> None:
         self._policies = policy_cache
+        self.exceptions = ExceptionRules(policy_cache)
         self._letter_writer = letter_writer
         self._counter = counter
         self._clock = clock
@@ -131,6 +137,7 @@ class Guard:
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
         self.periodic_tasks = PeriodicTasks()
+        self.jobs: WorkerJobs | None = None
         self.guards_all = policy_cache.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:
@@ -209,7 +216,7 @@ class Guard:
             # `_forget`, inlined: every task pays for this.
             self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
             self._starts.uncounted.forget(in_flight.key)
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED)
+            self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED, request.task.name)
             if in_flight.key.redrives:
                 self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
 
@@ -298,16 +305,24 @@ class Guard:
             outcome=Outcome.SHUTDOWN,
             worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
         )
-        self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.SHUTDOWN.value)
+        self._count(request, in_flight, Outcome.SHUTDOWN)
         if in_flight.charged:
             self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
             in_flight.charged = False
 
-    def keeps(self, task: Any, delivery_info: dict[str, Any], failure: Failure) -> bool:
-        """True if this end of a delivery will become a letter; changes nothing.
+    def keeps(self, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
+        """True if an exception will end in a letter; changes nothing.
 
         Also called in pool processes, which know the configured policies but no override.
+
+        Args:
+            task: The task that raised it.
+            delivery_info: Exchange and routing key of its message.
+            exc_info: The exception, as ``sys.exc_info()`` has it.
         """
+        info = ExceptionInfo(exc_info)
+        self.exceptions.mark(info, task, delivery_info, info.type)
+        failure = failure_of(info, tuple(task.throws or ()))
         if failure.end is None:
             return False
         verdict = decide_end(self._policies.of(delivery_info, task).policy, failure.end)
@@ -400,12 +415,14 @@ class Guard:
             return DeliveryState.STORED
         history = history_of(self._counter, in_flight, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.VANISHED.value)
+            self._count(request, in_flight, Outcome.VANISHED)
         message = captured(request.message, request.request_dict)
         number = in_flight.delivery.number
+        resolved = self._policies.of_death(in_flight.resolved, verdict.rule)
+        key = replace(in_flight.key, dead_letter_queue=resolved.dead_letter_queue)
         death = self._death(
-            in_flight.resolved,
-            in_flight.key,
+            resolved,
+            key,
             message,
             verdict,
             failure,
@@ -413,7 +430,10 @@ class Guard:
             number if failure else number - 1,
             pid=in_flight.delivery.worker_pid,
         )
-        return self._write(death, acknowledged=bool(request.acknowledged), waits=request)
+        state = self._write(death, acknowledged=bool(request.acknowledged), waits=request)
+        if state is DeliveryState.STORED and key != in_flight.key:
+            self._counter.died(in_flight.key)  # storing the letter did that beside the letter
+        return state
 
     def _death(
         self,
@@ -482,7 +502,7 @@ class Guard:
     ) -> None:
         assert failure.end is not None  # noqa: S101 - the callers checked
         if in_flight.resolved.policy is not None:
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, failure.end.outcome.value)
+            self._count(request, in_flight, failure.end.outcome)
         in_flight.delivery = replace(
             in_flight.delivery,
             ended_at=self._clock(),
@@ -491,6 +511,9 @@ class Guard:
             exception_type=failure.exception_type,
             exception_message=failure.exception_message,
         )
+
+    def _count(self, request: GuardedRequest, in_flight: InFlight, outcome: Outcome) -> None:
+        self._counts.count(DELIVERIES, in_flight.resolved.queue, outcome.value, request.task.name)
 
     def _note(self, in_flight: InFlight, *, final: bool) -> None:
         """Record the end of a delivery whose message did not become a letter."""

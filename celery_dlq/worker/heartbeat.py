@@ -36,6 +36,7 @@ class Heartbeat:
         obey_holds: Called with all holds, and the present by the store's clock, whenever they
             change or one ends.
         clock: Returns monotonic seconds.
+        job_waits: Called while a job waits to be run.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class Heartbeat:
         obey: Obey,
         obey_holds: ObeyHolds,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        job_waits: Callable[[], object] = bool,
     ) -> None:
         self._registry = registry
         self._info = info
@@ -53,6 +56,7 @@ class Heartbeat:
         self._obey = obey
         self._obey_holds = obey_holds
         self._clock = clock
+        self._job_waits = job_waits
         self._ticks = 0
         self._revision = 0
         self._next_end: float | None = None
@@ -77,7 +81,9 @@ class Heartbeat:
             logger.debug("This worker stays registered until its heartbeat expires: %s", exc)
 
     def _alive(self) -> None:
-        known, revision = self._registry.heartbeat(self._info.hostname)
+        known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
+        if job_waits:
+            self._job_waits()
         if not known:
             self._registry.register(self._info)
         if revision != self._revision or self._over():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_dlq.decorators import policy_of
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
+from celery_dlq.policies.exceptions import ExceptionRule
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
@@ -85,6 +86,29 @@ class PolicyCache:
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
         return bool(self.policies) or (task is not None and policy_of(task) is not None)
+
+    def have_exceptions(self, task: Any) -> bool:
+        """True if a policy that could guard messages of this task has ``exceptions``."""
+        policies = [*self.policies.queues.values(), policy_of(task)]
+        return any(policy is not None and policy.exceptions for policy in policies)
+
+    def of_death(self, resolved: ResolvedPolicy, rule: ExceptionRule | None) -> ResolvedPolicy:
+        """The resolved policy of a message that died by an exception.
+
+        Args:
+            resolved: That of the message.
+            rule: What its policy says about the exception. It may name another dead-letter
+                queue, which does not count for what came from one.
+        """
+        if rule is None:
+            return resolved
+        target, limit = rule.dead_letter_queue, rule.max_retries
+        if target is None or self.policies.is_dead_letter_queue(resolved.queue):
+            target = resolved.dead_letter_queue
+        limits = [each for each in (limit, resolved.max_retries) if each is not None]
+        if resolved.policy is None or resolved.policy.max_retries is None:
+            limits = limits[:1]  # the rule's own before the task's
+        return replace(resolved, dead_letter_queue=target, max_retries=min(limits, default=None))
 
     def of(self, delivery_info: dict[str, Any], task: Any = None) -> ResolvedPolicy:
         """The resolved policy of a message.

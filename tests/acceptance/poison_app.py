@@ -124,6 +124,13 @@ def killed(key: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task
+def killed_later(key: str) -> None:
+    trace("ran", key)
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @app.task(bind=True)
 def replaced_by_killed(self: Any, key: str) -> None:
     trace("ran", f"{key} before")

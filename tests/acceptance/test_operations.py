@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 from builders import a_letter, a_request, key_of
+from command_line import Dlq
 from waiting import poll
 from workers import HERE, Worker, environment, run_python
 
@@ -552,6 +553,30 @@ def test_a_job_whose_runner_is_killed_anywhere_is_finished_by_another(
     if not elsewhere:  # there, only what a heartbeat has told is known of a killed run
         assert counts["published"] == len(sent)
     assert broker.hlen(Keys().claims(QUEUE)) == 0
+
+
+def test_a_redrive_in_the_background_is_run_by_another_process(
+    poison: ModuleType, dlq: Dlq, broker: redis.Redis
+) -> None:
+    """The command ends at once; whoever runs jobs runs it, and `dlq jobs` shows it."""
+    for number in range(5):
+        put(poison, exception_type="shop.Bug" if number else "shop.Other")
+    shown = dlq("redrive", QUEUE, "--exception", "Bug", "--rate", "100/s", "--background")
+    assert shown.exit_code == 0, shown.stderr
+    (job,) = dlq("jobs", "--json").lines
+    assert (job["state"], job["total"], job["options"]) == ("waiting", 4, {"rate": 100.0})
+    assert job["id"] in shown.stdout
+    assert "redrive 4 letters of orders-DLQ" in shown.stdout
+    assert broker.llen("orders") == 0
+    runner = poison.dlq.runner().start()
+    try:
+        poll(lambda: poison.dlq.job(job["id"]).state == "done", timeout_seconds=30)
+    finally:
+        assert runner.close()
+    assert (broker.llen("orders"), len(left(poison))) == (4, 1)
+    assert dlq("redrive", QUEUE, "--all", "--background", "--dry-run").exit_code == 2
+    none = dlq("redrive", QUEUE, "--exception", "Bug", "--background")
+    assert (none.exit_code, "no letter" in none.stderr.lower()) == (1, True)
 
 
 @pytest.mark.parametrize("operation", ["discard", "purge"])

@@ -85,11 +85,11 @@ def test_an_override_is_in_force_until_its_end(
 ) -> None:
     """A worker notices by the revision; the store's clock says when the end is."""
     now = registry.now()
-    _, before = registry.heartbeat("celery@web-1")
+    before = registry.heartbeat("celery@web-1").revision
     registry.override(an_override(value=5))
     registry.override(an_override(until=now + timedelta(hours=1)))
     registry.override(an_override(key="reasons", value=["failed"], until=now + timedelta(hours=2)))
-    _, after = registry.heartbeat("celery@web-1")
+    after = registry.heartbeat("celery@web-1").revision
 
     assert after > before
     assert [o.value for o in registry.overrides()] == [3, ["failed"]]

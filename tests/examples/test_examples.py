@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import celery
@@ -49,6 +50,19 @@ def test_rabbitmq_with_quorum_queues(
     assert int(waited[1]) >= 2
     assert "rendering: FAILURE" in said
     assert said.count('"outcome": "worker_lost"') == 3
+
+
+def test_the_pages_inside_a_web_app(redis_url: str, tmp_path: Path) -> None:
+    """Mounted below a path, for those whom the app knows."""
+    pytest.importorskip("starlette", reason="the example needs Starlette")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    said = run_readme("web", tmp_path, SHOP_REDIS=redis_url, PORT=port)
+    lines = said.splitlines()
+    assert "The shop. Its dead letters are at /ops/dlq/" in lines
+    assert "401" in lines
+    assert "ok" in lines
+    assert lines[-1] == '{"letters":{},"hour":{},"jobs":{}}'
 
 
 def test_every_example_has_a_readme() -> None:

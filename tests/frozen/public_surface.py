@@ -29,6 +29,7 @@ PUBLIC = (
     "celery_dlq.record",
     "celery_dlq.signals",
     "celery_dlq.testing",
+    "celery_dlq.web",
 )
 PUBLIC_SPARK = ("celery_dlq.spark.session", "celery_dlq.spark.source", "celery_dlq.spark.triage")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

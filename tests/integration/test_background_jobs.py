@@ -285,7 +285,7 @@ def test_what_has_not_begun_is_cancelled_at_once(operators: Operators) -> None:
     assert dlq.start(waiting).state == "cancelled"
     assert dlq.assembly.operations().run_next(lambda: False) is None
     assert left(dlq) == set(ids)
-    assert dlq.resume(waiting).removed == 2
+    assert dlq.resume(waiting).to_json()["removed"] == 2
 
 
 # -- running ----------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
     if kind == "discard" and not one.store.capabilities.bin:
         pytest.skip("this store has no bin")
     ids = put(one, 60)
-    options = {"rate": 40} if kind == "redrive" else {}
+    options: dict[str, Any] = {"rate": 40} if kind == "redrive" else {}
     plan = one.plan(kind, DLQ, **options)
     gone, gone_too = went(one), went(two)
     one.start(plan.id)
@@ -381,14 +381,32 @@ def test_a_job_that_fails_says_why_and_the_next_one_runs(
     dlq = operators()
     put(dlq, 2)
     bad, good = dlq.plan("redrive", DLQ).id, dlq.plan("purge", DLQ).id
+    nothing: dict[str, str] = {}
     monkeypatch.setattr(
-        "celery_dlq.operations.api.Operations._redrive", lambda *_: {}["no such key"]
+        "celery_dlq.operations.api.Operations._redrive", lambda *_: nothing["no such key"]
     )
     dlq.start(bad)
     dlq.start(good)
     runners(dlq)
     assert "KeyError" in ended(dlq, bad, "failed").note
     assert ended(dlq, good).counts["removed"] == 2
+
+
+def test_a_job_lists_the_first_letters_that_failed(
+    operators: Operators, runners: Callable[[DeadLetters], Runner]
+) -> None:
+    """With the reason, short; all of them are counted, and stay."""
+    dlq = operators()
+    ids = put(dlq, 25, source_queue="")
+    plan = dlq.plan("redrive", DLQ, force=True)
+    dlq.start(plan.id)
+    runners(dlq)
+    job = ended(dlq, plan.id)
+    assert (job.counts["failures"], len(job.failed)) == (25, 20)
+    assert set(job.failed) < set(ids) == left(operators())
+    for error in job.failed.values():
+        assert "does not name its source queue" in error
+        assert len(error) <= 300
 
 
 # -- edits ------------------------------------------------------------------------------
@@ -431,7 +449,7 @@ def test_an_edit_that_was_paused_goes_on_with_its_change(operators: Operators) -
     job = dlq.assembly.operations().run_next(lambda: True)
     assert job is not None
     assert (job.state, left(dlq)) == ("waiting", {letter_id})
-    assert dlq.resume(plan.id).published == 1
+    assert dlq.resume(plan.id).to_json()["published"] == 1
     (long_id,) = put(dlq, body=b"[[1], {}, {}]")
     with pytest.raises(DLQError, match="change of at most 65,536"):
         where = LetterFilter(ids=frozenset({long_id}))

@@ -156,10 +156,38 @@ def test_an_error_is_one_line(shop: DeadLetters, name: str) -> None:
         assert said.count("\n") == 1
 
 
+def test_a_terminal_without_utf_8_ends_no_command(shop: DeadLetters) -> None:
+    """What it cannot show is escaped, so that JSON says the same."""
+    odd = a_letter(dead_letter_queue="odd-DLQ", description="é \u6f22 \U0001f600")
+    shop.store.dead_letter(odd, key_of(odd))
+    done = {
+        command: CliRunner(charset="latin-1").invoke(
+            commands, command.split(), obj=SimpleNamespace(app=shop.app, no_color=False)
+        )
+        for command in ("tail odd-DLQ --json", "list odd-DLQ", "queues", "audit", "policies")
+    }
+    assert {command: result.exception for command, result in done.items()} == dict.fromkeys(done)
+    assert json.loads(done["tail odd-DLQ --json"].stdout)["description"] == odd.description
+
+
+def test_a_question_is_one_line(shop: DeadLetters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator may have pasted the queue's name."""
+    store = shop.assembly.backend.letters
+    raw = f"raw{EVIL.replace(chr(0xDC80), '')}-DLQ"
+    for _ in range(2):
+        letter = a_letter(dead_letter_queue=raw)
+        store.dead_letter(letter, key_of(letter))
+    monkeypatch.setattr(
+        "celery_dlq.cli.removal.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    )
+    said = run(shop, "purge", raw, "--all", exit_code=1).output
+    assert "Purge 2 letters of raw\\x1b(2J" in said
+
+
 def test_metrics_can_be_scraped(shop: DeadLetters, redis_url: str) -> None:
     """One name that is no UTF-8 must not take away the metrics of all."""
     store = shop.assembly.backend.metrics
-    assert store.add({(DEAD_LETTERS.name, EVIL, QUEUE, "failed"): 3})
+    assert store.add({(DEAD_LETTERS.name, EVIL, QUEUE, "failed", EVIL): 3})
     server = shop.serve_metrics(port=0)
     try:
         url = f"http://127.0.0.1:{server.server_port}/metrics"

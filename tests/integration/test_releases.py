@@ -235,7 +235,7 @@ from datetime import timedelta
 from builders import an_app
 from celery_dlq import DeadLetters
 from celery_dlq.operations import holds, redrive
-holds.NOTICED = timedelta(0)
+holds.NOTICED, holds.RELEASE_RATE = timedelta(0), 5000.0
 redrive.MOST_LETTERS = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from billiard.queues import _SimpleQueue
+from celery.concurrency import prefork, solo
 from celery.concurrency.asynpool import AsynPool, ResultHandler
 
 from celery_dlq.worker.bootsteps import read_before_put_back
@@ -120,6 +121,8 @@ def test_a_closed_pool_is_known() -> None:
     """Only billiard's pools have that state."""
     assert is_closed(SimpleNamespace(_pool=Inner(1)))
     assert not is_closed(SimpleNamespace(_pool=Inner(0)))
+    assert is_closed(prefork.TaskPool(1)), "expected a pool that is gone to be closed"
+    assert not is_closed(solo.TaskPool(1))
     assert not is_closed(SimpleNamespace(_pool=None))
     assert not is_closed(SimpleNamespace())
 

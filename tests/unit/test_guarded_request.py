@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
+from celery.concurrency import prefork
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.worker import state
 from guarded_worker import Pool, Worker
@@ -183,7 +185,7 @@ def test_a_revoked_task_is_over_once(worker: Worker) -> None:
     request.on_failure(an_error(ValueError("x")), return_ok=True)
     request.on_success((False, None, 0.1))
     assert (worker.said, request.dlq_state) == (["ack"], DeliveryState.DONE)
-    assert worker.counted(DELIVERIES) == {("orders", "succeeded"): 1}
+    assert worker.counted(DELIVERIES) == {("orders", "succeeded", "shop.charge"): 1}
 
 
 def test_an_ignored_message_is_done(worker: Worker) -> None:
@@ -206,6 +208,24 @@ def test_a_pool_that_drops_a_job_has_not_started_it(worker: Worker) -> None:
     request = worker.receive()
     request.execute_using_pool(Pool())
     worker.guard.dispatched(request, None, dropped=True)
+    assert request.dlq_state is DeliveryState.NEW
+    assert not request.dlq_in_flight.charged
+
+
+class InterruptedPool(prefork.TaskPool):
+    """A cold shutdown's handler ends it after the count and before it is given the job."""
+
+    def apply_async(self, *_: Any, **__: Any) -> None:
+        """Drop the job, as billiard's pool does."""
+        self._pool = None
+
+
+def test_a_start_that_a_cold_shutdown_interrupts_is_not_counted(tmp_path: Any) -> None:
+    """The signal's handler runs between two lines of the main thread."""
+    pool = InterruptedPool(1)
+    request = Worker(tmp_path, pool).receive()
+    pool._pool = SimpleNamespace(_state=0)
+    request.execute_using_pool(pool)
     assert request.dlq_state is DeliveryState.NEW
     assert not request.dlq_in_flight.charged
 

@@ -204,7 +204,9 @@ def test_who_guesses_has_to_wait(users: UsersFile) -> None:
     web = a_site(users)
     found = [logged_in(web, "alice", f"guess {n}").status for n in range(7)]
     assert found == [401] * 5 + [429] * 2
-    assert logged_in(web).status == 429
+    refused = logged_in(web)
+    assert refused.status == 429
+    assert dict(refused.headers)["retry-after"] == "30"
     assert logged_in(web, client="10.0.0.8").status == 303
 
 

@@ -21,7 +21,7 @@ from celery_dlq.backends.base.circuits import (
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
 from celery_dlq.backends.base.holds import MOST_HOLDS, Hold, HoldStore
-from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore
+from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore, may_start_at
 from celery_dlq.backends.base.letters import (
     Capabilities,
     ClaimState,
@@ -41,12 +41,18 @@ from celery_dlq.backends.base.letters import (
     StoredLetter,
 )
 from celery_dlq.backends.base.memory import ServerMemory
-from celery_dlq.backends.base.notes import GroupNotes, Note
+from celery_dlq.backends.base.notes import OPEN_GROUP, GroupNotes, GroupState, GroupStatus, Note
 from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
 from celery_dlq.backends.base.samples import SUCCEEDED, Samples
-from celery_dlq.backends.base.workers import MAX_TASKS, Override, WorkerInfo, WorkerRegistry
+from celery_dlq.backends.base.workers import (
+    MAX_TASKS,
+    HeartbeatReply,
+    Override,
+    WorkerInfo,
+    WorkerRegistry,
+)
 from celery_dlq.metrics import MetricsStore
 
 __all__ = [
@@ -54,6 +60,7 @@ __all__ = [
     "MOST_HOLDS",
     "MOST_JOBS",
     "OPEN",
+    "OPEN_GROUP",
     "RELEASING",
     "SUCCEEDED",
     "Backend",
@@ -73,6 +80,9 @@ __all__ = [
     "Group",
     "GroupNotes",
     "GroupOrder",
+    "GroupState",
+    "GroupStatus",
+    "HeartbeatReply",
     "Hold",
     "HoldStore",
     "JobStore",
@@ -97,6 +107,7 @@ __all__ = [
     "Succeeded",
     "WorkerInfo",
     "WorkerRegistry",
+    "may_start_at",
     "ordered",
     "position_at",
     "stored_at",
@@ -121,7 +132,7 @@ class Backend(Protocol):
         samples: Records samples of messages that succeeded.
         sampled: The same samples, read like letters.
         reports: Decides which letters are reported to an error tracker.
-        notes: Notes of operators on groups of letters.
+        notes: Notes of operators on groups of letters, and the groups' states.
         holds: Holds: which messages are not executed for now.
         circuits: Counts how executions ended, for circuit breakers.
         held: The messages that they hold, read like letters; the queue is named by the hold.

@@ -9,7 +9,6 @@ from celery_dlq.backends.memory.holds import MemoryHolds
 from celery_dlq.backends.memory.jobs import MemoryJobStore
 from celery_dlq.backends.memory.letters import MemoryStore
 from celery_dlq.backends.memory.metrics import MemoryMetrics
-from celery_dlq.backends.memory.notes import MemoryNotes
 from celery_dlq.backends.memory.outbox import MemoryOutbox
 from celery_dlq.backends.memory.reports import MemoryReports
 from celery_dlq.backends.memory.workers import MemoryWorkerRegistry
@@ -35,14 +34,14 @@ class MemoryBackend:
     def __init__(self, letters: MemoryStore | None = None) -> None:
         self.letters = letters or MemoryStore()
         self.counter = self.letters.counter
-        self.workers = MemoryWorkerRegistry()
         self.jobs = MemoryJobStore()
+        self.workers = MemoryWorkerRegistry(self.jobs)
         self.outbox = MemoryOutbox()
         self.metrics = MemoryMetrics()
         self.samples = MemorySamples()
         self.sampled = MemoryStore()
-        self.reports = MemoryReports()
-        self.notes = MemoryNotes()
+        self.notes = self.letters.notes
+        self.reports = MemoryReports(self.notes)
         self.held = MemoryStore()
         self.holds = MemoryHolds(self.workers.changed, self.held.length)
         self.circuits = MemoryCircuits()

@@ -81,6 +81,10 @@ class Keys:
         """HASH: job id to its state, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:jobs"
 
+    def waiting_jobs(self) -> str:
+        """ZSET: ids of jobs that wait, by when they may start (milliseconds)."""
+        return f"{self.prefix}:{{app}}:waiting_jobs"
+
     def cancel_requests(self) -> str:
         """HASH: job id to ``cancel``; bounded like jobs."""
         return f"{self.prefix}:{{app}}:cancel_requests"
@@ -114,8 +118,17 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:notes"
 
     def noted(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints with notes, by when they last had a note or were seen with letters."""
+        """ZSET: fingerprints with notes or a state, by when they last got one or had letters."""
         return f"{self._of(dead_letter_queue)}:noted"
+
+    def states(self, dead_letter_queue: str) -> str:
+        """HASH: fingerprint to the state of its group; kept like notes. Without one: open.
+
+        ``muted|until in milliseconds, or nothing|||JSON``, ``resolved|release, or
+        nothing|releases before|microseconds|JSON`` or ``regressed|microseconds|release|letter
+        id|JSON of the resolution``.
+        """
+        return f"{self._of(dead_letter_queue)}:states"
 
     def arrivals(self, dead_letter_queue: str) -> str:
         """HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."""

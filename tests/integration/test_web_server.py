@@ -1,0 +1,277 @@
+"""``celery -A proj dlq web`` as a process: users, proxies, live numbers, and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from builders import DLQ, a_letter, key_of
+from celery import Celery
+from click.testing import CliRunner, Result
+from waiting import poll
+
+from celery_dlq.backends.redis.connect import connect
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.cli.commands import dlq
+
+PROJECT = """
+import os
+from celery import Celery
+from celery_dlq import DeadLetters
+app = Celery("proj", broker=os.environ["PROJ_REDIS"])
+app.conf.dlq_web_secret = "the secret of this project"
+app.conf.dlq_web_url = os.environ.get("PROJ_WEB_URL")
+dlq = DeadLetters(app)
+"""
+SAME_SITE = {"sec-fetch-site": "same-origin"}
+PASSWORD = "correct horse"
+
+
+class Server:
+    """``dlq web`` on a free port."""
+
+    def __init__(self, folder: Path, url: str, *options: str, **env: str) -> None:
+        (folder / "proj.py").write_text(PROJECT)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "proj", "dlq", "web", "--port", "0", *options],
+            cwd=folder,
+            env={**os.environ, "PROJ_REDIS": url, "PYTHONUNBUFFERED": "1", **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> Server:
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline()
+        found = re.search(r" at (\S+) ", self.said)
+        assert found, self.said + self.process.communicate()[1]
+        self.url = found[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def end(self, number: int) -> tuple[float, int, str]:
+        """Send a signal; returns seconds until the end, exit code and all output."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=30)
+        return time.monotonic() - began, self.process.returncode, out + err
+
+
+def put_letter(url: str) -> None:
+    """One more letter, as a worker stores it."""
+    store = RedisStore(connect(url, 2.0), url, Keys())
+    letter = a_letter()
+    store.dead_letter(letter, key_of(letter))
+    store.close()
+
+
+def listen(url: str, states: list[Any]) -> None:
+    """Read a stream of events until its end."""
+    with httpx.stream("GET", f"{url}events", timeout=30) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                states.append(json.loads(line[6:]))
+    states.append("end")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_numbers_are_live_until_the_server_ends_in_order(
+    redis_url: str, tmp_path: Path, number: int
+) -> None:
+    """An open stream hears of a new letter, and keeps nobody from ending the server."""
+    with Server(tmp_path, redis_url) as server:
+        assert "read-only" in server.said
+        states: list[Any] = []
+        threading.Thread(target=listen, args=(server.url, states), daemon=True).start()
+        poll(lambda: states and states[-1]["letters"] == {}, timeout_seconds=20)
+        put_letter(redis_url)
+        poll(lambda: states[-1]["letters"].get(DLQ) == 1, timeout_seconds=20)
+        assert states[-1]["hour"] == {DLQ: 1}
+        assert httpx.get(f"{server.url}events/poll").json() == states[-1]
+        assert httpx.get(f"{server.url}healthz").text == "ok\n"
+        assert httpx.get(server.url, headers={"host": "evil.example"}).status_code == 421
+        seconds, code, said = server.end(number)
+        poll(lambda: states[-1] == "end")
+    assert code == 0, said
+    assert seconds < 10
+    assert "Ended." in said
+    assert "Traceback" not in said
+
+
+def test_users_log_in_and_out(redis_url: str, tmp_path: Path) -> None:
+    """With the file that web-user writes; who is removed from it is out at once."""
+    users = str(tmp_path / "users")
+    for name in ("alice", "victor"):
+        may = ["--may", "redrive"] if name == "alice" else []
+        done = run(redis_url, "web-user", name, "--file", users, *may, typed=PASSWORD)
+        assert done.exit_code == 0, done.output
+    options = ("--auth-file", users, "--allow-changes", "--title", "staging")
+    with (
+        Server(tmp_path, redis_url, *options) as server,
+        httpx.Client(base_url=server.url, headers=SAME_SITE) as browser,
+    ):
+        asked = browser.get("events/poll")
+        assert asked.status_code == 401
+        assert "staging" in asked.text
+        assert browser.get("healthz").status_code == 200
+        wrong = browser.post("login", data=fields(asked.text, "alice", "wrong password"))
+        assert wrong.status_code == 401
+        right = browser.post("login", data=fields(asked.text, "alice", PASSWORD))
+        assert right.status_code == 303, right.text
+        assert right.headers["location"] == "/events/poll"
+        assert browser.get(right.headers["location"]).status_code == 200
+
+        page = browser.get("nowhere")  # the frame of every page has the form
+        token = token_of(browser.get("login").text)
+        refused = browser.post("queues/q/groups/f/notes", data={"dlq_token": "x"})
+        assert refused.status_code == 403
+        assert page.status_code == 404
+        out = browser.post("logout", data={"dlq_token": token})
+        assert out.status_code == 303
+        assert browser.get("events/poll").status_code == 401
+
+        right = browser.post("login", data=fields(asked.text, "victor", PASSWORD))
+        assert browser.get("events/poll").status_code == 200
+        token = token_of(browser.get("login").text)
+        refused = browser.post("queues/q/groups/f/notes", data={"dlq_token": token})
+        assert refused.status_code == 403
+        assert "expected the permission redrive" in refused.text
+        done = run(redis_url, "web-user", "victor", "--file", users, "--remove")
+        assert done.exit_code == 0, done.output
+        assert browser.get("events/poll").status_code == 401
+        _, code, said = server.end(signal.SIGTERM)
+    assert code == 0
+    assert "A login failed at 127.0.0.1" in said
+    assert "Refused POST /queues/q/groups/f/notes of victor" in said
+    assert PASSWORD not in said
+    assert "wrong password" not in said
+
+
+def test_a_proxy_names_the_user(redis_url: str, tmp_path: Path) -> None:
+    """Below its path, over https, and only if it is the proxy that was named."""
+    options = ("--trusted-header", "X-Forwarded-User", "--root-path", "/dlq")
+    proxy = {"x-forwarded-user": "alice", "x-forwarded-proto": "https"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])  # what is said is the proxy's address
+    env = {"PROJ_WEB_URL": "https://ops.example/dlq"}
+    with Server(
+        tmp_path, redis_url, *options, "--trusted-proxy", "127.0.0.0/8", "--port", port, **env
+    ) as server:
+        assert server.said.startswith("Serving dead letters at https://ops.example/dlq ")
+        here = f"http://127.0.0.1:{port}"
+        headers = {**proxy, "host": "ops.example"}
+        for path in ("/dlq/events/poll", "/events/poll"):  # kept, removed
+            assert httpx.get(here + path, headers=headers).status_code == 200
+        assert httpx.get(f"{here}/events/poll").status_code == 401
+        page = httpx.get(f"{here}/dlq/nowhere", headers=headers)
+        assert 'data-root="/dlq"' in page.text
+        assert "Path=/dlq;" in page.headers["set-cookie"]
+        assert "; Secure" in page.headers["set-cookie"]
+    with Server(tmp_path, redis_url, *options, "--trusted-proxy", "10.9.9.9") as server:
+        refused = httpx.get(f"{server.url}events/poll", headers=proxy)
+        assert refused.status_code == 403
+        assert "trusted proxy" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--host", "0.0.0.0"], 1, "expected --auth-file or --trusted-header with --host 0.0.0.0"),  # noqa: S104
+        (["--host", "::"], 1, "stay at 127.0.0.1"),
+        (["--host", "no.such.name.invalid"], 1, "expected --host to be an address"),
+        (["--host", "localhost", "--port", "TAKEN"], 1, "to be free for the pages"),
+        (["--auth-file", "nowhere"], 1, "expected nowhere to be a file of users"),
+        (["--auth-file", "."], 1, "to be a file of users"),
+        (["--trusted-header", "X-User"], 2, "--trusted-header needs --trusted-proxy"),
+        (
+            ["--trusted-header", "X-User", "--trusted-proxy", "proxy"],
+            1,
+            "expected addresses of proxies",
+        ),
+        (["--trusted-header", "X", "--auth-file", "f"], 2, "not both"),
+        (["--root-path", "dlq"], 2, "expected --root-path to begin with /"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_served_is_one_clear_line(
+    redis_url: str, options: list[str], code: int, said: str
+) -> None:
+    """At the start, not at the first request."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run(redis_url, "web", *[port if text == "TAKEN" else text for text in options])
+    assert done.exit_code == code
+    assert said in done.output
+    assert "Traceback" not in done.output
+    if code == 1:
+        assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed", "said"),
+    [
+        (["a:b"], PASSWORD, "expected a name"),
+        (["alice"], "short", "expected a password of 8 to 1000 characters, got 5"),
+        (["alice"], "", "got 0"),
+        (["alice", "--remove"], "", "to be a file of users"),
+        (["alice", "--file", "/nowhere/users"], PASSWORD, "expected to be able to write"),
+    ],
+)
+def test_a_user_who_cannot_be_added_is_one_clear_line(
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    typed: str,
+    said: str,
+) -> None:
+    """The password is not repeated."""
+    monkeypatch.chdir(tmp_path)
+    done = run(redis_url, "web-user", *arguments, typed=typed)
+    assert done.exit_code == 1
+    (line,) = done.output.splitlines()
+    assert said in line
+    assert not typed or typed not in line
+
+
+def run(url: str, *arguments: str, typed: str = "") -> Result:
+    """Run a command in this process."""
+    context = SimpleNamespace(app=Celery("proj", broker=url), no_color=True)
+    return CliRunner().invoke(dlq, arguments, obj=context, input=f"{typed}\n")
+
+
+def token_of(page: str) -> str:
+    """The hidden token of a form."""
+    found = re.search(r'name="dlq_token" value="([^"]+)"', page)
+    assert found, page
+    return found[1]
+
+
+def fields(page: str, name: str, password: str) -> dict[str, str]:
+    """The login form of a page, filled in."""
+    found = re.search(r'name="next" value="([^"]*)"', page)
+    assert found, page
+    return {
+        "dlq_token": token_of(page),
+        "next": found[1],
+        "name": name,
+        "password": password,
+    }

@@ -117,7 +117,7 @@ def test_the_books_balance_while_workers_are_killed(
     downstream.set("outage", 1)
     workers = [start_worker(conf, arguments=("-n", f"w{n}@test")) for n in range(2)]
     publish(redis_url, Place("redis"), 0, total)
-    chance = random.Random(7)
+    chance = random.Random(7)  # noqa: S311 - when to kill
 
     def kill_until(there: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120

@@ -97,7 +97,8 @@ def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Backend) ->
     circuits, seen = changes(parts)
     parts.circuits.died("f", told())
     opened, _ = circuits.change(TASK, QUEUE, Opened(), BREAKER, actor="ann", reason="why")
-    assert opened is not None and opened.circuit is not None
+    assert opened is not None
+    assert opened.circuit is not None
     assert (opened.id, opened.actor, opened.reason) == (hold_id_of(TASK, QUEUE), "ann", "why")
     closed, _ = circuits.change(TASK, QUEUE, Closed(), actor="bob")
     assert closed is not None
@@ -106,7 +107,9 @@ def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Backend) ->
     (ended,) = parts.holds.all()
     assert not ended.in_force(parts.holds.now())
     again, changed = circuits.change(TASK, QUEUE, Died(Ends(3, 3), "f", "l"), BREAKER)
-    assert changed and again is not None and again.circuit is not None
+    assert changed
+    assert again is not None
+    assert again.circuit is not None
     assert again.circuit.opened_at > opened.circuit.opened_at
     assert [hold.id for hold in parts.holds.all()] == [opened.id]
     assert [str(change.action)[8:] for change in seen] == ["opened", "closed", "opened"]

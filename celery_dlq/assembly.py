@@ -28,6 +28,7 @@ from celery_dlq.metrics import Measuring, WorkerGauges
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
@@ -190,10 +191,15 @@ class Assembly:
 
     @contextmanager
     def _separate_operations(self) -> Iterator[Operations]:
+        with self._separate_backend() as (_backend, operations):
+            yield operations
+
+    @contextmanager
+    def _separate_backend(self) -> Iterator[tuple[Backend, Operations]]:
         backend = self.backend.separate()
         measuring = Measuring(lambda: backend.metrics)
         try:
-            yield self._operations(backend, measuring)
+            yield backend, self._operations(backend, measuring)
         finally:
             measuring.close()
             backend.close()
@@ -208,6 +214,20 @@ class Assembly:
             events=self.events,
             measuring=measuring,
             clock=self.clock,
+        )
+
+    def holds(self) -> Holds:
+        """Holds messages and releases them."""
+        return self._holds(self.backend, self.operations())
+
+    def _holds(self, backend: Backend, operations: Operations) -> Holds:
+        return Holds(
+            backend,
+            operations,
+            self.events,
+            most=self.settings.held_max,
+            tasks=lambda: self.app.tasks,
+            queues=lambda: KnownQueues.of(self.app).names,
         )
 
     def notes(self) -> Notes:
@@ -264,10 +284,12 @@ class Assembly:
         from celery_dlq.contrib import sentry
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
+        from celery_dlq.worker.holding import Holding
         from celery_dlq.worker.info import worker_info
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
         from celery_dlq.worker.policy_cache import PolicyCache
+        from celery_dlq.worker.releases import Releases
         from celery_dlq.worker.sampling import Sampler
         from celery_dlq.worker.spool import Spool
         from celery_dlq.worker.start_check import StartCheck
@@ -313,6 +335,17 @@ class Assembly:
                 release=settings.release,
                 redaction=self.redaction,
             )
+        holding = Holding(
+            policy_cache,
+            backend.held,
+            most=settings.held_max,
+            fit=partial(limit.fit, whole=True),
+            clock=self.clock,
+            hostname=hostname,
+            pid=pid,
+            counts=measuring.counts,
+            redaction=self.redaction,
+        )
         guard = Guard(
             policy_cache,
             letter_writer,
@@ -325,6 +358,7 @@ class Assembly:
             counts=measuring.counts,
             sampler=sampler,
             redaction=self.redaction,
+            holding=holding,
         )
         sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
@@ -343,13 +377,19 @@ class Assembly:
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
         guard.periodic_tasks.add(
             start_check,
-            Heartbeat(backend.workers, info, policy_cache.obey),
+            Heartbeat(backend.workers, info, backend.holds, policy_cache.obey, holding.obey),
+            Releases(holding, self._release_ended),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
             *([sampler] if sampler is not None else []),
         )
         return guard
+
+    def _release_ended(self, stopping: Callable[[], bool]) -> None:
+        """Release the messages of holds that ended, in a thread of a worker."""
+        with self._separate_backend() as (backend, operations):
+            self._holds(backend, operations).release_ended(stopping)
 
     def memory_limit(
         self,

@@ -24,6 +24,7 @@ from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.policies.policy import (
     Policy,
+    integer,
     positive_seconds,
     queue_name,
     seconds,
@@ -320,6 +321,13 @@ class Settings:
         "history; halfway from there to maxmemory they wait on disk (see dlq_spool_dir), so that "
         "the broker can always publish. Without a maxmemory it does nothing. "
         "Unit: 0 to 1. Special value: 0 is no limit. Defaults to 0.8.",
+    )
+    held_max: int = _setting(
+        100_000,
+        integer(1),
+        "About how many messages a hold takes (dlq hold). While it has more, workers do not "
+        "consume the queues of the next ones, which wait there. Unit: messages. "
+        "Defaults to 100,000.",
     )
     release: str | None = _setting(
         lambda: os.environ.get("SENTRY_RELEASE"),

@@ -87,6 +87,8 @@ class Action(str, Enum):
     POLICY_SET = "policy_set"
     POLICY_UNSET = "policy_unset"
     NOTED = "noted"
+    HELD = "held"
+    RELEASED = "released"
 
     def __str__(self) -> str:
         return self.value
@@ -100,7 +102,7 @@ class Change(Event):
         action: What was done.
         actor: ``user@host``, ``alice via user@host`` of a user of the web page, or the node name
             of a worker that applied a policy.
-        target: The dead-letter queue, or the queue whose policy was changed.
+        target: The dead-letter queue, or the queue whose policy was changed, or the hold.
         letters: Number of letters changed.
         detail: How the letters were selected, and the options; JSON-ready.
     """

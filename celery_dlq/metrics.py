@@ -75,6 +75,7 @@ DIED_AGAIN = _counter(
     "died_again", "queue dead_letter_queue", "Letters of messages that were redriven before."
 )
 REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
+HELD_MESSAGES = _counter("held_messages", "queue", "Messages that workers held.")
 RESTORED = _counter(
     "restored_messages", "", "Messages of workers that died, returned to their queues by a lease."
 )
@@ -96,6 +97,7 @@ OLDEST = _gauge(
     "oldest_letter_age_seconds", "dead_letter_queue", "Age of the oldest letter there is."
 )
 BYTES = _gauge("letter_bytes", "dead_letter_queue", "Memory of the letters in Redis, estimated.")
+HELD = _gauge("held", "hold task", "Messages that wait in the queue of a hold.")
 MEMORY = _gauge("memory_used_ratio", "", "Share of the maxmemory of Redis that is in use.")
 SPOOL = _gauge(
     "spool_letters", "worker", "Letters on the worker's disk: the store was down or had no room."
@@ -113,12 +115,13 @@ COUNTERS = (
     DEAD_LETTERS,
     DIED_AGAIN,
     REDRIVEN,
+    HELD_MESSAGES,
     RESTORED,
     LOST_LEASES,
     STORE_ERRORS,
     INTERNAL_ERRORS,
 )
-GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, MEMORY, SPOOL, WAITING)
+GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, HELD, MEMORY, SPOOL, WAITING)
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
 
 Series = tuple[str, ...]

@@ -18,6 +18,7 @@ from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
@@ -173,6 +174,10 @@ class DeadLetters:
     resume = _of(Assembly.operations, Operations.resume)
     resume_in_background = _of(Assembly.operations, Operations.resume_in_background)
     changes = _of(Assembly.operations, Operations.changes)
+
+    hold = _of(Assembly.holds, Holds.hold)
+    holds = _of(Assembly.holds, Holds.holds)
+    release = _of(Assembly.holds, Holds.release)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)

@@ -1,9 +1,11 @@
-"""Celery-style signals: ``task_dead_lettered`` and ``task_redriven``.
+"""Celery-style signals: ``task_dead_lettered``, ``task_redriven`` and ``hold_changed``.
 
 ``task_dead_lettered`` is sent in the main process of the worker that stored the letter, with
 ``letter``. ``task_redriven`` is sent in the process that redrives it, with ``letter`` and
-``redrive_id``. The sender is the task's name, so a receiver can choose one task. An error in a
-receiver is logged and has no other effect. The worker waits for receivers: do slow work, such
+``redrive_id``. The sender is the task's name, so a receiver can choose one task.
+``hold_changed`` is sent in the process that made or released a hold, with ``change``, a
+`celery_dlq.events.Change` with the action ``held`` or ``released``, which is the sender. An error
+in a receiver is logged and has no other effect. The worker waits for receivers: do slow work, such
 as an HTTP call, in a thread.
 
 Example:
@@ -17,12 +19,13 @@ from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-from celery_dlq.events import DeadLettered, Event, Redriven
+from celery_dlq.events import Action, Change, DeadLettered, Event, Redriven
 
-__all__ = ["task_dead_lettered", "task_redriven"]
+__all__ = ["hold_changed", "task_dead_lettered", "task_redriven"]
 
 task_dead_lettered = Signal(name="task_dead_lettered", providing_args={"letter"})
 task_redriven = Signal(name="task_redriven", providing_args={"letter", "redrive_id"})
+hold_changed = Signal(name="hold_changed", providing_args={"change"})
 
 
 def wants(kind: type[Event]) -> bool:
@@ -39,3 +42,5 @@ def relay(event: Event) -> None:
         task_redriven.send(
             sender=event.letter.task_name, letter=event.letter, redrive_id=event.redrive_id
         )
+    elif isinstance(event, Change) and event.action in (Action.HELD, Action.RELEASED):
+        hold_changed.send(sender=event.action.value, change=event)

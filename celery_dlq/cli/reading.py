@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_dlq.backends.base import Group, QueueSummary
-from celery_dlq.cli import letter_tables, operation_tables
+from celery_dlq.cli import hold_tables, letter_tables, operation_tables
 from celery_dlq.cli.context import (
     console_of,
     dead_letters_of,
@@ -51,6 +51,8 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
     letter_tables.queues(console, found)
     if found and not dead_letters.store.capabilities.overviews:
         say(console, "The broker does not tell reasons and ages; `dlq groups QUEUE` shows them.")
+    if held := hold_tables.summary(dead_letters.holds()):
+        say(console, held, "yellow")
     for text in (*letter_tables.memory(found, dead_letters.memory()), *warnings):
         say(console, text, "dim")
 

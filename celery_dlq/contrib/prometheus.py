@@ -18,6 +18,8 @@ from celery_dlq.metrics import Measured, MetricsStore
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+    from celery_dlq.operations.holds import HeldMessages
+
 logger = get_logger("celery_dlq.exporter")
 
 
@@ -29,6 +31,9 @@ class Queues(Protocol):
 
     def memory(self) -> ServerMemory | None:
         """The memory of Redis; ``None`` if unknown."""
+
+    def holds(self) -> list[HeldMessages]:
+        """The holds and their numbers of messages."""
 
 
 class Collector:
@@ -52,7 +57,7 @@ class Collector:
         with self._lock:  # concurrent scrapes share one connection
             try:
                 measured, queues = self._store.read(), self._queues.queues()
-                memory = self._queues.memory()
+                memory, holds = self._queues.memory(), self._queues.holds()
             except StoreUnavailable as exc:
                 self._note(up=False, text=f"The store does not answer: {exc}")
                 yield _gauge(metrics.UP, [((), 0)])
@@ -61,6 +66,7 @@ class Collector:
         yield _gauge(metrics.UP, [((), 1)])
         yield from _counters(measured)
         yield from _gauges(measured, queues, self._clock())
+        yield _gauge(metrics.HELD, [((one.hold.id, one.hold.task), one.held) for one in holds])
         share = None if memory is None else memory.share
         yield _gauge(metrics.MEMORY, [] if share is None else [((), share)])
 

@@ -22,7 +22,7 @@ from celery_dlq.operations.dry_run import Check, DryRun, Targets, dry_run, refus
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited
 from celery_dlq.operations.job import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
-from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
+from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing, released
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.preview import Preview, dry_run_of
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
@@ -35,11 +35,13 @@ from celery_dlq.redaction.masking import Redaction
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _PREVIEW_SECONDS = 10.0
 _REDRIVES = ("redrive", "edit")
+_PLANNED = (*_REDRIVES, "discard", "purge")
 _ACTIONS = {
     "redrive": Action.REDRIVEN,
     "edit": Action.REDRIVEN,
     "discard": Action.DISCARDED,
     "purge": Action.PURGED,
+    "release": Action.RELEASED,
 }
 
 
@@ -74,6 +76,7 @@ class Operations:
         self._app = app
         self._settings = settings
         self._store = backend.letters
+        self._held = backend.held
         self._registry = backend.workers
         self._jobs = Jobs(backend.jobs)
         self._successes = backend.jobs.succeeded
@@ -448,6 +451,19 @@ class Operations:
         after = apply(self._message(found, job.options))
         return _arguments(before), _arguments(after)
 
+    # -- releasing ----------------------------------------------------------------
+
+    def new_release(self, hold_id: str, options: Mapping[str, Any]) -> JobRun:
+        """Make a job that releases held messages; for `Holds`, which says which ones."""
+        return self._jobs.new("release", hold_id, where={}, options=options, until=None, total=None)
+
+    def run_release(
+        self, run: JobRun, progress: Progress | None = None, scanned: Progress | None = None
+    ) -> RedriveReport:
+        """Run such a job."""
+        report: RedriveReport = self._run(run, progress, scanned)
+        return report
+
     # -- jobs and audit -----------------------------------------------------------
 
     def jobs(self) -> list[Job]:
@@ -586,7 +602,9 @@ class Operations:
         report: RedriveReport | DiscardReport
         try:
             with _noting(self, run, action):
-                if run.job.kind in _REDRIVES:
+                if run.job.kind == "release":
+                    report = self._release(run, progress, scanned)
+                elif run.job.kind in _REDRIVES:
                     report = self._redrive(run, progress, scanned, edit)
                 else:
                     report = Discarder(self._store).discard(
@@ -636,6 +654,18 @@ class Operations:
             self._record(Action.EDITED, job.queue, 1, changed)
         return report
 
+    def _release(
+        self, run: JobRun, progress: Progress | None, scanned: Progress | None
+    ) -> RedriveReport:
+        return Redriver(self._app, self._held, self._clock, message_of=released).redrive(
+            run,
+            LetterFilter(),
+            RedriveOptions.from_json(run.job.options),
+            loss=self._loss(None),
+            progress=progress,
+            scanned=scanned,
+        )
+
     def _discard(
         self,
         kind: str,
@@ -662,8 +692,8 @@ class Operations:
             kept = _redrive_options(**options)
             self._check_target(kept.get("to_queue"))
             return kept
-        if kind not in _ACTIONS:
-            raise DLQError(f"expected a kind of job ({', '.join(_ACTIONS)}), got {kind!r}")
+        if kind not in _PLANNED:
+            raise DLQError(f"expected a kind of job ({', '.join(_PLANNED)}), got {kind!r}")
         removal = DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})
         if not removal.forever:
             self._check_bin()

@@ -34,8 +34,8 @@ class Job:
 
     Attributes:
         id: Begins with the time, so ids sort by age.
-        kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
-        queue: The dead-letter queue.
+        kind: ``redrive``, ``edit``, ``discard``, ``purge`` or ``release``.
+        queue: The dead-letter queue; of a release, the hold.
         state: ``planned``, ``expired`` (a plan that nobody started in time), ``waiting`` (for a
             process that runs jobs), ``running``, ``done``, ``cancelled``, ``stopped`` (by its
             canary), ``failed``, or ``interrupted``: running, but its process has died.

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from celery_dlq.backends.base import (
     ClaimState,
@@ -52,6 +53,14 @@ Transform = Callable[[Outgoing], Outgoing]
 Confirmed = Callable[[str, Sequence[RawEntry], str], None]
 QueueNames = Callable[[str], str]
 Loss = Callable[[RawEntry], str]
+
+
+class MessageOf(Protocol):
+    """Makes the message of a letter; see `celery_dlq.operations.message`."""
+
+    def __call__(  # noqa: D102 - see above
+        self, found: RawEntry, options: RedriveOptions, *, redrive_id: str, now: datetime
+    ) -> Outgoing: ...
 
 
 class _BrokerGoneError(Exception):
@@ -116,6 +125,7 @@ class Redriver:
         lease_seconds: Seconds for which a claim holds after its process has died.
         confirmed: Called for each batch that the broker took, with the queue, the letters and
             the id of the redrive.
+        message_of: Makes the message of a letter.
     """
 
     def __init__(
@@ -127,6 +137,7 @@ class Redriver:
         dead_letter_queue_of: QueueNames | None = None,
         lease_seconds: float = LEASE_SECONDS,
         confirmed: Confirmed | None = None,
+        message_of: MessageOf = outgoing,
     ) -> None:
         self._app = app
         self._store = store
@@ -134,6 +145,7 @@ class Redriver:
         self._dead_letter_queue_of = dead_letter_queue_of
         self._lease = lease_seconds
         self._confirmed = confirmed
+        self._message_of = message_of
 
     def redrive(
         self,
@@ -337,7 +349,9 @@ class Redriver:
         now = self._clock()
         for found in batch:
             try:
-                message = outgoing(found, work.options, redrive_id=work.report.redrive_id, now=now)
+                message = self._message_of(
+                    found, work.options, redrive_id=work.report.redrive_id, now=now
+                )
                 if work.transform is not None:
                     message = work.transform(message)
                     message.headers_text = ""  # it may have changed them

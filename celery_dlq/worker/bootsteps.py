@@ -20,6 +20,7 @@ from celery_dlq.worker.amqp_properties import read_leniently
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.held_back import HeldBack
 from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
 
@@ -57,7 +58,10 @@ class GuardStep(bootsteps.StartStopStep):
         worker.dead_letter_guard = self.guard
         worker.dead_letter_retry_later = RetryLater()
         here = starts_here(worker.pool_cls)
-        worker.dead_letter_tasks = TaskGuard(self.guard, worker.dead_letter_retry_later, here)
+        worker.dead_letter_held_back = HeldBack(self.guard.holding)
+        worker.dead_letter_tasks = TaskGuard(
+            self.guard, worker.dead_letter_retry_later, worker.dead_letter_held_back, here
+        )
         worker.dead_letter_tasks(worker.app)
         guarded = any(map(self.guard.may_guard, [None, *worker.app.tasks.values()]))
         if guarded and _driver_type(worker) == "amqp":
@@ -85,6 +89,7 @@ class TickStep(bootsteps.StartStopStep):
         self._entry: Any = None
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard, worker.dead_letter_retry_later.empty)
+        self._held_back = worker.dead_letter_held_back
         self._fetch = assembly_of(worker.app).reliable_fetch()
         if self._fetch is not None:
             self._fetch.watch(consumer)
@@ -95,6 +100,7 @@ class TickStep(bootsteps.StartStopStep):
         guard = consumer.controller.dead_letter_guard
         room = consumer.controller.dead_letter_retry_later
         room.opened(consumer)
+        self._held_back.empty()
 
         def tick() -> None:
             _quietly(guard.look_for_lost, consumer.pool)
@@ -103,6 +109,7 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(guard.tick)
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)
+            _quietly(self._held_back.tick, consumer)
 
         _quietly(read_before_put_back, consumer.pool, consumer.hub)
         if self._fetch is not None:
@@ -217,12 +224,20 @@ class TaskGuard:
     Args:
         guard: The worker's guard.
         room: Keeps requests that were put off.
+        held_back: Keeps requests whose holds are full.
         here: True if tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
     """
 
-    def __init__(self, guard: Guard, room: RetryLater, here: bool) -> None:  # noqa: FBT001 - one of three
+    def __init__(
+        self,
+        guard: Guard,
+        room: RetryLater,
+        held_back: HeldBack,
+        here: bool,  # noqa: FBT001 - one of four
+    ) -> None:
         self._guard = guard
         self._room = room
+        self._held_back = held_back
         self._here = here
         self._classes: dict[tuple[Any, bool], type] = {}
 
@@ -233,7 +248,7 @@ class TaskGuard:
             made = self._classes.get(kind)
             if made is None:
                 made = guarded_request_class(
-                    task, self._guard, self._room.add, starts_here=self._here
+                    task, self._guard, self._room.add, self._held_back.add, starts_here=self._here
                 )
                 self._classes[kind] = self._classes[made, kind[1]] = made
             task.Request = made

@@ -14,7 +14,13 @@ from typing import Any
 from celery.worker import state
 
 from celery_dlq.backends.base import Clock, DeliveryCounter, MessageKey
-from celery_dlq.headers import REDRIVE_HEADER, REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
+from celery_dlq.headers import (
+    HOLD_HEADER,
+    REDRIVE_HEADER,
+    REDRIVES_HEADER,
+    REPLACED_TASK_NESTING,
+    whole_number,
+)
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import (
     DELIVERIES,
@@ -36,6 +42,7 @@ from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.dispatched import Dispatched
 from celery_dlq.worker.failure import Failure
 from celery_dlq.worker.history import history_of
+from celery_dlq.worker.holding import Holding
 from celery_dlq.worker.letter import Death, bare, letter_of
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
 from celery_dlq.worker.lifecycle import (
@@ -85,6 +92,7 @@ class Guard:
         counts: Metrics: deliveries by outcome, and internal errors.
         sampler: Called with each message whose task returned; ``None`` if none is sampled.
         redaction: Masks the letters' descriptive fields.
+        holding: Takes the messages that are held.
     """
 
     def __init__(
@@ -101,6 +109,7 @@ class Guard:
         counts: Counts | None = None,
         sampler: Callable[[GuardedRequest, InFlight], None] | None = None,
         redaction: Redaction = NO_REDACTION,
+        holding: Holding,
     ) -> None:
         self._policies = policy_cache
         self._letter_writer = letter_writer
@@ -113,6 +122,7 @@ class Guard:
         self.counts = self._counts = Counts() if counts is None else counts
         self._sampler = sampler
         self._redaction = redaction
+        self.holding = holding
         self._dispatched = Dispatched()
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
@@ -342,8 +352,8 @@ class Guard:
             worker_hostname=self._hostname,
             worker_pid=self._pid,
         )
-        first = self._flags_redelivery and not request.delivery_info.get("redelivered")
-        return InFlight(resolved, key, delivery, first)
+        again = request.delivery_info.get("redelivered") or HOLD_HEADER in headers
+        return InFlight(resolved, key, delivery, self._flags_redelivery and not again)
 
     def _refused(
         self, request: GuardedRequest, in_flight: InFlight, verdict: Die | Leave

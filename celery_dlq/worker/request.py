@@ -36,6 +36,8 @@ from celery_dlq.worker.failure import (
     time_limit_failure,
 )
 from celery_dlq.worker.guard import Guard, Refusal
+from celery_dlq.worker.held_back import GivesBack
+from celery_dlq.worker.holding import Held
 from celery_dlq.worker.lifecycle import (
     DECIDED,
     HANDLING,
@@ -98,6 +100,7 @@ class DeadLetterRequest(_Base):
     Attributes:
         dlq_guard: The worker's guard.
         dlq_later: Hands a request to the pool again at the next tick.
+        dlq_held_back: Returns a message whose hold is full to its queue at the next tick.
         dlq_counted: True if starts are counted: some policy could guard the task.
         dlq_starts_here: True if the pool reports a start right before the task, where it runs.
         dlq_state: The delivery's state; changed by `dlq_move` only.
@@ -106,6 +109,7 @@ class DeadLetterRequest(_Base):
 
     dlq_guard: Guard
     dlq_later: Callable[[GuardedRequest], None]
+    dlq_held_back: Callable[[GivesBack, Held], None]
     dlq_counted = False
     dlq_starts_here = False
     dlq_state = DeliveryState.NEW
@@ -250,8 +254,11 @@ class DeadLetterRequest(_Base):
 
     def dlq_execute_if_ours(self, execute: Callable[[], Any]) -> Any:
         """Hand a task that is not counted to the pool, unless another worker owns its message."""
-        if not self.dlq_starts_here and not self._dlq_is_ours():
-            raise TaskRevokedError(self.id)
+        if not self.dlq_starts_here:
+            if self.dlq_guard.holding.holds and self._dlq_is_revoked():
+                raise TaskRevokedError(self.id)
+            if not self._dlq_may_start():
+                raise TaskRevokedError(self.id)
         try:
             return execute()
         except NotStartedError as exc:
@@ -273,7 +280,7 @@ class DeadLetterRequest(_Base):
 
     def dlq_begin(self) -> bool:
         """Count the start; return True if it may happen."""
-        if not self._dlq_is_ours():
+        if not self._dlq_may_start():
             return False
         start: Run | PutOff | Refusal
         try:
@@ -290,6 +297,34 @@ class DeadLetterRequest(_Base):
         else:
             self._dlq_end_at_start(start)
         return False
+
+    def _dlq_may_start(self) -> bool:
+        """False if another worker owns the message, or a hold takes it."""
+        if not self._dlq_is_ours():
+            return False
+        guard = self.dlq_guard
+        if not guard.holding.holds:  # every task pays for this
+            return True
+        try:
+            held = guard.holding.take(self)
+        except Exception:
+            guard.failed("hold")
+            logger.exception("Task %s is not held, it runs", self.id)
+            return True
+        if held is None:
+            return True
+        if held.stored:
+            self.dlq_move(_S.DONE)
+            self._dlq_discard()
+        else:
+            self.dlq_held_back(self, held)
+        return False
+
+    def dlq_give_back(self) -> None:
+        """Return a message to its queue: its hold is full."""
+        self.dlq_move(_S.DONE)
+        task_ready(self)
+        super().reject(requeue=True)
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""
@@ -308,7 +343,7 @@ class DeadLetterRequest(_Base):
 
     def _dlq_begin_here(self) -> None:
         """Count the start; if it may not happen, leave the pool's thread by an exception."""
-        begins = self.dlq_begin if self.dlq_counted else self._dlq_is_ours
+        begins = self.dlq_begin if self.dlq_counted else self._dlq_may_start
         if not begins():
             raise _silent_exit()(self.id)
         if not self.dlq_counted:
@@ -524,7 +559,12 @@ _: type[GuardedRequest] = DeadLetterRequest  # checked by mypy
 
 
 def guarded_request_class(
-    task: Any, guard: Guard, later: Callable[[GuardedRequest], None], *, starts_here: bool = False
+    task: Any,
+    guard: Guard,
+    later: Callable[[GuardedRequest], None],
+    held_back: Callable[[GivesBack, Held], None],
+    *,
+    starts_here: bool = False,
 ) -> type:
     """Make the Request class for a task: its own, with the mix-in in front.
 
@@ -532,6 +572,7 @@ def guarded_request_class(
         task: A Celery task; its ``Request`` may be a class or a dotted name.
         guard: The worker's guard.
         later: Hands a request to the pool again at the next tick.
+        held_back: Returns a message whose hold is full to its queue at the next tick.
         starts_here: Tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
     """
     base = symbol_by_name(task.Request)
@@ -540,6 +581,7 @@ def guarded_request_class(
     names = {
         "dlq_guard": guard,
         "dlq_later": staticmethod(later),
+        "dlq_held_back": staticmethod(held_back),
         "dlq_counted": guard.may_guard(task),
         "dlq_starts_here": starts_here,
     }

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
+from celery_dlq.backends.base.holds import MOST_HOLDS, Hold, HoldStore
 from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore
 from celery_dlq.backends.base.letters import (
     Capabilities,
@@ -42,6 +43,7 @@ from celery_dlq.metrics import MetricsStore
 
 __all__ = [
     "MAX_TASKS",
+    "MOST_HOLDS",
     "MOST_JOBS",
     "SUCCEEDED",
     "Backend",
@@ -58,6 +60,8 @@ __all__ = [
     "Group",
     "GroupNotes",
     "GroupOrder",
+    "Hold",
+    "HoldStore",
     "JobStore",
     "LetterOutbox",
     "LetterSummary",
@@ -104,6 +108,8 @@ class Backend(Protocol):
         sampled: The same samples, read like letters.
         reports: Decides which letters are reported to an error tracker.
         notes: Notes of operators on groups of letters.
+        holds: Holds: which messages are not executed for now.
+        held: The messages that they hold, read like letters; the queue is named by the hold.
     """
 
     @property
@@ -126,6 +132,10 @@ class Backend(Protocol):
     def reports(self) -> Reports: ...  # noqa: D102
     @property
     def notes(self) -> GroupNotes: ...  # noqa: D102
+    @property
+    def holds(self) -> HoldStore: ...  # noqa: D102
+    @property
+    def held(self) -> DeadLetterStore: ...  # noqa: D102
 
     def memory(self) -> ServerMemory | None:
         """Return the memory of the server that counts and keeps letters; ``None`` if unknown.

@@ -69,7 +69,7 @@ class WorkerRegistry(Protocol):
 
         Returns:
             True if its info is stored (else register again), and the revision of the overrides,
-            which changes with every `override` and `lift`.
+            which changes with every `override` and `lift`, and with every change of a hold.
         """
 
     def deregister(self, hostname: str) -> None:

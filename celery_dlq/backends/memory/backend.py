@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from celery_dlq.backends.memory.holds import MemoryHolds
 from celery_dlq.backends.memory.jobs import MemoryJobStore
 from celery_dlq.backends.memory.letters import MemoryStore
 from celery_dlq.backends.memory.metrics import MemoryMetrics
@@ -41,6 +42,8 @@ class MemoryBackend:
         self.sampled = MemoryStore()
         self.reports = MemoryReports()
         self.notes = MemoryNotes()
+        self.held = MemoryStore()
+        self.holds = MemoryHolds(self.workers.changed, self.held.length)
 
     def memory(self) -> None:
         """Return ``None``: letters in memory are for tests."""

@@ -64,6 +64,11 @@ class MemoryWorkerRegistry:
             self._revision += 1
             return self._overrides.pop((queue, key), None) is not None
 
+    def changed(self) -> None:
+        """Let all workers read again: a hold was changed."""
+        with self._lock:
+            self._revision += 1
+
     def overrides(self) -> list[Override]:
         """Return the overrides in force."""
         now = self.now()

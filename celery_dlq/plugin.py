@@ -219,9 +219,10 @@ class DeadLetters:
         except ModuleNotFoundError as exc:
             raise MissingExtra("dlq web", exc.name or "starlette", "web") from exc
         secret = secret or self.settings.web_secret or secrets.token_urlsafe(32)
-        more = {} if access is None else {"access": asked(access)}
+        more: dict[str, Any] = {} if access is None else {"access": asked(access)}
         forms = SignedForms(secret, self.settings.web_origin)
-        return DeadLettersApp(self.web(forms=forms, title=title, home=home, stream=True, **more))
+        options = {"title": title, "home": home, "runs_jobs": access is not None, **more}
+        return DeadLettersApp(self.web(forms=forms, stream=True, **options))
 
     def web(self, **options: Any) -> Web:
         """The pages without a server, for adapters to other frameworks.

@@ -82,6 +82,7 @@ def web(ctx: click.Context, /, **options: Any) -> None:
         hosts=_hosts(options, settings.web_url),
         title=options["title"],
         stream=True,
+        runs_jobs=changes,
     )
     proxies = asgi.Proxies(options["trusted_proxy"])
     app = asgi.DeadLettersApp(

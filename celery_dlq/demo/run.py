@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 60.0
 _POLL_SECONDS = 0.2
+_WEB_PORT = 9809
 
 HEALTHY = 60
 INVOICES = 5
@@ -62,18 +64,19 @@ class Published:
         return [*self.ids["pack"], *self.ids["invoice"]]
 
 
-def run_demo(folder: str) -> None:
+def run_demo(folder: str, *, web: bool = False) -> None:
     """Run the demo.
 
     Args:
         folder: Parent of a new folder with the Parquet files, the picture and the log.
+        web: Serve the pages in the end, until Ctrl-C.
 
     Raises:
         DemoError: A step failed; the message names it.
         MissingExtra: A package that the demo needs is not installed.
     """
     _check_extras()
-    demo = _Demo(Path(folder))
+    demo = _Demo(Path(folder), web=web)
     with _quick_goodbye():
         demo.run()
 
@@ -81,7 +84,8 @@ def run_demo(folder: str) -> None:
 class _Demo:
     """The demo's steps, and their shared state."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, web: bool) -> None:
+        self.web = web
         self.console = Console(highlight=False)
         self.folder = folder / f"{datetime.now(timezone.utc):%Y-%m-%dT%H-%M-%S}"
         self.started = time.monotonic()
@@ -126,6 +130,10 @@ class _Demo:
         took = time.monotonic() - self.started
         self.console.print(Rule(style="green"))
         say(self.console, f"Done in {took:.0f} s. Kept in {self.folder}", "bold green")
+        if self.web:
+            self._serve(shop.dlq)
+        else:
+            say(self.console, "To look at such letters in a browser: celery-dlq demo --web")
 
     def _publish(self, shop: Any) -> Published:
         self._step("publish healthy and poison tasks")
@@ -211,6 +219,30 @@ class _Demo:
         )
         letter_tables.queues(self.console, shop.dlq.queues())
 
+    def _serve(self, dlq: DeadLetters) -> None:
+        """Show the letters that are left, until Ctrl-C."""
+        self._step("look at the letters in a browser")
+        from celery_dlq.web.asgi import DeadLettersApp  # noqa: PLC0415 - an extra
+        from celery_dlq.web.forms import SignedForms  # noqa: PLC0415
+        from celery_dlq.web.http import Permission, User  # noqa: PLC0415
+        from celery_dlq.web.server import listening, serve, url_of  # noqa: PLC0415
+
+        user = User(permissions=frozenset(Permission))
+        pages = dlq.web(
+            access=lambda _: user,
+            forms=SignedForms(secrets.token_urlsafe(32)),
+            hosts=frozenset({"localhost", "127.0.0.1"}),
+            title="demo",
+            stream=True,
+            runs_jobs=True,
+        )
+        try:
+            sock = listening("127.0.0.1", _WEB_PORT)
+        except DLQError:  # somebody listens there
+            sock = listening("127.0.0.1", 0)
+        text = f"Open {url_of(sock, '')} in a browser; Ctrl-C ends it."
+        serve(DeadLettersApp(pages), sock, lambda: say(self.console, text, "bold"))
+
     def _step(self, title: str) -> None:
         self.number += 1
         self.step_title = title
@@ -247,7 +279,7 @@ def _succeeded(app: Any, ids: Sequence[str]) -> int:
 
 def _check_extras() -> None:
     """Report a missing package at the start, not after a minute."""
-    for package in ("pyarrow", "pyspark", "matplotlib"):
+    for package in ("pyarrow", "pyspark", "matplotlib", "starlette", "uvicorn", "itsdangerous"):
         if find_spec(package) is None:
             feature = "the demo"
             if package == "pyspark" and sys.version_info < (3, 11):

@@ -101,6 +101,7 @@ class WebOptions:
         title: Name of the environment, e.g. ``production``, in the title of each page.
         home: Link back to the application that the pages are mounted in.
         stream: True if the adapter can send events; else pages poll.
+        runs_jobs: True if jobs that wait are run in this process.
     """
 
     access: Access = field(default=lambda request: User())  # noqa: ARG005
@@ -110,6 +111,7 @@ class WebOptions:
     title: str = ""
     home: str = ""
     stream: bool = False
+    runs_jobs: bool = False
 
 
 class Web:
@@ -235,7 +237,7 @@ class Web:
                 refused.headers.append(("allow", ", ".join(methods)))
                 return refused
             raise RequestError(404, f"there is no page {request.path!r}")
-        if self.options.forms is not None:
+        if self.options.runs_jobs:
             self.runner()  # jobs that another process left waiting go on
         user = self.options.access(request) if route.permission is not None else User()
         if user is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,33 @@ def _descendants(parent: int) -> list[int]:
             known.add(pid)
             found.append(pid)
     return found
+
+
+def test_the_demo_shows_its_letters_in_a_browser_until_it_is_stopped(tmp_path: Path) -> None:
+    """Redis and the worker stay for it, and end with it."""
+    pytest.importorskip("pyspark")
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "celery_dlq", "demo", "--web", "--folder", str(tmp_path)],
+            env={**os.environ, "COLUMNS": "100"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        found = poll(
+            lambda: re.search(r"Open (http://\S+) ", output.read_text("utf-8")), timeout_seconds=240
+        )
+        with urllib.request.urlopen(found[1], timeout=10) as answer:
+            page = answer.read().decode()
+        assert "orders-DLQ" in page
+        children = _descendants(demo.pid)
+        demo.send_signal(signal.SIGTERM)
+        demo.wait(60)
+        poll(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+        assert "Traceback" not in output.read_text("utf-8")
+    finally:
+        demo.kill()
+        demo.wait()

@@ -37,7 +37,10 @@ BRINGS = {
     "sentry": {"sentry_sdk"},
     "prometheus": {"prometheus_client"},
     "spark": {"pyarrow", "pyspark", "matplotlib", "jinja2"},
-    "demo": {"pyarrow", "pyspark", "matplotlib", "jinja2"},
+    "demo": {
+        *("pyarrow", "pyspark", "matplotlib", "jinja2"),
+        *("starlette", "uvicorn", "itsdangerous"),
+    },
     "web": {"starlette", "uvicorn", "jinja2", "itsdangerous"},
 }
 OPTIONAL = {"pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}

@@ -56,6 +56,7 @@ def pages() -> Web:
         forms=DjangoForms(),
         hosts=None,  # Django checks ALLOWED_HOSTS
         home=reverse("admin:index"),
+        runs_jobs=True,
     )
 
 

@@ -21,6 +21,7 @@ from celery_dlq.adopt.run import AdoptRun, consumed_already
 from celery_dlq.backends.base import Backend, Clock, DeadLetterStore, ServerMemory
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
+from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
@@ -43,6 +44,7 @@ from celery_dlq.redaction.masking import Redaction
 if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter
     from celery_dlq.backends.redis.backend import RedisBackend
+    from celery_dlq.demands.waiting_letters import WaitingLetters
     from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
     from celery_dlq.operations.runner import Runner
     from celery_dlq.transport.watched import WatchedFetch
@@ -230,6 +232,34 @@ class Assembly:
             queues=lambda: KnownQueues.of(self.app).names,
         )
 
+    def demand_run(self) -> DemandRun:
+        """Dead-letters messages that operators name."""
+        return DemandRun(self.app, self.settings, self.backend, self.events, self._waiting_letters)
+
+    def _waiting_letters(self) -> WaitingLetters:
+        from celery_dlq.demands.waiting_letters import WaitingLetters
+
+        backend = self.backend
+        return WaitingLetters(
+            self.app,
+            self.settings,
+            backend,
+            policies=self.policy_admin().in_force,
+            queues=self._queues,
+            outbox=self.letter_outbox(backend),
+            limit=self.memory_limit(backend),
+            events=self.events,
+            measuring=self.measuring,
+            clock=self.clock,
+        )
+
+    def _queues(self) -> frozenset[str]:
+        """The queues that the app, a policy, a letter or a live worker names."""
+        workers = self.backend.workers.workers(with_tasks=False)
+        return KnownQueues.of(self.app).names.union(
+            self.policy_admin().guarded_queues(), *(info.queues for info in workers)
+        )
+
     def notes(self) -> Notes:
         """Writes and reads notes on groups."""
         return Notes(self.backend, self.reading(), self.events)
@@ -282,6 +312,7 @@ class Assembly:
             StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
         """
         from celery_dlq.contrib import sentry
+        from celery_dlq.worker.demands import Demands
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
         from celery_dlq.worker.holding import Holding
@@ -346,6 +377,7 @@ class Assembly:
             counts=measuring.counts,
             redaction=self.redaction,
         )
+        demands = Demands(backend.demands, backend.jobs)
         guard = Guard(
             policy_cache,
             letter_writer,
@@ -359,6 +391,7 @@ class Assembly:
             sampler=sampler,
             redaction=self.redaction,
             holding=holding,
+            demands=demands,
         )
         sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
@@ -377,7 +410,15 @@ class Assembly:
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
         guard.periodic_tasks.add(
             start_check,
-            Heartbeat(backend.workers, info, backend.holds, policy_cache.obey, holding.obey),
+            Heartbeat(
+                backend.workers,
+                info,
+                backend.holds,
+                backend.demands,
+                policy_cache.obey,
+                holding.obey,
+                demands.obey,
+            ),
             Releases(holding, self._release_ended),
             limit,
             *_trimming(backend.letters, retention, policy_cache),

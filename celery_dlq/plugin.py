@@ -14,6 +14,7 @@ from celery_dlq.adopt.run import AdoptRun
 from celery_dlq.assembly import Assembly
 from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 from celery_dlq.config import Settings
+from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
@@ -178,6 +179,9 @@ class DeadLetters:
     hold = _of(Assembly.holds, Holds.hold)
     holds = _of(Assembly.holds, Holds.holds)
     release = _of(Assembly.holds, Holds.release)
+
+    dead_letter = _of(Assembly.demand_run, DemandRun.dead_letter)
+    withdraw = _of(Assembly.demand_run, DemandRun.withdraw)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)

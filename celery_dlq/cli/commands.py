@@ -21,6 +21,7 @@ from celery_dlq.letters.printable import one_line
 _MODULES = {
     "apart": "reading",
     "audit": "reading",
+    "dead-letter": "dead_letter",
     "discard": "removal",
     "export": "export",
     "exporter": "prometheus",
@@ -44,7 +45,12 @@ _MODULES = {
     "web": "web",
     "web-user": "web",
 }
-_OTHER_NAMES = {"import": "import_", "list": "list_", "web-user": "web_user"}
+_OTHER_NAMES = {
+    "dead-letter": "dead_letter",
+    "import": "import_",
+    "list": "list_",
+    "web-user": "web_user",
+}
 
 
 class PlainErrors(click.Group):

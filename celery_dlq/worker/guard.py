@@ -39,9 +39,10 @@ from celery_dlq.policies.decisions import (
 from celery_dlq.record import Delivery, Outcome, Reason
 from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, message_id
+from celery_dlq.worker.demands import Demands
 from celery_dlq.worker.dispatched import Dispatched
 from celery_dlq.worker.failure import Failure
-from celery_dlq.worker.history import history_of
+from celery_dlq.worker.history import history_of, last_number
 from celery_dlq.worker.holding import Holding
 from celery_dlq.worker.letter import Death, bare, letter_of
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
@@ -93,6 +94,7 @@ class Guard:
         sampler: Called with each message whose task returned; ``None`` if none is sampled.
         redaction: Masks the letters' descriptive fields.
         holding: Takes the messages that are held.
+        demands: Knows the messages that operators want dead-lettered.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Guard:
         sampler: Callable[[GuardedRequest, InFlight], None] | None = None,
         redaction: Redaction = NO_REDACTION,
         holding: Holding,
+        demands: Demands,
     ) -> None:
         self._policies = policy_cache
         self._letter_writer = letter_writer
@@ -123,6 +126,7 @@ class Guard:
         self._sampler = sampler
         self._redaction = redaction
         self.holding = holding
+        self.demands = demands
         self._dispatched = Dispatched()
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
@@ -191,6 +195,8 @@ class Guard:
     def returned(self, request: GuardedRequest) -> None:
         """Forget a message whose task returned, and sample it perhaps."""
         self.succeeded(request)
+        if self.demands.known:
+            self.demands.met(request.id)
         if self._sampler is not None and request.dlq_in_flight is not None:
             self._sampler(request, request.dlq_in_flight)
 
@@ -223,6 +229,9 @@ class Guard:
         resolved = self._policies.of(request.delivery_info, request.task)
         end = replace(failure.end, final=failure.end.final and not requeued)
         verdict = decide_end(resolved.policy, end)
+        demand = self.demands.of(request) if self.demands.known and end.final else None
+        if demand is not None:
+            verdict = Die(Reason.OPERATOR, demand.text)
         in_flight = request.dlq_in_flight or self._track(request, resolved)
         self._close_delivery(request, in_flight, failure)
         if isinstance(verdict, Die):
@@ -230,6 +239,32 @@ class Guard:
         if resolved.policy is not None:
             self._note(in_flight, final=end.final)
         return DeliveryState.DONE
+
+    def demanded(self, request: GuardedRequest, failure: Failure | None = None) -> Refusal | None:
+        """Dead-letter a message because an operator wants it, before its start or while it runs.
+
+        Args:
+            request: Celery's request.
+            failure: The end of its delivery; ``None`` if it has not started.
+
+        Returns:
+            ``None`` if nobody wants it, or no letter can be made.
+        """
+        demand = self.demands.of(request)
+        if demand is None:
+            return None
+        resolved = self._policies.of(request.delivery_info, request.task)
+        in_flight = request.dlq_in_flight or self._track(request, resolved)
+        if failure is not None:
+            self._close_delivery(request, in_flight, failure)
+        elif not in_flight.first:
+            number = last_number(self._counter, in_flight.key) + 1
+            in_flight.delivery = replace(in_flight.delivery, number=number)
+        verdict = Die(Reason.OPERATOR, demand.text)
+        state = self._die(request, in_flight, verdict, failure)
+        if state is DeliveryState.DONE:
+            return None
+        return Refusal(verdict, in_flight.key.dead_letter_queue, state)
 
     def expired(self, request: GuardedRequest) -> DeliveryState:
         """Decide a message that is past its expiry and will never run; returns as `end` does.
@@ -404,7 +439,10 @@ class Guard:
             number if failure else number - 1,
             pid=in_flight.delivery.worker_pid,
         )
-        return self._write(death, acknowledged=bool(request.acknowledged), waits=request)
+        state = self._write(death, acknowledged=bool(request.acknowledged), waits=request)
+        if verdict.reason is Reason.OPERATOR and state is DeliveryState.STORED:
+            self.demands.met(request.id)
+        return state
 
     def _death(
         self,

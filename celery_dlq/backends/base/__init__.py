@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Protocol
 
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
+from celery_dlq.backends.base.demands import MOST_DEMANDS, Demand, DemandStore
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
 from celery_dlq.backends.base.holds import MOST_HOLDS, Hold, HoldStore
 from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore
@@ -43,6 +44,7 @@ from celery_dlq.metrics import MetricsStore
 
 __all__ = [
     "MAX_TASKS",
+    "MOST_DEMANDS",
     "MOST_HOLDS",
     "MOST_JOBS",
     "SUCCEEDED",
@@ -54,6 +56,8 @@ __all__ = [
     "CountStatus",
     "DeadLetterStore",
     "DeliveryCounter",
+    "Demand",
+    "DemandStore",
     "ExportLease",
     "ExportLeaseStore",
     "Glance",
@@ -108,6 +112,7 @@ class Backend(Protocol):
         sampled: The same samples, read like letters.
         reports: Decides which letters are reported to an error tracker.
         notes: Notes of operators on groups of letters.
+        demands: Demands of operators that a message become a letter.
         holds: Holds: which messages are not executed for now.
         held: The messages that they hold, read like letters; the queue is named by the hold.
     """
@@ -132,6 +137,8 @@ class Backend(Protocol):
     def reports(self) -> Reports: ...  # noqa: D102
     @property
     def notes(self) -> GroupNotes: ...  # noqa: D102
+    @property
+    def demands(self) -> DemandStore: ...  # noqa: D102
     @property
     def holds(self) -> HoldStore: ...  # noqa: D102
     @property

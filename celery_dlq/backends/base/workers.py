@@ -69,7 +69,8 @@ class WorkerRegistry(Protocol):
 
         Returns:
             True if its info is stored (else register again), and the revision of the overrides,
-            which changes with every `override` and `lift`, and with every change of a hold.
+            which changes with every `override` and `lift`, with every change of a hold, and
+            with every new demand.
         """
 
     def deregister(self, hostname: str) -> None:

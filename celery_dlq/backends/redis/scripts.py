@@ -94,6 +94,13 @@ class ReplaceJobReply(IntEnum):
     REPLACED = 1
 
 
+class DemandReply(IntEnum):
+    """Replies of ``demand.lua``."""
+
+    FULL = 0
+    ADDED = 1
+
+
 class ReplaceHoldReply(IntEnum):
     """Replies of ``replace_hold.lua``."""
 
@@ -126,6 +133,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "report": ReportReply,
     "restore": RestoreReply,
     "replace_job": ReplaceJobReply,
+    "demand": DemandReply,
     "replace_hold": ReplaceHoldReply,
     "drop_held": DropHeldReply,
     "export_lease": ExportLeaseReply,
@@ -199,6 +207,7 @@ class Scripts:
     glance: Script
     replace_job: Script
     end_of_queue: Script
+    demand: Script
     replace_hold: Script
     drop_held: Script
     report: Script

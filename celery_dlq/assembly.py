@@ -234,7 +234,9 @@ class Assembly:
 
     def demand_run(self) -> DemandRun:
         """Dead-letters messages that operators name."""
-        return DemandRun(self.app, self.settings, self.backend, self.events, self._waiting_letters)
+        return DemandRun(
+            self.app, self.settings, self.backend, self.events, self._waiting_letters, self._queues
+        )
 
     def _waiting_letters(self) -> WaitingLetters:
         from celery_dlq.demands.waiting_letters import WaitingLetters

@@ -181,6 +181,7 @@ class DeadLetters:
     release = _of(Assembly.holds, Holds.release)
 
     dead_letter = _of(Assembly.demand_run, DemandRun.dead_letter)
+    delayed = _of(Assembly.demand_run, DemandRun.delayed)
     withdraw = _of(Assembly.demand_run, DemandRun.withdraw)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)

@@ -22,6 +22,7 @@ _MODULES = {
     "apart": "reading",
     "audit": "reading",
     "dead-letter": "dead_letter",
+    "delayed": "delayed",
     "discard": "removal",
     "export": "export",
     "exporter": "prometheus",

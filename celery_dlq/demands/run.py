@@ -18,6 +18,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.record import iso
 
 if TYPE_CHECKING:
+    from celery_dlq.demands.delayed import DelayedMessages
     from celery_dlq.demands.waiting_letters import WaitingLetters
 
 logger = get_logger("celery_dlq")
@@ -93,6 +94,7 @@ class DemandRun:
         backend: Keeps demands, letters and the audit.
         events: Receives every demand.
         direct: Makes what dead-letters messages that wait in the lists of a Redis broker.
+        queues: Returns the queues that may have messages.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class DemandRun:
         backend: Backend,
         events: Events,
         direct: Callable[[], AbstractContextManager[WaitingLetters]],
+        queues: Callable[[], frozenset[str]],
     ) -> None:
         self._app = app
         self._settings = settings
         self._backend = backend
         self._events = events
         self._direct = direct
+        self._queues = queues
 
     def dead_letter(self, task_id: str, reason: str = "") -> DemandReport:
         """Make a letter of the message of a task, instead of letting it be executed.
@@ -174,6 +178,27 @@ class DemandRun:
                 f"stored, or nobody has demanded it"
             )
         self._record(Action.DEMAND_WITHDRAWN, task_id, {})
+
+    def delayed(self, queue: str, *, limit: int = 100) -> DelayedMessages:
+        """List the messages of a queue that wait for their delay or ETA; nothing is changed.
+
+        On Redis, those in the queue's lists and those that workers hold. Elsewhere, those that
+        live workers hold, and on RabbitMQ the number in each of its delay queues. At most 100,000
+        messages are looked at in the queue, and as many that are held.
+
+        Args:
+            queue: The queue.
+            limit: At most this many messages, those that are due first; at most 10,000.
+
+        Raises:
+            NotFound: Neither the app, nor a live worker, nor a letter knows the queue.
+            BrokerUnavailable: The broker is down.
+            StoreUnavailable: The store is down.
+        """
+        from celery_dlq.demands.delayed import DelayedRun  # noqa: PLC0415 - publishers import this
+
+        run = DelayedRun(self._app, self._queues, self._backend.workers.now)
+        return run.delayed(queue, limit=limit)
 
     # -- workers --------------------------------------------------------------------
 

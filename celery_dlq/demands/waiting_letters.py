@@ -88,7 +88,11 @@ class WaitingLetters:
             return []
         needle = json.dumps(task_id)[1:-1].encode()
         queues = sorted(self._queues())
-        found = (one for queue in queues for one in self._waiting.in_lists(queue, needle))
+
+        def wanted(entry: bytes) -> bool:
+            return needle in entry
+
+        found = (one for queue in queues for one in self._waiting.in_lists(queue, wanted))
         return [one for one in found if _fields(self._waiting.message(one)).get("id") == task_id]
 
     def dead_letter(self, found: WaitingEntry, demand: Demand) -> DeadLetter | None:

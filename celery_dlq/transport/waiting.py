@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +23,8 @@ MOST_ENTRIES = 100_000
 """Entries of one queue, and of those that workers hold, that are looked at."""
 
 _ENTRIES_PER_PAGE = 500
+
+Wanted = Callable[[bytes], bool]
 _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
 
 
@@ -61,8 +63,8 @@ class WaitingMessages:
         """True if the broker is a Redis."""
         return bool(self._connection.transport.driver_type == "redis")
 
-    def in_lists(self, queue: str, needle: bytes) -> Iterator[WaitingEntry]:
-        """The entries of a queue's lists that contain a text, the last that was published first.
+    def in_lists(self, queue: str, wanted: Wanted) -> Iterator[WaitingEntry]:
+        """The wanted entries of a queue's lists, the last that was published first.
 
         Workers take entries from the other end, so none is missed.
         """
@@ -76,21 +78,21 @@ class WaitingMessages:
                     except ResponseError:  # no list
                         break
                     for entry in page:
-                        if needle in entry:
+                        if wanted(entry):
                             yield WaitingEntry(queue, entry, key=key)
                     if len(page) < _ENTRIES_PER_PAGE:
                         break
 
-    def held(self, needle: bytes) -> Iterator[WaitingEntry]:
-        """The entries that contain a text and are held by workers; those of all queues."""
+    def held(self, wanted: Wanted) -> Iterator[WaitingEntry]:
+        """The wanted entries that workers hold, of all queues."""
         with self._translated():
             records = self._client().hscan_iter(self._broker().unacked, count=_ENTRIES_PER_PAGE)
             for tag, record in islice(records, MOST_ENTRIES):
-                found = _parts(record) if needle in record else None
+                found = _parts(record) if wanted(record) else None
                 if found is not None:
                     yield WaitingEntry(found[1], found[0], tag=tag.decode("utf-8", "replace"))
 
-    def lengths(self, queue: str) -> int:
+    def length(self, queue: str) -> int:
         """The number of entries in a queue's lists."""
         with self._translated():
             client, broker, total = self._client(), self._broker(), 0

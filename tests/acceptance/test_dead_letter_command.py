@@ -239,3 +239,65 @@ def test_a_worker_that_is_killed_makes_one_letter(
     poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=30)
     assert ran("x") == 0
     assert [letter.task_id for letter in letters("unguarded-DLQ")] == [sent.id]
+
+
+def test_delayed_messages_are_listed_where_they_are(
+    dlq: Dlq, poison: ModuleType, start_worker: Start, redis_url: str
+) -> None:
+    """In the queue, in a worker, and in one that died; nothing is taken."""
+    late = poison.healthy.apply_async(("late",), countdown=7200)
+    poison.healthy.delay("now")
+    soon = poison.healthy.apply_async(("soon",), countdown=3600)
+    poison.healthy.apply_async(("elsewhere",), countdown=3600, queue="unguarded")
+
+    lines = dlq("delayed", "orders", "--json").lines
+    assert [(line["task_id"], line["place"]) for line in lines if "place" in line] == [
+        (soon.id, "queue"),
+        (late.id, "queue"),
+    ]
+    assert [line["unseen"] for line in lines if "unseen" in line] == [
+        "which worker holds what: none has answered"
+    ]
+
+    worker = start_worker()
+    poll(lambda: held_by_workers(redis_url) == 3, timeout_seconds=20)
+    held = dlq("delayed", "orders", "--json").lines
+    assert [(one["task_id"], one["task_name"], one["place"]) for one in held] == [
+        (soon.id, "poison_app.healthy", "worker"),
+        (late.id, "poison_app.healthy", "worker"),
+    ]
+    assert all(one["worker"].startswith("celery@") for one in held)
+    shown = dlq("delayed", "orders", "--limit", "1").stdout
+    assert soon.id in shown
+    assert late.id not in shown
+    assert "1 of 2 are shown" in shown
+
+    worker.kill()
+    (one, two, *_) = dlq("delayed", "orders", "--json").lines
+    assert {(line["place"], line["worker"]) for line in (one, two)} == {("worker", None)}
+    refused = dlq("delayed", "odrers")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "did you mean 'orders'?" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
+def test_delayed_messages_on_rabbitmq(
+    poison: ModuleType, start_worker: Start, place: Place, redis_url: str
+) -> None:
+    """Workers say what they hold; RabbitMQ only counts what waits in its delay queues."""
+    start_worker(env=place.env)
+    call = (
+        "import json, poison_app as p;"
+        "sent = p.healthy.apply_async(('x',), countdown=4000);"
+        "import time; time.sleep(2);"
+        "print(json.dumps([sent.id, *p.dlq.delayed('orders').to_json()]))"
+    )
+    done = run_python(redis_url, "-c", call, **place.env)
+    task_id, *lines = json.loads(done.stdout)
+    assert lines[-1] == {
+        "unseen": "single messages in RabbitMQ: to read one would put it out of order"
+    } or place.name == "classic", lines
+    if place.name == "classic":
+        assert (lines[0]["task_id"], lines[0]["place"]) == (task_id, "worker")
+    else:
+        assert lines[0] == {"delay_queue": "celery_delayed_11", "messages": 1}

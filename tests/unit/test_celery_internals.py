@@ -20,7 +20,7 @@ from celery.concurrency import asynpool
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import apply_target
 from celery.local import PromiseProxy
-from celery.worker import loops, state
+from celery.worker import control, loops, state
 from celery.worker.consumer.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
@@ -463,3 +463,22 @@ def test_a_channel_that_closes_restores_and_acknowledges_as_we_override_it() -> 
         assert list(mine.parameters) == list(
             inspect.signature(getattr(kombu_redis.QoS, name)).parameters
         )
+
+
+def test_a_timer_has_the_requests_that_wait_for_their_eta() -> None:
+    """`dlq dead-letter` and `dlq delayed` look for them there, as Celery's own commands do."""
+    source = inspect.getsource(control._iter_schedule_requests)
+    assert "in timer.schedule.queue" in source
+    assert "waiting.entry.args[0]" in source
+    assert Hub().timer.schedule.queue == []
+    consumed = inspect.getsource(Consumer.apply_eta_task)
+    assert "self.qos.decrement_eventually()" in consumed
+
+
+def test_a_terminated_request_is_announced_as_such() -> None:
+    """A demand of an operator makes a letter of it there, before Celery acknowledges it."""
+    source = inspect.getsource(Request.terminate)
+    assert "self._announce_revoked('terminated', True, signal, False)" in source
+    assert "if self.time_start:" in source
+    assert "self._terminate_on_ack = pool, signal" in source
+    assert "self._apply_result is not None" in source

@@ -21,6 +21,7 @@ from celery_dlq.adopt.run import AdoptRun, consumed_already
 from celery_dlq.backends.base import Backend, Clock, DeadLetterStore, ServerMemory
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
+from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
@@ -45,6 +46,7 @@ from celery_dlq.redaction.masking import Redaction
 if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter
     from celery_dlq.backends.redis.backend import RedisBackend
+    from celery_dlq.demands.waiting_letters import WaitingLetters
     from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
     from celery_dlq.operations.runner import Runner
     from celery_dlq.transport.watched import WatchedFetch
@@ -246,6 +248,36 @@ class Assembly:
         policy = self.policy_admin().in_force().resolve(queue, task_policies(self.app).get(task))
         return queue, None if policy is None else policy.circuit_breaker
 
+    def demand_run(self) -> DemandRun:
+        """Dead-letters messages that operators name."""
+        return DemandRun(
+            self.app, self.settings, self.backend, self.events, self._waiting_letters, self._queues
+        )
+
+    def _waiting_letters(self) -> WaitingLetters:
+        from celery_dlq.demands.waiting_letters import WaitingLetters
+
+        backend = self.backend
+        return WaitingLetters(
+            self.app,
+            self.settings,
+            backend,
+            policies=self.policy_admin().in_force,
+            queues=self._queues,
+            outbox=self.letter_outbox(backend),
+            limit=self.memory_limit(backend),
+            events=self.events,
+            measuring=self.measuring,
+            clock=self.clock,
+        )
+
+    def _queues(self) -> frozenset[str]:
+        """The queues that the app, a policy, a letter or a live worker names."""
+        workers = self.backend.workers.workers(with_tasks=False)
+        return KnownQueues.of(self.app).names.union(
+            self.policy_admin().guarded_queues(), *(info.queues for info in workers)
+        )
+
     def notes(self) -> Notes:
         """Writes and reads notes on groups, and sets their states."""
         return Notes(self.backend, self.reading(), self.events)
@@ -299,6 +331,7 @@ class Assembly:
         """
         from celery_dlq.contrib import sentry
         from celery_dlq.worker.circuit_watch import CircuitWatch, Recoveries
+        from celery_dlq.worker.demands import Demands
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
         from celery_dlq.worker.holding import Holding
@@ -370,6 +403,7 @@ class Assembly:
         watch = CircuitWatch(
             circuits, backend.circuits, backend.holds, policy_cache, holding, measuring.counts
         )
+        demands = Demands(backend.demands, backend.jobs)
         guard = Guard(
             policy_cache,
             letter_writer,
@@ -384,6 +418,7 @@ class Assembly:
             redaction=self.redaction,
             holding=holding,
             circuits=watch,
+            demands=demands,
         )
         sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
@@ -405,8 +440,10 @@ class Assembly:
                 backend.workers,
                 info,
                 backend.holds,
+                backend.demands,
                 policy_cache.obey,
                 holding.obey,
+                demands.obey,
                 job_waits=jobs.wake,
             ),
             Releases(holding, self._release_ended),

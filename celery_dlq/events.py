@@ -96,6 +96,8 @@ class Action(str, Enum):
     REOPENED = "reopened"
     CIRCUIT_OPENED = "circuit_opened"
     CIRCUIT_CLOSED = "circuit_closed"
+    DEMANDED = "demanded"
+    DEMAND_WITHDRAWN = "demand_withdrawn"
 
     def __str__(self) -> str:
         return self.value
@@ -109,7 +111,8 @@ class Change(Event):
         action: What was done.
         actor: ``user@host``, ``alice via user@host`` of a user of the web page, or the node name
             of a worker that applied a policy.
-        target: The dead-letter queue, or the queue whose policy was changed, or the hold.
+        target: The dead-letter queue, or the queue whose policy was changed, or the hold, or
+            the task of a demand.
         letters: Number of letters changed.
         detail: How the letters were selected, and the options; JSON-ready.
     """

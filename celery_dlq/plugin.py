@@ -14,6 +14,7 @@ from celery_dlq.adopt.run import AdoptRun
 from celery_dlq.assembly import Assembly
 from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 from celery_dlq.config import Settings
+from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
@@ -185,6 +186,10 @@ class DeadLetters:
     breakers = _of(Assembly.breakers, Breakers.breakers)
     open_breaker = _of(Assembly.breakers, Breakers.open_breaker)
     close_breaker = _of(Assembly.breakers, Breakers.close_breaker)
+
+    dead_letter = _of(Assembly.demand_run, DemandRun.dead_letter)
+    delayed = _of(Assembly.demand_run, DemandRun.delayed)
+    withdraw = _of(Assembly.demand_run, DemandRun.withdraw)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)

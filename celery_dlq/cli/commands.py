@@ -22,6 +22,8 @@ _MODULES = {
     "apart": "reading",
     "audit": "reading",
     "breaker": "breaker",
+    "dead-letter": "dead_letter",
+    "delayed": "delayed",
     "discard": "removal",
     "export": "export",
     "exporter": "prometheus",
@@ -48,7 +50,12 @@ _MODULES = {
     "web": "web",
     "web-user": "web",
 }
-_OTHER_NAMES = {"import": "import_", "list": "list_", "web-user": "web_user"}
+_OTHER_NAMES = {
+    "dead-letter": "dead_letter",
+    "import": "import_",
+    "list": "list_",
+    "web-user": "web_user",
+}
 
 
 class PlainErrors(click.Group):

@@ -117,6 +117,7 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)
             _quietly(self._held_back.tick, consumer)
+            _quietly(guard.demands.tick, consumer)
 
         _quietly(read_before_put_back, consumer.pool, consumer.hub)
         if self._fetch is not None:

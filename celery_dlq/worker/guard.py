@@ -41,10 +41,11 @@ from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
 from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.circuit_watch import CircuitWatch
+from celery_dlq.worker.demands import Demands
 from celery_dlq.worker.dispatched import Dispatched
 from celery_dlq.worker.exceptions import ExceptionRules
 from celery_dlq.worker.failure import Failure, failure_of
-from celery_dlq.worker.history import history_of
+from celery_dlq.worker.history import history_of, last_number
 from celery_dlq.worker.holding import Holding
 from celery_dlq.worker.letter import Death, bare, letter_of
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
@@ -100,6 +101,7 @@ class Guard:
         redaction: Masks the letters' descriptive fields.
         holding: Takes the messages that are held.
         circuits: Counts for circuit breakers.
+        demands: Knows the messages that operators want dead-lettered.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Guard:
         redaction: Redaction = NO_REDACTION,
         holding: Holding,
         circuits: CircuitWatch,
+        demands: Demands,
     ) -> None:
         self._policies = policy_cache
         self.exceptions = ExceptionRules(policy_cache)
@@ -133,6 +136,7 @@ class Guard:
         self._redaction = redaction
         self.holding = holding
         self._circuits = circuits
+        self.demands = demands
         self._dispatched = Dispatched()
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
@@ -143,6 +147,10 @@ class Guard:
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
         return self._policies.may_guard(task)
+
+    def queue_of(self, request: GuardedRequest) -> str:
+        """The queue of a message."""
+        return self._policies.of(request.delivery_info, request.task).queue
 
     def begin(self, request: GuardedRequest) -> Run | PutOff | Refusal:
         """Count a start of execution and decide whether it may happen.
@@ -206,6 +214,8 @@ class Guard:
         if in_flight is not None and in_flight.resolved.executions is not None:
             in_flight.resolved.executions.succeeded += 1
             self._ended(request, in_flight.resolved, succeeded=True)
+        if self.demands.known:
+            self.demands.met(request.id)
         if self._sampler is not None and request.dlq_in_flight is not None:
             self._sampler(request, request.dlq_in_flight)
 
@@ -238,6 +248,9 @@ class Guard:
         resolved = self._policies.of(request.delivery_info, request.task)
         end = replace(failure.end, final=failure.end.final and not requeued)
         verdict = decide_end(resolved.policy, end)
+        demand = self.demands.of(request) if self.demands.known and end.final else None
+        if demand is not None:
+            verdict = Die(Reason.OPERATOR, demand.text)
         in_flight = request.dlq_in_flight or self._track(request, resolved)
         self._close_delivery(request, in_flight, failure)
         if isinstance(verdict, Die):
@@ -246,6 +259,32 @@ class Guard:
         if resolved.policy is not None:
             self._note(in_flight, final=end.final)
         return DeliveryState.DONE
+
+    def demanded(self, request: GuardedRequest, failure: Failure | None = None) -> Refusal | None:
+        """Dead-letter a message because an operator wants it, before its start or while it runs.
+
+        Args:
+            request: Celery's request.
+            failure: The end of its delivery; ``None`` if it has not started.
+
+        Returns:
+            ``None`` if nobody wants it, or no letter can be made.
+        """
+        demand = self.demands.of(request)
+        if demand is None:
+            return None
+        resolved = self._policies.of(request.delivery_info, request.task)
+        in_flight = request.dlq_in_flight or self._track(request, resolved)
+        if failure is not None:
+            self._close_delivery(request, in_flight, failure)
+        elif not in_flight.first:
+            number = last_number(self._counter, in_flight.key) + 1
+            in_flight.delivery = replace(in_flight.delivery, number=number)
+        verdict = Die(Reason.OPERATOR, demand.text)
+        state = self._die(request, in_flight, verdict, failure)
+        if state is DeliveryState.DONE:
+            return None
+        return Refusal(verdict, in_flight.key.dead_letter_queue, state)
 
     def expired(self, request: GuardedRequest) -> DeliveryState:
         """Decide a message that is past its expiry and will never run; returns as `end` does.
@@ -433,6 +472,8 @@ class Guard:
         state = self._write(death, acknowledged=bool(request.acknowledged), waits=request)
         if state is DeliveryState.STORED and key != in_flight.key:
             self._counter.died(in_flight.key)  # storing the letter did that beside the letter
+        if verdict.reason is Reason.OPERATOR and state is DeliveryState.STORED:
+            self.demands.met(request.id)
         return state
 
     def _death(

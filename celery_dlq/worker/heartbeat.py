@@ -6,7 +6,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from celery_dlq.backends.base import Hold, HoldStore, WorkerInfo, WorkerRegistry
+from celery_dlq.backends.base import (
+    Demand,
+    DemandStore,
+    Hold,
+    HoldStore,
+    WorkerInfo,
+    WorkerRegistry,
+)
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.drift import differences
@@ -22,6 +29,7 @@ _MAX_WARNINGS = 1000
 _SECOND = timedelta(seconds=1)
 
 Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
+ObeyDemands = Callable[[Sequence[Demand]], None]
 ObeyHolds = Callable[[Sequence[Hold], datetime], None]
 
 
@@ -32,9 +40,11 @@ class Heartbeat:
         registry: Keeps worker infos and overrides.
         info: This worker's `WorkerInfo`.
         holds: Keeps holds.
+        demands: Keeps demands.
         obey: Called with the active overrides whenever they change.
         obey_holds: Called with all holds, and the present by the store's clock, whenever they
             change or one ends.
+        obey_demands: Called with the demands in force whenever there are new ones.
         clock: Returns monotonic seconds.
         job_waits: Called while a job waits to be run.
     """
@@ -44,8 +54,10 @@ class Heartbeat:
         registry: WorkerRegistry,
         info: WorkerInfo,
         holds: HoldStore,
+        demands: DemandStore,
         obey: Obey,
         obey_holds: ObeyHolds,
+        obey_demands: ObeyDemands,
         clock: Callable[[], float] = time.monotonic,
         *,
         job_waits: Callable[[], object] = bool,
@@ -53,8 +65,10 @@ class Heartbeat:
         self._registry = registry
         self._info = info
         self._holds = holds
+        self._demands = demands
         self._obey = obey
         self._obey_holds = obey_holds
+        self._obey_demands = obey_demands
         self._clock = clock
         self._job_waits = job_waits
         self._ticks = 0
@@ -88,12 +102,14 @@ class Heartbeat:
             self._registry.register(self._info)
         if revision != self._revision or self._over():
             overrides, holds, now = self._registry.overrides(), self._holds.all(), self._holds.now()
+            demands = self._demands.all()
             self._revision = revision
             ends = [override.until for override in overrides]
             ends += [hold.until for hold in holds if hold.until is not None and hold.in_force(now)]
             self._next_end = self._clock() + (min(ends) - now) / _SECOND if ends else None
             self._obey(by_queue(overrides))
             self._obey_holds(holds, now)
+            self._obey_demands(demands)
 
     def _over(self) -> bool:
         """True if an override or a hold ends about now; the store's clock decides if it has."""

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
         time_start: float | None
         time_limits: Any
         store_errors: Any
+        _apply_result: Any
+        _already_revoked: bool
         execute_using_pool: Any
         on_success: Any
         _context: Any
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
         def acknowledge(self) -> None: ...
         def reject(self, requeue: Any = ...) -> None: ...
         def revoked(self) -> Any: ...
+        def terminate(self, pool: Any, signal: Any = ...) -> None: ...
         def send_event(self, name: str, **fields: Any) -> None: ...
         def _announce_revoked(
             self, reason: Any, terminated: Any, signum: Any, expired: Any
@@ -115,6 +118,7 @@ class DeadLetterRequest(_Base):
     dlq_state = DeliveryState.NEW
     dlq_in_flight: InFlight | None = None
 
+    _dlq_terminated = False  # an operator had it terminated, and its letter is made
     _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
     _dlq_let_go: Callable[[], Any] | None = None  # called once the wait for the store is over
 
@@ -157,6 +161,8 @@ class DeadLetterRequest(_Base):
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """The pool reported an exception, a lost child or a hard time limit."""
+        if self._dlq_terminated:
+            return None
         failure = _guarded(failure_of, exc_info, tuple(self.task.throws or ()))
         return self._dlq_while_ending(failure, super().on_failure, exc_info, *args, **kwargs)
 
@@ -306,10 +312,13 @@ class DeadLetterRequest(_Base):
         return False
 
     def _dlq_may_start(self) -> bool:
-        """False if another worker owns the message, or a hold takes it."""
+        """False if another worker owns the message, an operator ends it, or a hold takes it."""
         if not self._dlq_is_ours():
             return False
-        return not (self.dlq_guard.holding.holds and self._dlq_is_held())  # every task pays
+        guard = self.dlq_guard
+        if guard.demands.known and self._dlq_is_demanded():
+            return False
+        return not (guard.holding.holds and self._dlq_is_held())  # every task pays
 
     def _dlq_is_held(self) -> bool:
         """Put the message into the queue of a hold, if it matches one."""
@@ -327,6 +336,51 @@ class DeadLetterRequest(_Base):
         else:
             self.dlq_held_back(self, held)
         return True
+
+    def _dlq_is_demanded(self, failure: Failure | None = None) -> bool:
+        """Dead-letter the message if an operator wants it; return True if that was done."""
+        try:
+            refusal = self.dlq_guard.demanded(self, failure)
+        except Exception:
+            self.dlq_guard.failed("demand")
+            logger.exception("Task %s is not dead-lettered on demand", self.id)
+            return False
+        if refusal is None:
+            return False
+        self._dlq_end_at_start(refusal)
+        return True
+
+    def dlq_end_waiting(self) -> bool:
+        """Dead-letter a message that waits for its ETA, if an operator wants it."""
+        return self.dlq_state is _S.NEW and self._dlq_is_ours() and self._dlq_is_demanded()
+
+    def dlq_terminate(self, pool: Any) -> None:
+        """Terminate a running task, or one that a prefork pool was given."""
+        if self.time_start is None and self._apply_result is None:
+            return  # its start will be refused
+        if self.dlq_starts_here:
+            logger.warning(
+                "Task %s runs, and only prefork pools can terminate a task: it is dead-lettered "
+                "if it fails or comes back",
+                self.id,
+            )
+        elif self.dlq_state not in OVER:
+            logger.warning("Terminating task %s: an operator wants it dead-lettered", self.id)
+            super().terminate(pool)
+
+    def _dlq_end_terminated(self) -> bool:
+        """Dead-letter a task that was terminated because an operator wants it dead-lettered."""
+        demand = self.dlq_guard.demands.of(self)
+        if demand is None or self.dlq_state in OVER:
+            return False
+        end = End(outcome=Outcome.WORKER_LOST, text=demand.text)
+        self._already_revoked = self._dlq_terminated = True
+        self.dlq_move(_S.ENDING)
+        if self._dlq_is_demanded(Failure(end, None, f"terminated; {demand.text}", None)):
+            return True
+        self._dlq_terminated = False
+        self.dlq_move(_S.RUNNING)
+        return False
 
     def dlq_give_back(self) -> None:
         """Return a message to the head of its queue, if the broker can: its hold is full."""
@@ -530,6 +584,8 @@ class DeadLetterRequest(_Base):
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
         """Celery revokes a task and acknowledges its message; expiry is a death."""
+        if terminated and self.dlq_guard.demands.known and self._dlq_end_terminated():
+            return
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
         if self.dlq_state is _S.WAITING_FOR_STORE:
             return  # dead already
@@ -600,16 +656,21 @@ def guarded_request_class(
     return type(base.__name__, (DeadLetterRequest, base), names)
 
 
+_RESULTS: dict[Reason, type[Exception]] = {
+    Reason.MAX_RETRIES_EXCEEDED: MaxRetriesExceededError,
+    Reason.OPERATOR: TaskRevokedError,
+}
+
+
 def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
-    """Make the result of a message that a limit keeps from running.
+    """Make the result of a message that a limit or an operator keeps from running.
 
     Args:
         task: The task's name and id.
         verdict: Its death.
         dead_letter_queue: The queue of its letter, if its policy keeps one.
     """
-    spent = verdict.reason is Reason.MAX_RETRIES_EXCEEDED
-    kind = MaxRetriesExceededError if spent else MaxDeliveriesExceeded
+    kind = _RESULTS.get(verdict.reason, MaxDeliveriesExceeded)
     where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
     return kind(f"{task} {where}: {verdict.description}")
 

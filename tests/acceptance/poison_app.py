@@ -340,6 +340,13 @@ def sleeps(key: str, seconds: float) -> str:
 
 
 @app.task
+def fails_late(key: str, seconds: float) -> None:
+    trace("ran", key)
+    time.sleep(seconds)
+    raise LookupError("no price")
+
+
+@app.task
 def blocks(key: str, seconds: float) -> str:
     """Keep the thread busy, without a word to gevent."""
     trace("ran", key)

@@ -27,7 +27,7 @@ from celery.events.dispatcher import EventDispatcher, group_from
 from celery.events.state import TASK_EVENT_TO_STATE
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.local import PromiseProxy
-from celery.worker import loops, state
+from celery.worker import control, loops, state
 from celery.worker.consumer.consumer import Consumer
 from celery.worker.consumer.events import Events
 from celery.worker.consumer.tasks import Tasks
@@ -534,3 +534,22 @@ def test_a_worker_sends_events_of_tasks_as_we_send_ours() -> None:
     assert group_from("task-dead-lettered") == "task"
     assert "if groups and group not in groups:" in inspect.getsource(EventDispatcher.send)
     assert "task-dead-lettered" not in TASK_EVENT_TO_STATE
+
+
+def test_a_timer_has_the_requests_that_wait_for_their_eta() -> None:
+    """`dlq dead-letter` and `dlq delayed` look for them there, as Celery's own commands do."""
+    source = inspect.getsource(control._iter_schedule_requests)
+    assert "in timer.schedule.queue" in source
+    assert "waiting.entry.args[0]" in source
+    assert Hub().timer.schedule.queue == []
+    consumed = inspect.getsource(Consumer.apply_eta_task)
+    assert "self.qos.decrement_eventually()" in consumed
+
+
+def test_a_terminated_request_is_announced_as_such() -> None:
+    """A demand of an operator makes a letter of it there, before Celery acknowledges it."""
+    source = inspect.getsource(Request.terminate)
+    assert "self._announce_revoked('terminated', True, signal, False)" in source
+    assert "if self.time_start:" in source
+    assert "self._terminate_on_ack = pool, signal" in source
+    assert "self._apply_result is not None" in source

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -15,7 +17,10 @@ from celery.exceptions import Ignore, TaskRevokedError
 from celery.worker import state
 from guarded_worker import Pool, Worker
 
+from celery_dlq.backends.base import Demand
+from celery_dlq.headers import REDRIVE_HEADER
 from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS
+from celery_dlq.record import Reason, to_micros
 from celery_dlq.worker.lifecycle import DeliveryState
 
 
@@ -316,3 +321,86 @@ def test_no_event_in_any_state_fails_or_lets_go_of_a_message_that_waits(
     if state is DeliveryState.WAITING_FOR_STORE:
         assert worker.said == []
     assert len(worker.counted(INTERNAL_ERRORS)) <= 1
+
+
+def demand(worker: Worker) -> None:
+    """An operator wants the worker's task dead-lettered, and the worker knows."""
+    demands = worker.dlq.assembly.backend.demands
+    now = demands.now()
+    one = Demand(task_id=worker.id, reason="wrong", at=now, until=now + timedelta(hours=1))
+    assert demands.add(one)
+    worker.guard.demands.obey(demands.all())
+
+
+def test_a_message_that_an_operator_ends_does_not_start(worker: Worker) -> None:
+    """Its letter comes first; a message of another task starts."""
+    demand(worker)
+    request = worker.receive()
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(Pool())
+    assert worker.said == ["letter", "ack"]
+    (letter,) = worker.dlq.letters("orders-DLQ")
+    assert (letter.reason, letter.deliveries, letter.history) == (Reason.OPERATOR, 0, ())
+    assert not worker.guard.demands.known
+
+    worker.id = str(uuid4())
+    worker.start()
+
+
+def test_a_demand_is_forgotten_only_after_the_acknowledgement(worker: Worker) -> None:
+    """A worker that is killed before that must not run the message when it comes back."""
+    demand(worker)
+    with pytest.raises(TaskRevokedError):
+        worker.receive().execute_using_pool(Pool())
+    consumer = SimpleNamespace(timer=SimpleNamespace(schedule=SimpleNamespace(queue=[])))
+    demands = worker.dlq.assembly.backend.demands
+    worker.guard.demands.tick(consumer)
+    assert demands.get(worker.id) is not None
+    worker.guard.demands.tick(consumer)
+    assert demands.get(worker.id) is None
+
+
+def test_a_terminated_task_waits_for_the_store(worker: Worker) -> None:
+    """It is not acknowledged before its letter is stored; what the pool reports changes nothing."""
+    request = worker.start()
+    demand(worker)
+    worker.down = True
+    request._announce_revoked("terminated", True, 15, False)
+    request.on_failure(an_error(WorkerLostError("signal 15")))
+    assert worker.said == []
+    assert request.dlq_state is DeliveryState.WAITING_FOR_STORE
+
+    worker.down = False
+    worker.guard.tick()
+    assert worker.said == ["letter", "ack"]
+    (letter,) = worker.dlq.letters("orders-DLQ")
+    assert (letter.reason, letter.deliveries) == (Reason.OPERATOR, 1)
+    assert letter.history[0].exception_message == "terminated; wrong (dead-lettered by )"
+
+
+def test_a_task_that_celery_terminates_is_no_death(worker: Worker) -> None:
+    """Revoked as ever, if no operator wants it dead-lettered."""
+    request = worker.start()
+    request._announce_revoked("terminated", True, 15, False)
+    assert worker.said == ["ack"]
+
+
+def test_a_redrive_after_the_demand_runs(worker: Worker) -> None:
+    """Its job began later; one that began before does not count."""
+    demand(worker)
+    jobs = worker.dlq.assembly.backend.jobs
+    at = to_micros(worker.guard.demands.known[worker.id].at)
+    jobs.write("earlier", {"started_at": at - 1})
+    jobs.write("later", {"started_at": at + 1})
+    worker.start(**{REDRIVE_HEADER: "later", "dlq_redrives": 1})
+    with pytest.raises(TaskRevokedError):
+        worker.receive(**{REDRIVE_HEADER: "earlier"}).execute_using_pool(Pool())
+
+
+def test_a_task_that_succeeds_in_spite_of_a_demand_has_succeeded(worker: Worker) -> None:
+    """The demand is forgotten with it."""
+    request = worker.start()
+    demand(worker)
+    request.on_success((False, None, 0.1))
+    assert worker.said == ["ack"]
+    assert not worker.guard.demands.known

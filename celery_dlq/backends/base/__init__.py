@@ -19,6 +19,7 @@ from celery_dlq.backends.base.circuits import (
     Succeeded,
 )
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
+from celery_dlq.backends.base.demands import MOST_DEMANDS, Demand, DemandStore
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
 from celery_dlq.backends.base.holds import MOST_HOLDS, Hold, HoldStore
 from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore, may_start_at
@@ -57,6 +58,7 @@ from celery_dlq.metrics import MetricsStore
 
 __all__ = [
     "MAX_TASKS",
+    "MOST_DEMANDS",
     "MOST_HOLDS",
     "MOST_JOBS",
     "OPEN",
@@ -73,6 +75,8 @@ __all__ = [
     "CountStatus",
     "DeadLetterStore",
     "DeliveryCounter",
+    "Demand",
+    "DemandStore",
     "Ends",
     "ExportLease",
     "ExportLeaseStore",
@@ -133,6 +137,7 @@ class Backend(Protocol):
         sampled: The same samples, read like letters.
         reports: Decides which letters are reported to an error tracker.
         notes: Notes of operators on groups of letters, and the groups' states.
+        demands: Demands of operators that a message become a letter.
         holds: Holds: which messages are not executed for now.
         circuits: Counts how executions ended, for circuit breakers.
         held: The messages that they hold, read like letters; the queue is named by the hold.
@@ -158,6 +163,8 @@ class Backend(Protocol):
     def reports(self) -> Reports: ...  # noqa: D102
     @property
     def notes(self) -> GroupNotes: ...  # noqa: D102
+    @property
+    def demands(self) -> DemandStore: ...  # noqa: D102
     @property
     def holds(self) -> HoldStore: ...  # noqa: D102
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from celery_dlq.backends.memory.circuits import MemoryCircuits
+from celery_dlq.backends.memory.demands import MemoryDemands
 from celery_dlq.backends.memory.holds import MemoryHolds
 from celery_dlq.backends.memory.jobs import MemoryJobStore
 from celery_dlq.backends.memory.letters import MemoryStore
@@ -43,6 +44,7 @@ class MemoryBackend:
         self.notes = self.letters.notes
         self.reports = MemoryReports(self.notes)
         self.held = MemoryStore()
+        self.demands = MemoryDemands(self.workers.changed)
         self.holds = MemoryHolds(self.workers.changed, self.held.length)
         self.circuits = MemoryCircuits()
 

@@ -12,6 +12,7 @@ from celery_dlq.backends.redis.address import Address
 from celery_dlq.backends.redis.circuits import RedisCircuits
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.counter import RedisCounter
+from celery_dlq.backends.redis.demands import RedisDemands
 from celery_dlq.backends.redis.holds import RedisHolds
 from celery_dlq.backends.redis.jobs import RedisJobStore
 from celery_dlq.backends.redis.keys import Keys
@@ -124,6 +125,11 @@ class RedisBackend:
     def notes(self) -> RedisNotes:
         """Notes of operators on groups of letters."""
         return RedisNotes(self.client, self.url, self.keys)
+
+    @cached_property
+    def demands(self) -> RedisDemands:
+        """Demands of operators that a message become a letter."""
+        return RedisDemands(self.client, self.url, self.keys)
 
     @cached_property
     def holds(self) -> RedisHolds:

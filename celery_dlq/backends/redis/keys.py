@@ -45,6 +45,10 @@ class Keys:
         """HASH: ``[queue, key]`` as JSON to a policy override, as JSON; and ``revision``."""
         return f"{self.prefix}:{{app}}:overrides"
 
+    def demands(self) -> str:
+        """HASH: task id to a demand that it become a letter, as JSON; bounded."""
+        return f"{self.prefix}:{{app}}:demands"
+
     def holds(self) -> str:
         """HASH: hold id to the hold, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:holds"

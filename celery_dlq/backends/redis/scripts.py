@@ -96,6 +96,13 @@ class SaveJobReply(IntEnum):
     SAVED = 1
 
 
+class DemandReply(IntEnum):
+    """Replies of ``demand.lua``."""
+
+    FULL = 0
+    ADDED = 1
+
+
 class ReplaceHoldReply(IntEnum):
     """Replies of ``replace_hold.lua``."""
 
@@ -129,6 +136,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "report": ReportReply,
     "restore": RestoreReply,
     "save_job": SaveJobReply,
+    "demand": DemandReply,
     "replace_hold": ReplaceHoldReply,
     "drop_held": DropHeldReply,
     "export_lease": ExportLeaseReply,
@@ -204,6 +212,7 @@ class Scripts:
     glance: Script
     save_job: Script
     end_of_queue: Script
+    demand: Script
     replace_hold: Script
     drop_held: Script
     report: Script

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,9 +18,18 @@ from celery_dlq.metrics import Measured, MetricsStore
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    from celery_dlq.operations.holds import HeldMessages
+    from celery_dlq.backends.base import Hold
 
 logger = get_logger("celery_dlq.exporter")
+
+
+class HasHeld(Protocol):
+    """A hold and its number of messages."""
+
+    @property
+    def hold(self) -> Hold: ...  # noqa: D102 - see above
+    @property
+    def held(self) -> int: ...  # noqa: D102
 
 
 class Queues(Protocol):
@@ -32,7 +41,7 @@ class Queues(Protocol):
     def memory(self) -> ServerMemory | None:
         """The memory of Redis; ``None`` if unknown."""
 
-    def holds(self) -> list[HeldMessages]:
+    def holds(self) -> Sequence[HasHeld]:
         """The holds and their numbers of messages."""
 
 

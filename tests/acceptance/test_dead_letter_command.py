@@ -294,9 +294,11 @@ def test_delayed_messages_on_rabbitmq(
     )
     done = run_python(redis_url, "-c", call, **place.env)
     task_id, *lines = json.loads(done.stdout)
-    assert lines[-1] == {
-        "unseen": "single messages in RabbitMQ: to read one would put it out of order"
-    } or place.name == "classic", lines
+    assert (
+        lines[-1]
+        == {"unseen": "single messages in RabbitMQ: to read one would put it out of order"}
+        or place.name == "classic"
+    ), lines
     if place.name == "classic":
         assert (lines[0]["task_id"], lines[0]["place"]) == (task_id, "worker")
     else:

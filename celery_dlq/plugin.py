@@ -17,6 +17,7 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.circuits import Breakers
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
@@ -181,6 +182,9 @@ class DeadLetters:
     hold = _of(Assembly.holds, Holds.hold)
     holds = _of(Assembly.holds, Holds.holds)
     release = _of(Assembly.holds, Holds.release)
+    breakers = _of(Assembly.breakers, Breakers.breakers)
+    open_breaker = _of(Assembly.breakers, Breakers.open_breaker)
+    close_breaker = _of(Assembly.breakers, Breakers.close_breaker)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)

@@ -26,7 +26,7 @@ class Pool:
 class Worker:
     """A worker's main process, as far as one request goes."""
 
-    def __init__(self, tmp_path: Any, pool: Any = None, **policy: int) -> None:
+    def __init__(self, tmp_path: Any, pool: Any = None, **policy: Any) -> None:
         orders = policy or {"max_deliveries": 1}
         conf: dict[str, Any] = {"dlq_store": "memory", "dlq_queues": {"orders": orders}}
         self.app = app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")

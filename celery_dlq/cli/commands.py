@@ -21,6 +21,7 @@ from celery_dlq.letters.printable import one_line
 _MODULES = {
     "apart": "reading",
     "audit": "reading",
+    "breaker": "breaker",
     "discard": "removal",
     "export": "export",
     "exporter": "prometheus",

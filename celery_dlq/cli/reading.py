@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_dlq.backends.base import OPEN, Group, GroupState, QueueSummary
+from celery_dlq.backends.base import OPEN_GROUP, Group, GroupState, QueueSummary
 from celery_dlq.cli import hold_tables, letter_tables, operation_tables
 from celery_dlq.cli.context import (
     console_of,
@@ -275,7 +275,7 @@ def _entry_json(entry: DeadLetter | Unreadable) -> dict[str, Any]:
 
 
 def _group_json(group: Group) -> dict[str, Any]:
-    values = _as_json(replace(group, status=OPEN))
+    values = _as_json(replace(group, status=OPEN_GROUP))
     return {**values, "state": group.status.state.value, "status": group.status.to_json()}
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import metrics
-from celery_dlq.backends.base import Clock, QueueSummary, ServerMemory
+from celery_dlq.backends.base import OPEN, Clock, QueueSummary, ServerMemory
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
@@ -67,6 +67,11 @@ class Collector:
         yield from _counters(measured)
         yield from _gauges(measured, queues, self._clock())
         yield _gauge(metrics.HELD, [((one.hold.id, one.hold.task), one.held) for one in holds])
+        circuits = [one.hold.circuit for one in holds if one.hold.circuit is not None]
+        yield _gauge(
+            metrics.CIRCUIT,
+            [((one.task, one.queue), 1.0 if one.state == OPEN else 0.5) for one in circuits],
+        )
         share = None if memory is None else memory.share
         yield _gauge(metrics.MEMORY, [] if share is None else [((), share)])
 

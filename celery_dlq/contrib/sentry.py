@@ -28,7 +28,7 @@ from kombu.utils.functional import LRUCache
 
 from celery_dlq.backends.base.reports import Report, Reports, Why
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.events import DeadLettered, Event
+from celery_dlq.events import Action, Change, DeadLettered, Event
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, iso
@@ -113,6 +113,10 @@ class SentryReporter:
 
     def __call__(self, event: Event) -> None:
         """Observe events: queue the report of a stored letter in Sentry's own thread."""
+        if isinstance(event, Change) and event.action is Action.CIRCUIT_OPENED:
+            if client() is not None:
+                _send(event_of_opening(event))
+            return
         if not isinstance(event, DeadLettered):
             return
         report = self._due.pop(event.letter.id, None)
@@ -297,6 +301,24 @@ def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[s
     if with_values:
         event["extra"] = _values(letter)
     return event
+
+
+def event_of_opening(change: Change) -> dict[str, Any]:
+    """The Sentry event of a circuit breaker that opened."""
+    detail = change.detail
+    task, circuit = str(detail.get("task")), detail.get("circuit") or {}
+    text = f"Circuit breaker of {task} opened: {detail.get('reason')}"
+    return {
+        "timestamp": change.at,
+        "level": "error",
+        "platform": "python",
+        "logger": "celery_dlq",
+        "transaction": task,
+        "fingerprint": ["celery_dlq.circuit_opened", task, str(detail.get("queue"))],
+        "tags": {"task": task, "queue": str(detail.get("queue")), "hold": change.target},
+        "contexts": {"circuit_breaker": dict(circuit)},
+        "logentry": {"message": text, "formatted": text},
+    }
 
 
 def _tags(letter: DeadLetter, report: Report) -> dict[str, str]:

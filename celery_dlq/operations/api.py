@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,13 @@ from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.dry_run import Check, DryRun, Targets, dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited
 from celery_dlq.operations.job import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
-from celery_dlq.operations.jobs import JobRun, Jobs
+from celery_dlq.operations.jobs import CancelledError, JobRun, Jobs
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing, released
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.preview import Preview, dry_run_of
 from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
-from celery_dlq.operations.redrive import Redriver, died_again, first_failures
+from celery_dlq.operations.redrive import Loss, Redriver, died_again, first_failures
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
@@ -38,6 +40,7 @@ from celery_dlq.redaction.masking import Redaction
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _PREVIEW_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 _REDRIVES = ("redrive", "edit")
 _PLANNED = (*_REDRIVES, "discard", "purge")
 _ACTIONS = {
@@ -81,6 +84,7 @@ class Operations:
         self._settings = settings
         self._store = backend.letters
         self._held = backend.held
+        self._holds = backend.holds
         self._registry = backend.workers
         self._jobs = Jobs(backend.jobs)
         self._successes = backend.jobs.succeeded
@@ -474,6 +478,16 @@ class Operations:
             broker=self._broker(),
         )
 
+    def release_probe(self, hold_id: str, marker: str) -> int:
+        """Release the oldest message of a circuit breaker's hold; return how many were (0 or 1).
+
+        Not listed as a job: there is one every few seconds for as long as it is open.
+        """
+        options = {"limit": 1, "marker": marker}
+        run = self._jobs.unlisted("release", hold_id, options=options)
+        report = self._release(run, None, None)
+        return report.published + report.finished
+
     def run_release(
         self, run: JobRun, progress: Progress | None = None, scanned: Progress | None = None
     ) -> RedriveReport:
@@ -566,7 +580,9 @@ class Operations:
             self._run(run)
         return run.job
 
-    def redrive_due(self, table: PolicyTable, stopping: Callable[[], bool]) -> Iterator[Job]:
+    def redrive_due(
+        self, table: PolicyTable, stopping: Callable[[], bool]
+    ) -> Generator[Job, None, None]:
         """Redrive what is due by the policy key ``auto_redrive``; yields each job when it ended.
 
         Args:
@@ -706,14 +722,33 @@ class Operations:
     def _release(
         self, run: JobRun, progress: Progress | None, scanned: Progress | None
     ) -> RedriveReport:
-        return Redriver(self._app, self._held, self._clock, message_of=released).redrive(
+        marker, loss = str(run.job.options.get("marker", "")), self._loss(None)
+        if marker:
+            loss = self._while_admitted(run.job.queue, marker, loss)
+        message_of = partial(released, marker=marker)
+        return Redriver(self._app, self._held, self._clock, message_of=message_of).redrive(
             run,
             LetterFilter(),
             RedriveOptions.from_json(run.job.options),
-            loss=self._loss(None),
+            loss=loss,
             progress=progress,
             scanned=scanned,
         )
+
+    def _while_admitted(self, hold_id: str, marker: str, loss: Loss) -> Loss:
+        """End a release once its circuit breaker opens again: workers would hold the messages."""
+        looked_at = float("-inf")
+
+        def checked(found: RawEntry) -> str:
+            nonlocal looked_at
+            if time.monotonic() - looked_at > _LOOK_SECONDS:
+                looked_at, now = time.monotonic(), self._holds.now()
+                for hold in self._holds.all():
+                    if hold.id == hold_id and hold.in_force(now) and not hold.admits(marker):
+                        raise CancelledError
+            return loss(found)
+
+        return checked
 
     def _discard(
         self,

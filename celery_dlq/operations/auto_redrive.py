@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -166,7 +166,7 @@ class AutoRedrives:
 
     def due(
         self, rule_of: Callable[[str], AutoRedrive | None], stopping: Stopping
-    ) -> Iterator[Job]:
+    ) -> Generator[Job, None, None]:
         """Visit each queue once, and run a job for what is due there; yields it when it ended.
 
         Args:
@@ -246,7 +246,8 @@ class AutoRedrives:
         run.tell(until=until, position=begun, total=None)
         _keep(state, due, cursor)
         state |= {"job": run.job.id, "begun": begun}
-        lease.note(state)  # before the job: whoever is next must find it
+        if not lease.note(state):  # before the job: whoever is next must find it
+            return None
         run.beat(now=True)
         self._jobs.forget(ACTOR, JOBS_KEPT)
         return run
@@ -310,7 +311,10 @@ class _Lease:
         lease = self._ask("take")
         if not lease.acquired:
             return None
-        found = json.loads(lease.state) if lease.state else {}
+        try:
+            found = json.loads(lease.state or "{}")
+        except ValueError:
+            found = None
         return found if isinstance(found, dict) else {}
 
     def keep(self) -> bool:
@@ -320,9 +324,9 @@ class _Lease:
         self._kept_at = time.monotonic()
         return bool(self._ask("keep").acquired)
 
-    def note(self, state: Mapping[str, Any]) -> None:
-        """Keep the state, if the lease is still held."""
-        self._ask("note", json.dumps(state))
+    def note(self, state: Mapping[str, Any]) -> bool:
+        """Keep the state; false if another process has the lease."""
+        return bool(self._ask("note", json.dumps(state)).acquired)
 
     def end(self) -> None:
         """Let the next process take it."""

@@ -45,8 +45,9 @@ class HeldMessages:
 
     Attributes:
         hold: The hold.
-        state: ``holding``; ``full``: it has ``dlq_held_max`` messages, and workers do not consume
-            the queues of the next ones; ``ended``: it takes no more.
+        state: ``holding``; of a circuit breaker ``open`` or ``releasing``; ``full``: it has
+            ``dlq_held_max`` messages, and workers do not consume the queues of the next ones;
+            ``ended``: it takes no more.
         held: Number of its messages.
         oldest_at: When it took the oldest of them.
     """
@@ -196,6 +197,8 @@ class Holds:
                 f"expected a hold of the broker {self._broker()!r}, got {hold_id} of "
                 f"{hold.broker!r}; release it by an app that uses that broker"
             )
+        if hold.circuit is not None:
+            options["marker"] = hold.marker
         job = self._job(hold)
         if job is not None and job.state == RUNNING:
             raise DLQError(
@@ -265,7 +268,8 @@ class Holds:
 
     def _seen(self, hold: Hold, queue: QueueSummary | None, now: datetime) -> HeldMessages:
         held = queue.letters if queue else 0
-        state = "ended" if not hold.in_force(now) else "full" if held >= self._most else "holding"
+        state = "holding" if hold.circuit is None else hold.circuit.state
+        state = "ended" if not hold.in_force(now) else "full" if held >= self._most else state
         oldest_at = queue.oldest_at if queue else None
         return HeldMessages(hold=hold, state=state, held=held, oldest_at=oldest_at)
 

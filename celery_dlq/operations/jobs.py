@@ -98,25 +98,28 @@ class Jobs:
         broker: str = "",
     ) -> JobRun:
         """Start a job; the store has nothing of it before its first `JobRun.beat`."""
+        job = self._job(kind, queue, options)
+        job = replace(job, filter=where, until=until, total=total, change=change, broker=broker)
+        return JobRun(self._store, job)
+
+    def unlisted(self, kind: str, queue: str, *, options: Mapping[str, Any]) -> JobRun:
+        """As `new`, a small job that the store never has."""
+        return _UnlistedRun(self._store, self._job(kind, queue, options))
+
+    def _job(self, kind: str, queue: str, options: Mapping[str, Any]) -> Job:
         now = self._store.now()
         moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
-        job = Job(
+        return Job(
             id=f"{moment}-{uuid4().hex[:6]}",
             kind=kind,
             queue=queue,
             actor=whoami(),
             started_at=now,
             updated_at=now,
-            filter=where,
             options=options,
-            until=until,
-            total=total,
             pid=os.getpid(),
             host=socket.gethostname(),
-            change=change,
-            broker=broker,
         )
-        return JobRun(self._store, job)
 
     # -- plans --------------------------------------------------------------------
 
@@ -358,3 +361,10 @@ class JobRun:
         if known is not None and int(known.get("run", 1)) > self.job.run:
             raise CancelledError  # our heartbeat was late, and another process resumed the job
         return self._store.write(self.job.id, self.job.to_stored())
+
+
+class _UnlistedRun(JobRun):
+    """A run of a job that the store never has."""
+
+    def _write(self) -> bool:
+        return False

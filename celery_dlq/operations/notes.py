@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from celery_dlq.backends.base import OPEN, Backend, GroupNotes, GroupState, GroupStatus, Note
+from celery_dlq.backends.base import OPEN_GROUP, Backend, GroupNotes, GroupState, GroupStatus, Note
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.printable import shortened
@@ -155,7 +155,7 @@ class Notes:
         text = _checked(text) if text.strip() else ""
         self._check(queue, fingerprint)
         at, actor = self._registry.now(), whoami()
-        status = OPEN
+        status = OPEN_GROUP
         if state is not GroupState.OPEN:
             facts = self._facts(queue, fingerprint)
             status = GroupStatus(state=state, at=at, actor=actor, **given, **facts)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, get_args
 
 from celery_dlq.backends.base import (
-    OPEN,
+    OPEN_GROUP,
     DeadLetterStore,
     Group,
     GroupNotes,
@@ -296,12 +296,21 @@ class Reading:
             groups = self._store.groups(dead_letter_queue, most=most, by=by)
         else:
             wanted = {name: one for name, one in statuses.items() if one.state == state}
-            there = {name: self._store.group(dead_letter_queue, name) for name in sorted(wanted)}
+            there = self._some_groups(dead_letter_queue, sorted(wanted))
             groups = in_order(
-                [there[name] or _empty(name, status) for name, status in wanted.items()], by
+                [there.get(name) or _empty(name, status) for name, status in wanted.items()], by
             )
-        found = (replace(one, status=statuses.get(one.fingerprint, OPEN)) for one in groups)
+        found = (replace(one, status=statuses.get(one.fingerprint, OPEN_GROUP)) for one in groups)
         return [one for one in found if state is None or one.status.state == state][:limit]
+
+    def _some_groups(self, queue: str, fingerprints: Sequence[str]) -> dict[str, Group]:
+        """Return those of the given groups that have letters; reads a queue on the broker once."""
+        if not fingerprints:
+            return {}
+        if not self._store.capabilities.random_access:
+            return {group.fingerprint: group for group in self._store.groups(queue)}
+        found = (self._store.group(queue, name) for name in fingerprints)
+        return {group.fingerprint: group for group in found if group is not None}
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
         """The group of one fingerprint; also one without letters that is not open.
@@ -311,11 +320,11 @@ class Reading:
             StoreUnavailable: The store does not answer.
         """
         self.check_queue(dead_letter_queue)
-        status = OPEN
+        status = OPEN_GROUP
         if self._notes is not None:
             status = self._notes.status(dead_letter_queue, fingerprint)
         found = self._store.group(dead_letter_queue, fingerprint)
-        if found is None and status is not OPEN:
+        if found is None and status is not OPEN_GROUP:
             found = _empty(fingerprint, status)
         if found is None:
             raise NotFound(

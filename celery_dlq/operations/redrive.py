@@ -32,7 +32,7 @@ from celery_dlq.operations.job import CANCELLED, DONE, FAILED, STOPPED, Job
 from celery_dlq.operations.jobs import CancelledError, JobRun
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.one_step import MOST_BYTES, MOST_LETTERS, OneStep, Prepared
-from celery_dlq.operations.publisher import Pace, Publisher, Sent, not_published
+from celery_dlq.operations.publisher import GrowingPace, Pace, Publisher, Sent, not_published
 from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.record import Delivery, from_micros
@@ -45,6 +45,7 @@ _MAX_MARKERS_SCANNED = 200_000
 _MOST_FAILED = 20
 _MAX_ERROR_CHARS = 300
 _REFUSED_PER_BEAT = 500
+_MOST_AT_ONCE = 100
 _TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
 _COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures", "refused")
 
@@ -203,9 +204,13 @@ class Redriver:
     ) -> None:
         rate = work.options.rate
         most = None if rate is None else max(1, min(100, int(rate)))
-        pace = Pace(rate, work.beat)
+        pace: Pace | GrowingPace = Pace(rate, work.beat)
+        parts = self._batches(publisher, work, found, most)
+        if work.options.growing:
+            pace = growing = GrowingPace(work.beat)
+            parts = _growing(found, growing)
         refusals, settled = 0, work.run.job.position
-        for batch in self._batches(publisher, work, found, most):
+        for batch in parts:
             work.beat()
             pace.wait(len(batch))  # before the claim, whose lease is short
             before = work.report.published + work.report.finished
@@ -543,3 +548,10 @@ def _last_delivery(found: RawEntry) -> Delivery:
     return Delivery(
         number=1, started_at=died, ended_at=died, worker_hostname=found.text("worker_hostname")
     )
+
+
+def _growing(found: Iterable[RawEntry], pace: GrowingPace) -> Iterator[list[RawEntry]]:
+    """Batches of what may be published within about a second."""
+    entries = iter(found)
+    while batch := list(islice(entries, max(1, min(_MOST_AT_ONCE, int(pace.rate))))):
+        yield batch

@@ -26,6 +26,7 @@ KEYS = (
     "dead_letter_max_length",
     "keep_until_exported",
     "auto_redrive",
+    "circuit_breaker",
 )
 """Only keys that workers apply can be overridden."""
 

@@ -27,6 +27,7 @@ from celery_dlq.policies.auto_redrive import (
     backoff,
     count,
 )
+from celery_dlq.policies.circuit_breaker import CircuitBreaker, circuit_breaker
 from celery_dlq.policies.exceptions import IGNORE, KEYS_OF_ACTION, Action, Backoff, ExceptionRule
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
@@ -82,6 +83,11 @@ class Policy:
         exceptions: What to do about an exception, by its class or dotted name, for subclasses
             too: a mapping of names to mappings with the keys of
             `celery_dlq.policies.exceptions.ExceptionRule`. Unset: as Celery does.
+        circuit_breaker: When nearly all executions of a task die of one cause, its messages are
+            held, and probes find out when they may run again: a mapping with any of ``deaths``
+            (20 letters of one fingerprint), ``window`` (within 60 seconds), ``share`` (0.9 of
+            the executions), ``probe_every`` (30 seconds) and ``probes`` (3 that succeed in a
+            row). Unset: none.
     """
 
     max_deliveries: int | None = None
@@ -100,6 +106,7 @@ class Policy:
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
     exceptions: tuple[tuple[str, ExceptionRule], ...] | None = None
+    circuit_breaker: CircuitBreaker | None = None
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Policy:
@@ -380,7 +387,7 @@ def _auto_redrive(where: str, value: object) -> AutoRedrive | Literal[False]:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
         return {name: rule.to_json() for name, rule in value}
-    if isinstance(value, (DeadLetterExchange, AutoRedrive)):
+    if isinstance(value, (DeadLetterExchange, AutoRedrive, CircuitBreaker)):
         return value.to_json()
     if isinstance(value, frozenset):
         return sorted(str(item) for item in value)
@@ -422,6 +429,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "reasons": _reasons,
     "ignore": _exception_names,
     "exceptions": _exceptions,
+    "circuit_breaker": circuit_breaker,
 }
 
 _RULE_CHECKS: dict[str, Callable[[str, object], Any]] = {

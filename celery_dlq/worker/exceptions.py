@@ -32,6 +32,7 @@ logger = get_logger("celery_dlq.worker")
 
 _ATTRIBUTE = "_dlq_exceptions"
 _WRAPPED = "_dlq_wrapped"
+_RETRY_CODE = getattr(Task.retry, "__code__", None)  # an app's tools may have replaced it
 
 
 class ExceptionRules:
@@ -216,22 +217,33 @@ def _carry_out(task: Any, exc: Exception, policy: Policy, rule: ExceptionRule) -
     """
     if rule.action is not Action.RETRY or _out_of_retries(exc):
         return
+    try:
+        retrying = _with_limit(task, policy, rule)
+        wait = rule.wait(task.request.retries, random.random())  # noqa: S311 - no secret
+    except Exception:
+        logger.exception("Task %s is not retried as its policy says; Celery decides", task.name)
+        return
+    raise retrying.retry(exc=exc, countdown=wait)
+
+
+def _with_limit(task: Any, policy: Policy, rule: ExceptionRule) -> Any:
+    """A copy of a task with the limit of a rule, or of its policy, as its own.
+
+    As an argument of `Task.retry`, the limit would stay on the task, for other exceptions too.
+    """
     own = task.max_retries if rule.max_retries is None else rule.max_retries
     limits = [limit for limit in (own, policy.max_retries) if limit is not None]
-    # A copy: `Task.retry` leaves max_retries on the task, where `autoretry_for` would find it.
-    # `copy` would return the task itself.
-    one_off = object.__new__(type(task))
-    vars(one_off).update(vars(task))
-    one_off.max_retries = min(limits, default=None)
-    wait = rule.wait(task.request.retries, random.random())  # noqa: S311 - no secret
-    raise one_off.retry(exc=exc, countdown=wait)
+    made = object.__new__(type(task))  # `copy` would return the task itself
+    vars(made).update(vars(task))
+    made.max_retries = min(limits, default=None)
+    return made
 
 
 def _out_of_retries(exc: BaseException) -> bool:
     """True if the task itself called ``retry()``, which refused and raised the exception."""
     traceback = exc.__traceback__
     while traceback is not None:
-        if traceback.tb_frame.f_code is Task.retry.__code__:
+        if traceback.tb_frame.f_code is _RETRY_CODE:
             return True
         traceback = traceback.tb_next
     return False

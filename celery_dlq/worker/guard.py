@@ -37,9 +37,10 @@ from celery_dlq.policies.decisions import (
     decide_drop,
     decide_end,
 )
-from celery_dlq.record import Delivery, Outcome, Reason
+from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
 from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, message_id
+from celery_dlq.worker.circuit_watch import CircuitWatch
 from celery_dlq.worker.dispatched import Dispatched
 from celery_dlq.worker.exceptions import ExceptionRules
 from celery_dlq.worker.failure import Failure, failure_of
@@ -54,7 +55,7 @@ from celery_dlq.worker.lifecycle import (
     WaitsForStore,
 )
 from celery_dlq.worker.periodic import PeriodicTasks
-from celery_dlq.worker.policy_cache import PolicyCache, ResolvedPolicy
+from celery_dlq.worker.policy_cache import Executions, PolicyCache, ResolvedPolicy
 from celery_dlq.worker.starts import Starts
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Guard:
         sampler: Called with each message whose task returned; ``None`` if none is sampled.
         redaction: Masks the letters' descriptive fields.
         holding: Takes the messages that are held.
+        circuits: Counts for circuit breakers.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Guard:
         sampler: Callable[[GuardedRequest, InFlight], None] | None = None,
         redaction: Redaction = NO_REDACTION,
         holding: Holding,
+        circuits: CircuitWatch,
     ) -> None:
         self._policies = policy_cache
         self.exceptions = ExceptionRules(policy_cache)
@@ -129,6 +132,7 @@ class Guard:
         self._sampler = sampler
         self._redaction = redaction
         self.holding = holding
+        self._circuits = circuits
         self._dispatched = Dispatched()
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
@@ -198,6 +202,10 @@ class Guard:
     def returned(self, request: GuardedRequest) -> None:
         """Forget a message whose task returned, and sample it perhaps."""
         self.succeeded(request)
+        in_flight = request.dlq_in_flight
+        if in_flight is not None and in_flight.resolved.executions is not None:
+            in_flight.resolved.executions.succeeded += 1
+            self._ended(request, in_flight.resolved, succeeded=True)
         if self._sampler is not None and request.dlq_in_flight is not None:
             self._sampler(request, request.dlq_in_flight)
 
@@ -234,6 +242,7 @@ class Guard:
         self._close_delivery(request, in_flight, failure)
         if isinstance(verdict, Die):
             return self._die(request, in_flight, verdict, failure)
+        self._ended(request, resolved, succeeded=False)
         if resolved.policy is not None:
             self._note(in_flight, final=end.final)
         return DeliveryState.DONE
@@ -452,6 +461,13 @@ class Guard:
             redaction=self._redaction,
         )
 
+    def _ended(self, request: GuardedRequest, resolved: ResolvedPolicy, *, succeeded: bool) -> None:
+        """Let a circuit breaker see the end of what may be a probe."""
+        if self.holding.holds and resolved.executions is not None:
+            marker = request.request_dict.get(HOLD_HEADER)
+            if marker is not None:
+                self._circuits.ended(resolved.executions, marker, succeeded=succeeded)
+
     def _write(self, death: Death, *, acknowledged: bool, waits: WaitsForStore) -> DeliveryState:
         """Store the letter; after an internal error a plainer one; else leave it to Celery."""
         try:
@@ -461,7 +477,7 @@ class Guard:
                 self._counts.count(INTERNAL_ERRORS, "letter")
                 logger.exception("Task %s died; its letter lacks details", death.key.task_id)
                 letter = letter_of(bare(death))
-            return self._letter_writer.write(PendingLetter(letter, death.key, acknowledged, waits))
+            state = self._letter_writer.write(PendingLetter(letter, death.key, acknowledged, waits))
         except Exception:
             self._counts.count(INTERNAL_ERRORS, "letter")
             logger.critical(
@@ -470,6 +486,16 @@ class Guard:
                 exc_info=True,
             )
             return DeliveryState.DONE
+        if death.resolved.executions is not None and state is DeliveryState.STORED:
+            self._count_death(death.resolved.executions, letter)
+        return state
+
+    def _count_death(self, executions: Executions, letter: DeadLetter) -> None:
+        try:
+            self._circuits.died(executions, letter)
+        except Exception:
+            self._counts.count(INTERNAL_ERRORS, "circuit_breaker")
+            logger.exception("The death of task %s is not counted", letter.task_id)
 
     def _close_delivery(
         self, request: GuardedRequest, in_flight: InFlight, failure: Failure

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 
-from celery_dlq.errors import StoreUnavailable
+from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.runner import run_next
@@ -45,6 +45,7 @@ class WorkerJobs:
         self._look_at = 0.0
         # A pool child that dropped its copy of a connection would close it for this process.
         self._operations: Operations | None = None
+        self._looking: Operations | None = None
 
     def wake(self) -> None:
         """Look for a job that waits; called with each heartbeat while there is one."""
@@ -68,8 +69,8 @@ class WorkerJobs:
                 self._run_waiting(stop)
                 if time.monotonic() >= self._look_at:
                     self._look(stop)
-            except StoreUnavailable as exc:
-                logger.warning("Cannot run jobs until the store answers: %s", exc)
+            except DLQError as exc:
+                logger.warning("Jobs are put off: %s", exc)
             except Exception:
                 logger.exception("Running jobs failed")
 
@@ -91,8 +92,12 @@ class WorkerJobs:
         table = self._table()
         if not table.auto_redrives():
             return
-        with self._make() as self._operations:
-            for _ in self._operations.redrive_due(table, stop.is_set):
+        with (
+            self._make() as operations,
+            closing(operations.redrive_due(table, stop.is_set)) as jobs,
+        ):
+            self._looking = operations
+            for _ in jobs:
                 self._run_waiting(stop)
 
     def _pause(self) -> float:

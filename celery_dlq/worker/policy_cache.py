@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_dlq.decorators import policy_of
 from celery_dlq.logs import get_logger
+from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.exceptions import ExceptionRule
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import QueueNames
@@ -16,6 +17,24 @@ from celery_dlq.policies.table import PolicyTable
 logger = get_logger("celery_dlq.worker")
 
 _MAX_RESOLVED = 4096
+
+
+@dataclass(slots=True)
+class Executions:
+    """Executions of one task from one queue, for its circuit breaker.
+
+    Attributes:
+        task: The task's name.
+        queue: The queue.
+        breaker: The policy's circuit breaker.
+        succeeded: Those that succeeded and are not in the store yet. Threads of a thread pool
+            may now and then lose one.
+    """
+
+    task: str
+    queue: str
+    breaker: CircuitBreaker
+    succeeded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +46,14 @@ class ResolvedPolicy:
         dead_letter_queue: The queue of their letters, also of those from `RejectToDLQ`.
         policy: The merged policy; ``None`` if they are not guarded.
         max_retries: The policy's limit, else the task's own; for the letter.
+        executions: Counted for the circuit breaker; ``None`` if the policy has none.
     """
 
     queue: str
     dead_letter_queue: str
     policy: Policy | None
     max_retries: int | None
+    executions: Executions | None = None
 
 
 class PolicyCache:
@@ -48,6 +69,7 @@ class PolicyCache:
         self.policies = policies
         self._queues = queues
         self._default_queue = default_queue
+        self.executions: dict[tuple[str, str], Executions] = {}
         self._warned = False
         self._queue_names = QueueNames(queues)
         self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
@@ -113,7 +135,18 @@ class PolicyCache:
         task_policy = None if task is None else policy_of(task)
         policy = self.policies.resolve(queue, task_policy)
         target = self.policies.dead_letter_queue_of(queue, task_policy)
-        return ResolvedPolicy(queue, target, policy, _max_retries(policy, task))
+        retries, executions = _max_retries(policy, task), None
+        if task is not None and policy is not None and policy.circuit_breaker is not None:
+            executions = self._executions(task.name, queue, policy.circuit_breaker)
+        return ResolvedPolicy(queue, target, policy, retries, executions)
+
+    def _executions(self, task: str, queue: str, breaker: CircuitBreaker) -> Executions:
+        place = (task, queue)
+        if place not in self.executions and len(self.executions) >= _MAX_RESOLVED:
+            self.executions.clear()
+        found = self.executions.setdefault(place, Executions(task, queue, breaker))
+        found.breaker = breaker
+        return found
 
     def _known_queue(self, queue: str, routing_key: str) -> str:
         """A queue that the app knows: else every generated routing key would count as a queue.

@@ -64,7 +64,7 @@ def ours(seen: Received) -> Received:
 def test_a_receiver_of_celerys_events_learns_of_each_letter(
     observed: ModuleType, redis_url: str, tmp_path: Path, pool: str
 ) -> None:
-    """Once; also of a task that never ended for Celery."""
+    """Once; the state that Flower shows stays the one that Celery's own events make."""
     worker = Worker(
         redis_url, tmp_path / "worker.log", arguments=("-E",), pool=pool, app="observed_app"
     )

@@ -233,9 +233,10 @@ def test_a_worker_killed_in_a_redrive_by_policy_is_followed_by_another(
     )
     assert {job.actor for job in jobs} == {ACTOR}
     assert max(job.run for job in jobs) == 2
-    assert sum(job.counts["maybe_twice"] for job in jobs) == 0
+    twice = sum(job.counts["maybe_twice"] for job in jobs)
     if here.name == "redis":  # elsewhere, only what a heartbeat has told is known of a killed run
-        assert sum(job.counts["published"] for job in jobs) == 400
+        assert (sum(job.counts["published"] for job in jobs), twice) == (400, 0)
+    assert twice <= 100  # one batch
     for worker in (second, third):
         worker.stop()
 

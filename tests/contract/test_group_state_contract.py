@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.base import OPEN, Backend, GroupState, GroupStatus, Stored
+from celery_dlq.backends.base import OPEN_GROUP, Backend, GroupState, GroupStatus, Stored
 from celery_dlq.backends.base.reports import Why
 from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.errors import DLQError, NotFound
@@ -49,7 +49,7 @@ def state(parts: Backend) -> GroupState:
 
 def test_a_state_is_kept_whole(parts: Backend) -> None:
     """Each group and each queue has its own; a group is open until somebody says otherwise."""
-    assert parts.notes.status(DLQ, GROUP) is OPEN
+    assert parts.notes.status(DLQ, GROUP) is OPEN_GROUP
     resolved = GroupStatus(
         state=GroupState.RESOLVED,
         at=NOW,
@@ -69,8 +69,8 @@ def test_a_state_is_kept_whole(parts: Backend) -> None:
     parts.notes.set_status("mail-DLQ", GROUP, muted)
     assert parts.notes.status(DLQ, GROUP) == resolved
     assert parts.notes.statuses(DLQ) == {GROUP: resolved, OTHER: muted}
-    parts.notes.set_status(DLQ, GROUP, OPEN)
-    assert parts.notes.status(DLQ, GROUP) is OPEN
+    parts.notes.set_status(DLQ, GROUP, OPEN_GROUP)
+    assert parts.notes.status(DLQ, GROUP) is OPEN_GROUP
     assert parts.notes.statuses(DLQ) == {OTHER: muted}
 
 
@@ -185,7 +185,7 @@ def test_a_muted_group_is_not_reported(parts: Backend) -> None:
     assert parts.reports.of(letter_of(fingerprint=OTHER)) is not None
     assert dies(parts) is Stored.NEW
     assert parts.letters.length(DLQ) == 1
-    parts.notes.set_status(DLQ, GROUP, OPEN)
+    parts.notes.set_status(DLQ, GROUP, OPEN_GROUP)
     assert parts.reports.of(letter_of()) is not None
 
 
@@ -209,7 +209,7 @@ def test_a_state_of_a_later_version_counts_as_open(redis_url: str) -> None:
     key = backend.keys.states(DLQ)
     for text in (b"odd", b"snoozed|1|2|3|{}", b'resolved|||1|{"odd": 1}', b"resolved|x", b"\xff"):
         backend.client.hset(key, GROUP, text)
-        assert backend.notes.status(DLQ, GROUP) is OPEN
+        assert backend.notes.status(DLQ, GROUP) is OPEN_GROUP
         assert backend.notes.statuses(DLQ) == {}
         assert dies(backend) in {Stored.NEW, Stored.REGRESSED}
     backend.close()
@@ -283,10 +283,10 @@ def test_a_group_that_regressed_can_be_resolved_again_or_reopened(parts: Backend
     parts.letters.remove(DLQ, [letter.id, again.id])
     status = notes.resolve(DLQ, GROUP, release="3")
     assert status.releases == ("2", "1")
-    assert notes.reopen(DLQ, GROUP, note="it is not fixed") is OPEN
+    assert notes.reopen(DLQ, GROUP, note="it is not fixed") is OPEN_GROUP
     assert [change.action for change in parts.workers.changes(limit=1)] == [Action.REOPENED]
     assert dies(parts, "3") is Stored.NEW
-    assert reading.group(DLQ, GROUP).status is OPEN
+    assert reading.group(DLQ, GROUP).status is OPEN_GROUP
 
 
 def test_what_cannot_be_set_is_refused(parts: Backend) -> None:

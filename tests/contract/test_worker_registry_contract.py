@@ -10,6 +10,7 @@ from builders import NOW
 
 from celery_dlq.backends.base import Backend, Override, WorkerInfo, WorkerRegistry
 from celery_dlq.events import Action, Change
+from celery_dlq.record import to_micros
 
 
 @pytest.fixture
@@ -59,6 +60,18 @@ def test_a_worker_is_registered_until_it_deregisters(registry: WorkerRegistry) -
     assert registry.workers() == [second]
     assert registry.heartbeat("celery@web-1")[0] is False
     assert registry.heartbeat("celery@web-2")[0] is True
+
+
+def test_a_heartbeat_tells_if_a_job_waits(parts: Backend) -> None:
+    """Not of one whose time has not come, nor of one that runs."""
+    now, jobs = to_micros(parts.jobs.now()), parts.jobs
+    assert not parts.workers.heartbeat("celery@web-1").job_waits
+    jobs.write("1", {"state": "waiting", "run": 0, "start_at": now + 3_600_000_000})
+    assert not parts.workers.heartbeat("celery@web-1").job_waits
+    jobs.write("2", {"state": "waiting", "run": 0, "updated_at": now - 1_000_000})
+    assert parts.workers.heartbeat("celery@web-1").job_waits
+    jobs.write("2", {"state": "running", "run": 1})
+    assert not parts.workers.heartbeat("celery@web-1").job_waits
 
 
 def test_the_newest_changes_come_first(registry: WorkerRegistry) -> None:

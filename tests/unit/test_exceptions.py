@@ -360,6 +360,14 @@ def test_an_error_of_ours_leaves_the_exception_to_celery(app: Celery) -> None:
     assert (state, type(info.exception)) == (states.FAILURE, SubError)
 
 
+def test_a_task_whose_limit_is_no_number_fails_with_its_own_exception(app: Celery) -> None:
+    """What a rule would do cannot be found out."""
+    task = failing(app, SubError("x"), max_retries="3")
+    guarded(app, {BaseError: {"action": "retry"}}, max_retries=2)
+    state, info = run(app, task)
+    assert (state, type(info.exception)) == (states.FAILURE, SubError)
+
+
 def test_a_later_worker_takes_over_and_an_end_leaves_celery_alone(app: Celery) -> None:
     """In one process, as tests have it; nothing is wrapped twice."""
     task = failing(app, SubError("x"))

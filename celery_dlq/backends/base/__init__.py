@@ -10,6 +10,14 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
+from celery_dlq.backends.base.circuits import (
+    OPEN,
+    RELEASING,
+    Circuit,
+    CircuitStore,
+    Ends,
+    Succeeded,
+)
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
 from celery_dlq.backends.base.holds import MOST_HOLDS, Hold, HoldStore
@@ -33,7 +41,7 @@ from celery_dlq.backends.base.letters import (
     StoredLetter,
 )
 from celery_dlq.backends.base.memory import ServerMemory
-from celery_dlq.backends.base.notes import OPEN, GroupNotes, GroupState, GroupStatus, Note
+from celery_dlq.backends.base.notes import OPEN_GROUP, GroupNotes, GroupState, GroupStatus, Note
 from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
@@ -52,15 +60,20 @@ __all__ = [
     "MOST_HOLDS",
     "MOST_JOBS",
     "OPEN",
+    "OPEN_GROUP",
+    "RELEASING",
     "SUCCEEDED",
     "Backend",
     "Capabilities",
+    "Circuit",
+    "CircuitStore",
     "ClaimState",
     "Clock",
     "Count",
     "CountStatus",
     "DeadLetterStore",
     "DeliveryCounter",
+    "Ends",
     "ExportLease",
     "ExportLeaseStore",
     "Glance",
@@ -91,6 +104,7 @@ __all__ = [
     "ServerMemory",
     "Stored",
     "StoredLetter",
+    "Succeeded",
     "WorkerInfo",
     "WorkerRegistry",
     "may_start_at",
@@ -120,6 +134,7 @@ class Backend(Protocol):
         reports: Decides which letters are reported to an error tracker.
         notes: Notes of operators on groups of letters, and the groups' states.
         holds: Holds: which messages are not executed for now.
+        circuits: Counts how executions ended, for circuit breakers.
         held: The messages that they hold, read like letters; the queue is named by the hold.
     """
 
@@ -147,6 +162,8 @@ class Backend(Protocol):
     def holds(self) -> HoldStore: ...  # noqa: D102
     @property
     def held(self) -> DeadLetterStore: ...  # noqa: D102
+    @property
+    def circuits(self) -> CircuitStore: ...  # noqa: D102
 
     def memory(self) -> ServerMemory | None:
         """Return the memory of the server that counts and keeps letters; ``None`` if unknown.

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 from celery_dlq.backends.base.counting import MessageKey
-from celery_dlq.backends.base.notes import OPEN, GroupStatus
+from celery_dlq.backends.base.notes import OPEN_GROUP, GroupStatus
 from celery_dlq.record import DeadLetter, Delivery
 
 
@@ -109,7 +109,7 @@ class Group:
     course: Sequence[int] = field(default=(), compare=False)
     last_hour: int = field(default=0, compare=False)
     releases: Sequence[str] = ()
-    status: GroupStatus = field(default=OPEN, compare=False)
+    status: GroupStatus = field(default=OPEN_GROUP, compare=False)
 
 
 GroupOrder = Literal["letters", "newest"]

@@ -110,7 +110,7 @@ class GroupStatus:
 
 _TIMES = ("at", "until", "regressed_at", "first_seen_at", "last_seen_at")
 
-OPEN = GroupStatus()
+OPEN_GROUP = GroupStatus()
 """The status of a group about which nobody decided anything."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from celery_dlq.backends.memory.circuits import MemoryCircuits
 from celery_dlq.backends.memory.holds import MemoryHolds
 from celery_dlq.backends.memory.jobs import MemoryJobStore
 from celery_dlq.backends.memory.letters import MemoryStore
@@ -43,6 +44,7 @@ class MemoryBackend:
         self.reports = MemoryReports(self.notes)
         self.held = MemoryStore()
         self.holds = MemoryHolds(self.workers.changed, self.held.length)
+        self.circuits = MemoryCircuits()
 
     def memory(self) -> None:
         """Return ``None``: letters in memory are for tests."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from celery_dlq.backends.base.notes import MAX_NOTES, OPEN, GroupState, GroupStatus, Note
+from celery_dlq.backends.base.notes import MAX_NOTES, OPEN_GROUP, GroupState, GroupStatus, Note
 from celery_dlq.record import DeadLetter
 
 
@@ -33,9 +33,9 @@ class MemoryNotes:
 
     def status(self, dead_letter_queue: str, fingerprint: str) -> GroupStatus:
         """Return the state of a group."""
-        found = self._statuses.get((dead_letter_queue, fingerprint), OPEN)
+        found = self._statuses.get((dead_letter_queue, fingerprint), OPEN_GROUP)
         is_over = found.until is not None and found.until <= datetime.now(timezone.utc)
-        return OPEN if is_over else found
+        return OPEN_GROUP if is_over else found
 
     def statuses(self, dead_letter_queue: str) -> dict[str, GroupStatus]:
         """Return the states of all groups that are not open."""

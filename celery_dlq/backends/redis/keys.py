@@ -49,6 +49,10 @@ class Keys:
         """HASH: hold id to the hold, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:holds"
 
+    def ends_of_task(self, task: str, queue: str) -> str:
+        """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""
+        return f"{self.prefix}:{{app}}:ends_of_task:{spelled(queue)}:{spelled(task)}"
+
     def changes(self) -> str:
         """STREAM: the audit log; bounded."""
         return f"{self.prefix}:{{app}}:changes"

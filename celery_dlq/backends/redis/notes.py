@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from celery_dlq.backends.base.notes import (
     KEPT_DAYS,
     MAX_NOTES,
-    OPEN,
+    OPEN_GROUP,
     GroupState,
     GroupStatus,
     Note,
@@ -66,7 +66,7 @@ class RedisNotes(RedisPart):
         """Return the state of a group."""
         with translated(self._url):
             text = self._client.hget(self._keys.states(dead_letter_queue), spelled(fingerprint))
-        return OPEN if text is None else _status(text, self.now())
+        return OPEN_GROUP if text is None else _status(text, self.now())
 
     def statuses(self, dead_letter_queue: str) -> dict[str, GroupStatus]:
         """Return the states of all groups that are not open."""
@@ -76,7 +76,7 @@ class RedisNotes(RedisPart):
             return {}
         now = self.now()
         found = {text_of(fingerprint): _status(text, now) for fingerprint, text in texts.items()}
-        return {name: status for name, status in found.items() if status is not OPEN}
+        return {name: status for name, status in found.items() if status is not OPEN_GROUP}
 
     def _places(self, dead_letter_queue: str) -> list[str]:
         keys, name = self._keys, dead_letter_queue
@@ -111,6 +111,6 @@ def _status(text: bytes, now: datetime) -> GroupStatus:
             )
     except (KeyError, ValueError, TypeError) as exc:  # for example from a later version
         logger.warning("A group counts as open, because its state cannot be read: %r", exc)
-        return OPEN
+        return OPEN_GROUP
     is_over = status.until is not None and status.until <= now
-    return OPEN if is_over else status
+    return OPEN_GROUP if is_over else status

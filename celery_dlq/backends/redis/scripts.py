@@ -182,6 +182,7 @@ class Scripts:
 
     count: Script
     ended: Script
+    ends: Script
     dead_letter: Script
     remove: Script
     redrive: Script

@@ -34,6 +34,7 @@ from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
@@ -233,6 +234,7 @@ class Assembly:
             most=self.settings.held_max,
             tasks=lambda: self.app.tasks,
             queues=lambda: KnownQueues.of(self.app).names,
+            broker=partial(broker_name, self.app),
         )
 
     def breakers(self) -> Breakers:
@@ -391,6 +393,7 @@ class Assembly:
         holding = Holding(
             policy_cache,
             backend.held,
+            broker=broker_name(self.app),
             most=settings.held_max,
             fit=partial(limit.fit, whole=True),
             clock=self.clock,

@@ -29,6 +29,7 @@ from celery_dlq.operations.jobs import CancelledError, JobRun, Jobs
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing, released
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.preview import Preview, dry_run_of
+from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
 from celery_dlq.operations.redrive import Loss, Redriver, died_again, first_failures
 from celery_dlq.operations.results import DiscardReport, RedriveReport
@@ -467,7 +468,15 @@ class Operations:
 
     def new_release(self, hold_id: str, options: Mapping[str, Any]) -> JobRun:
         """Make a job that releases held messages; for `Holds`, which says which ones."""
-        return self._jobs.new("release", hold_id, where={}, options=options, until=None, total=None)
+        return self._jobs.new(
+            "release",
+            hold_id,
+            where={},
+            options=options,
+            until=None,
+            total=None,
+            broker=self._broker(),
+        )
 
     def release_probe(self, hold_id: str, marker: str) -> int:
         """Release the oldest message of a circuit breaker's hold; return how many were (0 or 1).
@@ -600,9 +609,7 @@ class Operations:
 
     def _broker(self) -> str:
         """The broker of this process, as a job names it: two hosts may call it differently."""
-        with self._app.connection_for_write() as connection:
-            place = str(connection.virtual_host or "").strip("/")
-            return f"{connection.transport.driver_type} /{place}"
+        return broker_name(self._app)
 
     def changes(self, limit: int = 100) -> list[Change]:
         """The audit, newest first: who changed what; the newest 10,000 changes are kept."""

@@ -74,6 +74,7 @@ class Holds:
         most: The setting ``dlq_held_max``.
         tasks: Returns the tasks that the app knows.
         queues: Returns the queues that it knows.
+        broker: Returns the name of its broker.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Holds:
         most: int,
         tasks: Names,
         queues: Names,
+        broker: Callable[[], str],
     ) -> None:
         self._store = backend.holds
         self._held = backend.held
@@ -95,6 +97,7 @@ class Holds:
         self._most = most
         self._tasks = tasks
         self._queues = queues
+        self._broker = broker
 
     def hold(
         self,
@@ -142,6 +145,7 @@ class Holds:
             until=None if span is None else now + span,
             reason=shortened(one_line(reason.strip()), _MAX_REASON_CHARS),
             actor=whoami(),
+            broker=self._broker(),
         )
         self._store.replace(None, hold)
         self.record(Action.HELD, hold)
@@ -188,6 +192,11 @@ class Holds:
         """
         options = RedriveOptions(rate=rate, limit=limit).to_json()
         hold = self._get(hold_id)
+        if not self._is_ours(hold):
+            raise DLQError(
+                f"expected a hold of the broker {self._broker()!r}, got {hold_id} of "
+                f"{hold.broker!r}; release it by an app that uses that broker"
+            )
         if hold.circuit is not None:
             options["marker"] = hold.marker
         job = self._job(hold)
@@ -214,7 +223,9 @@ class Holds:
         for hold in self._store.all():
             if stopping():
                 return
-            if hold.until is None or hold.until + 2 * NOTICED > now or not self._count(hold):
+            if hold.until is None or hold.until + 2 * NOTICED > now or not self._is_ours(hold):
+                continue
+            if not self._count(hold):
                 continue
             with on_behalf_of(hold.actor):
                 run = self._next_run(hold, now)
@@ -261,6 +272,9 @@ class Holds:
         state = "ended" if not hold.in_force(now) else "full" if held >= self._most else state
         oldest_at = queue.oldest_at if queue else None
         return HeldMessages(hold=hold, state=state, held=held, oldest_at=oldest_at)
+
+    def _is_ours(self, hold: Hold) -> bool:
+        return hold.broker in ("", self._broker())
 
     def _count(self, hold: Hold) -> int:
         return self._held.length(hold.id)

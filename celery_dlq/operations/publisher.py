@@ -213,6 +213,13 @@ def not_published(message: Outgoing, exc: BaseException) -> str:
     )
 
 
+def broker_name(app: Any) -> str:
+    """The broker of an app, as jobs and holds name it: two hosts may call it differently."""
+    with app.connection_for_write() as connection:
+        place = str(connection.virtual_host or "").strip("/")
+        return f"{connection.transport.driver_type} /{place}"
+
+
 class GrowingPace:
     """One letter in the first second, twice as many in each later one; as `Pace`.
 

@@ -50,6 +50,7 @@ class Holding:
     Args:
         policies: Knows the queue of a message.
         store: Keeps held messages.
+        broker: The name of the broker; holds of others are ignored.
         most: About how many messages a hold takes.
         fit: Raises `MemoryLimitReached` if the store has no room for an entry.
         clock: Returns the current time, aware UTC.
@@ -69,6 +70,7 @@ class Holding:
         policies: PolicyCache,
         store: DeadLetterStore,
         *,
+        broker: str,
         most: int,
         fit: Callable[[DeadLetter], DeadLetter],
         clock: Clock,
@@ -79,6 +81,7 @@ class Holding:
     ) -> None:
         self._policies = policies
         self._store = store
+        self._broker = broker
         self._most = most
         self._fit = fit
         self._clock = clock
@@ -100,8 +103,9 @@ class Holding:
         """
         before = {hold.id for hold in self.holds}
         self.ahead = now - self._clock()
-        self.ended = tuple(hold for hold in holds if not hold.in_force(now))
-        self.holds = tuple(hold for hold in holds if hold.in_force(now))
+        ours = [hold for hold in holds if hold.broker in ("", self._broker)]
+        self.ended = tuple(hold for hold in ours if not hold.in_force(now))
+        self.holds = tuple(hold for hold in ours if hold.in_force(now))
         self._lengths.clear()
         for hold in self.holds:
             if hold.id not in before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -217,3 +218,10 @@ def test_a_queue_is_consumed_again_once_its_full_hold_has_ended(worker: Worker) 
     holding.obey([], one.created_at)
     back.tick(consumer)
     assert worker.said == ["stop orders", "reject True", "consume orders"]
+
+
+def test_a_hold_of_another_broker_is_ignored(worker: Worker) -> None:
+    """Two apps may share a store; a release would send the message to the wrong one."""
+    one = hold(worker)
+    worker.guard.holding.obey([replace(one, broker="amqp /other")], one.created_at)
+    assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED

@@ -29,6 +29,8 @@ class Hold:
         until: Its end, by the store's clock; ``None`` while nobody knows.
         reason: Why, for people.
         actor: Who made it.
+        broker: The broker whose messages it holds, as in `celery_dlq.operations.job.Job`; workers
+            of another one ignore it. Empty for any.
         job: Id of the job that releases its messages once it has ended; ``None`` before.
         circuit: The circuit breaker that made it; ``None`` if a person did.
     """
@@ -41,6 +43,7 @@ class Hold:
     until: datetime | None = None
     reason: str = ""
     actor: str = ""
+    broker: str = ""
     job: str | None = None
     circuit: Circuit | None = None
 

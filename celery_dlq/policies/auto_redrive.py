@@ -40,6 +40,15 @@ class AutoRedrive:
     reasons: frozenset[Reason] | None = None
     canary: int | None = None
 
+    def __str__(self) -> str:
+        values = {**self.to_json(), "after": timedelta(seconds=self.after)}
+        if self.reasons is not None:
+            values["reasons"] = " or ".join(values["reasons"])
+        return ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in values.items()
+        )
+
     def wait_seconds(self, redrives: int) -> float:
         """Seconds that a letter waits whose message was redriven this often."""
         return min(self.after * self.backoff ** min(redrives, MOST_TIMES), MAX_WAIT.total_seconds())

@@ -87,6 +87,13 @@ def test_a_mistake_is_one_sentence(value: Any, text: str) -> None:
     assert "dlq_queues['orders']" in str(caught.value)
 
 
+def test_it_is_shown_in_words() -> None:
+    """`dlq policies` and the web page print it."""
+    rule = parsed({**RULE, "reasons": ["failed", "expired"], "canary": 5})
+    expected = "after 0:30:00, times 3, backoff 2, reasons expired or failed, canary 5"
+    assert str(rule) == expected
+
+
 def test_each_wait_is_longer_and_none_is_for_ever() -> None:
     """The factor counts once for each redrive."""
     rule = AutoRedrive(after=60, times=3, backoff=3)

@@ -51,6 +51,8 @@ class Live:
         self._thread: threading.Thread | None = None
         self._streams = 0
         self._latest = (0.0, b"")
+        self._found: dict[str, Any] = {}
+        self._changed_at = 0.0
         self.closed = False
 
     def join(self) -> bool:
@@ -86,6 +88,7 @@ class Live:
             at, state = self._latest
             if time.monotonic() - at < self._seconds * 0.9:
                 return state
+            begun = time.time()
             try:
                 found = _state(self._assembly)
             except DLQError:
@@ -93,6 +96,9 @@ class Live:
             except Exception:
                 logger.exception("The live numbers could not be read")
                 found = {"away": True}
+            if found != self._found:  # a page that is younger than the change knows it already
+                self._found, self._changed_at = found, begun
+            found = {"at": self._changed_at, **found}
             state = json.dumps(found, separators=(",", ":")).encode()
             self._latest = (time.monotonic(), state)
             return state
@@ -118,7 +124,6 @@ def _state(assembly: Assembly) -> dict[str, Any]:
         if job.state in _LIVE_STATES or (now - job.updated_at).total_seconds() < _ENDED_SECONDS
     ]
     return {
-        "at": time.time(),
         "letters": {name: queue.letters for name, queue in shown.items()},
         "hour": {name: queue.last_hour for name, queue in shown.items()},
         "jobs": {

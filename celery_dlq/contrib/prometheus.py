@@ -18,9 +18,16 @@ from celery_dlq.metrics import Measured, MetricsStore
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    from celery_dlq.operations.holds import HeldMessages
-
 logger = get_logger("celery_dlq.exporter")
+
+
+class HeldMessages(Protocol):
+    """A hold and its number of messages."""
+
+    @property
+    def hold(self) -> Hold: ...  # noqa: D102 - see above
+    @property
+    def held(self) -> int: ...  # noqa: D102
 
 
 class Queues(Protocol):
@@ -32,7 +39,7 @@ class Queues(Protocol):
     def memory(self) -> ServerMemory | None:
         """The memory of Redis; ``None`` if unknown."""
 
-    def holds(self) -> list[HeldMessages]:
+    def holds(self) -> Sequence[HeldMessages]:
         """The holds and their numbers of messages."""
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import metrics
-from celery_dlq.backends.base import OPEN, Clock, QueueSummary, ServerMemory
+from celery_dlq.backends.base import OPEN, Clock, Hold, QueueSummary, ServerMemory
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger

@@ -33,9 +33,10 @@ DEMO = [
 ]
 SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
+DJANGO = ["django>=4.2", "jinja2>=3.1", "itsdangerous>=2.1"]
 TEST = [
     *DEMO,
-    "django>=4.2",
+    *DJANGO,
     *SENTRY,
     *PROMETHEUS,
     "opentelemetry-instrumentation-celery>=0.45b0",
@@ -62,6 +63,9 @@ TEST = [
     "ipykernel>=6",
     "jupytext>=1.16",
     "nbclient>=0.10",
+    # A browser that looks at the web pages; the browser itself is Debian's package `chromium`.
+    "axe-playwright-python>=0.1.4",
+    "playwright>=1.40",
     "pytest>=8",
     "pytest-celery[redis]>=1.3",
     "pytest-randomly>=3.15",
@@ -130,6 +134,7 @@ setup(
         "sentry": SENTRY,
         "prometheus": PROMETHEUS,
         "web": WEB,
+        "django": DJANGO,
         "test": TEST,
         "bench": BENCH,
         "docs": DOCS,

@@ -25,16 +25,19 @@ from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Measuring, WorkerGauges
+from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.circuits import Breakers, Circuits
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
 from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
@@ -60,6 +63,7 @@ _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 # By name, as Celery names its own: only workers load them.
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
+    "celery_dlq.worker.bootsteps:JobStep",
     "celery_dlq.adopt.bootstep:AdoptStep",
     "celery_dlq.dlx.bootstep:PublishStep",
 )
@@ -175,7 +179,7 @@ class Assembly:
 
     def reading(self) -> Reading:
         """Finds and reads letters."""
-        return Reading(self.backend.letters, self.redaction)
+        return Reading(self.backend.letters, self.redaction, self.backend.notes)
 
     def comparison(self) -> Comparison:
         """Finds what sets letters apart."""
@@ -193,15 +197,15 @@ class Assembly:
 
     @contextmanager
     def _separate_operations(self) -> Iterator[Operations]:
-        with self._separate_backend() as (_backend, operations):
+        with self._separate_backend() as (_backend, operations, _counts):
             yield operations
 
     @contextmanager
-    def _separate_backend(self) -> Iterator[tuple[Backend, Operations]]:
+    def _separate_backend(self) -> Iterator[tuple[Backend, Operations, Counts]]:
         backend = self.backend.separate()
         measuring = Measuring(lambda: backend.metrics)
         try:
-            yield backend, self._operations(backend, measuring)
+            yield backend, self._operations(backend, measuring), measuring.counts
         finally:
             measuring.close()
             backend.close()
@@ -230,7 +234,21 @@ class Assembly:
             most=self.settings.held_max,
             tasks=lambda: self.app.tasks,
             queues=lambda: KnownQueues.of(self.app).names,
+            broker=partial(broker_name, self.app),
         )
+
+    def breakers(self) -> Breakers:
+        """Opens and closes circuit breakers by hand."""
+        circuits = Circuits(self.backend, self.events, self.measuring.counts)
+        return Breakers(circuits, self.holds(), self._breaker_of)
+
+    def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
+        """The queue of a task, and the circuit breaker of its policy there."""
+        if queue is None:
+            routed = self.app.amqp.router.route({}, task).get("queue")
+            queue = str(getattr(routed, "name", routed) or self.app.conf.task_default_queue)
+        policy = self.policy_admin().in_force().resolve(queue, task_policies(self.app).get(task))
+        return queue, None if policy is None else policy.circuit_breaker
 
     def demand_run(self) -> DemandRun:
         """Dead-letters messages that operators name."""
@@ -263,7 +281,7 @@ class Assembly:
         )
 
     def notes(self) -> Notes:
-        """Writes and reads notes on groups."""
+        """Writes and reads notes on groups, and sets their states."""
         return Notes(self.backend, self.reading(), self.events)
 
     def exports(self) -> Exports:
@@ -314,11 +332,13 @@ class Assembly:
             StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
         """
         from celery_dlq.contrib import sentry
+        from celery_dlq.worker.circuit_watch import CircuitWatch, Recoveries
         from celery_dlq.worker.demands import Demands
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
         from celery_dlq.worker.holding import Holding
         from celery_dlq.worker.info import worker_info
+        from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
         from celery_dlq.worker.policy_cache import PolicyCache
@@ -346,6 +366,7 @@ class Assembly:
             )
         self.check_exchanges()
         limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
+        used_up = partial(_used_up, policy_cache)
         letter_writer = LetterWriter(
             backend.letters,
             Spool(settings.spool_dir, _shown_place(settings, self.app.conf)),
@@ -354,8 +375,9 @@ class Assembly:
             forget=backend.counter.forget,
             outbox=self.letter_outbox(backend),
             events=self.events,
-            mark=None if settings.sentry == sentry.OFF else self._marker(backend),
+            mark=None if settings.sentry == sentry.OFF else self._marker(backend, used_up),
             counts=measuring.counts,
+            used_up=used_up,
         )
         measuring.gauges = partial(_gauges, letter_writer, hostname)
         sampler = None
@@ -371,6 +393,7 @@ class Assembly:
         holding = Holding(
             policy_cache,
             backend.held,
+            broker=broker_name(self.app),
             most=settings.held_max,
             fit=partial(limit.fit, whole=True),
             clock=self.clock,
@@ -378,6 +401,10 @@ class Assembly:
             pid=pid,
             counts=measuring.counts,
             redaction=self.redaction,
+        )
+        circuits = Circuits(backend, self.events, measuring.counts)
+        watch = CircuitWatch(
+            circuits, backend.circuits, backend.holds, policy_cache, holding, measuring.counts
         )
         demands = Demands(backend.demands, backend.jobs)
         guard = Guard(
@@ -393,15 +420,14 @@ class Assembly:
             sampler=sampler,
             redaction=self.redaction,
             holding=holding,
+            circuits=watch,
             demands=demands,
         )
         sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS
-            sentry.SentryDeduplicator(
-                partial(_keeps, guard), HANDLING.get, instead=instead
-            ).install()
+            sentry.SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
         info = replace(
             worker_info(self.app, settings),
             hostname=hostname,
@@ -410,6 +436,7 @@ class Assembly:
             started_at=self.clock(),
         )
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
+        jobs = guard.jobs = WorkerJobs(self._separate_operations, lambda: policy_cache.policies)
         guard.periodic_tasks.add(
             start_check,
             Heartbeat(
@@ -420,8 +447,11 @@ class Assembly:
                 policy_cache.obey,
                 holding.obey,
                 demands.obey,
+                job_waits=jobs.wake,
             ),
             Releases(holding, self._release_ended),
+            watch,
+            Recoveries(holding, self.clock, self._recover),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
@@ -431,8 +461,16 @@ class Assembly:
 
     def _release_ended(self, stopping: Callable[[], bool]) -> None:
         """Release the messages of holds that ended, in a thread of a worker."""
-        with self._separate_backend() as (backend, operations):
+        with self._separate_backend() as (backend, operations, _counts):
             self._holds(backend, operations).release_ended(stopping)
+
+    def _recover(self, stopping: Callable[[], bool]) -> None:
+        """Send probes and release the messages of circuit breakers, in a thread of a worker."""
+        from celery_dlq.operations.recovery import Recovery
+
+        with self._separate_backend() as (backend, operations, counts):
+            circuits = Circuits(backend, self.events, counts)
+            Recovery(backend, operations, circuits).run(stopping)
 
     def memory_limit(
         self,
@@ -501,8 +539,8 @@ class Assembly:
         from celery_dlq.adopt.letter import Adoption
         from celery_dlq.adopt.sources import source_of
 
-        def adopted(letter: DeadLetter) -> None:
-            self.events.emit(DeadLettered(at=self.clock(), letter=letter))
+        def adopted(letter: DeadLetter, regressed: bool) -> None:  # noqa: FBT001 - one of two
+            self.events.emit(DeadLettered(at=self.clock(), letter=letter, regressed=regressed))
             if progress is not None:
                 progress(1)
 
@@ -571,14 +609,16 @@ class Assembly:
             self._publisher.close()
             self._publisher.backend.close()
 
-    def _marker(self, backend: Backend) -> Callable[[DeadLetter], DeadLetter]:
+    def _marker(
+        self, backend: Backend, used_up: Callable[[DeadLetter], str]
+    ) -> Callable[[DeadLetter], DeadLetter]:
         """A function that marks letters to be reported to Sentry; subscribes the reporter.
 
         Subscribes late, because the app may initialise Sentry after the guard is made.
         """
         from celery_dlq.contrib import sentry
 
-        reporter = sentry.SentryReporter(backend.reports, self.redaction)
+        reporter = sentry.SentryReporter(backend.reports, self.redaction, used_up)
 
         def marked(letter: DeadLetter) -> DeadLetter:
             if sentry.client() is not None:
@@ -631,7 +671,8 @@ def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     """The dead-letter queues that the settings name; others follow from patterns and tasks."""
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
     targets = (target for target in settings.adopt.values() if target is not None)
-    return (name for name in (*named, *targets) if not set(name) & set("*?["))
+    every = (*named, *settings.policies.by_exception, *targets)
+    return (name for name in every if not set(name) & set("*?["))
 
 
 def _shown_place(settings: Settings, conf: Any) -> str:
@@ -676,15 +717,14 @@ def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
             )
 
 
+def _used_up(policy_cache: PolicyCache, letter: DeadLetter) -> str:
+    rule = policy_cache.policies.auto_redrive_of(letter.dead_letter_queue)
+    return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
+
+
 def _is_death(kind: type[Event]) -> bool:
     return kind is DeadLettered
 
 
 def _gauges(letter_writer: LetterWriter, hostname: str) -> WorkerGauges:
     return WorkerGauges(worker=hostname, spool=letter_writer.spooled, waiting=len(letter_writer))
-
-
-def _keeps(guard: Guard, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
-    from celery_dlq.worker.failure import failure_of_exc_info
-
-    return guard.keeps(task, delivery_info, failure_of_exc_info(exc_info, task.throws))

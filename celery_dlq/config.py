@@ -466,13 +466,20 @@ class Settings:
             table: All policies of the app.
 
         Raises:
-            SettingsError: A policy names a dead-letter exchange.
+            SettingsError: A policy names a dead-letter exchange, or automatic redrives.
         """
         if self.store != "broker":
             return
         named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
         named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
         for place, policy in named.items():
+            if policy.auto_redrive:
+                raise SettingsError(
+                    f"expected {place} to have no auto_redrive with dlq_store = 'broker', got "
+                    f"{policy.auto_redrive.to_json()}: to find the letters that are due, all of "
+                    f"its queue would be read each minute. Take dlq_store = 'redis', or redrive "
+                    f"by hand"
+                )
             if policy.dead_letter_exchange is not None:
                 raise SettingsError(
                     f"expected {place} to have no dead_letter_exchange with dlq_store = 'broker', "

@@ -56,9 +56,11 @@ class DeadLettered(Event):
 
     Attributes:
         letter: The letter.
+        regressed: True if its group was resolved until this letter, the first of those after.
     """
 
     letter: DeadLetter
+    regressed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,11 @@ class Action(str, Enum):
     NOTED = "noted"
     HELD = "held"
     RELEASED = "released"
+    RESOLVED = "resolved"
+    MUTED = "muted"
+    REOPENED = "reopened"
+    CIRCUIT_OPENED = "circuit_opened"
+    CIRCUIT_CLOSED = "circuit_closed"
     DEMANDED = "demanded"
     DEMAND_WITHDRAWN = "demand_withdrawn"
 
@@ -98,7 +105,7 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Event):
-    """A person or a policy changed letters or policies, or noted something. ``dlq audit`` shows it.
+    """A person or a policy changed letters, groups or policies. ``dlq audit`` shows it.
 
     Attributes:
         action: What was done.

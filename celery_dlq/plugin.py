@@ -18,6 +18,7 @@ from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.circuits import Breakers
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
@@ -156,6 +157,9 @@ class DeadLetters:
     apart = _of(Assembly.comparison, Comparison.apart)
     note = _of(Assembly.notes, Notes.note)
     notes = _of(Assembly.notes, Notes.notes)
+    resolve = _of(Assembly.notes, Notes.resolve)
+    mute = _of(Assembly.notes, Notes.mute)
+    reopen = _of(Assembly.notes, Notes.reopen)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)
@@ -179,6 +183,9 @@ class DeadLetters:
     hold = _of(Assembly.holds, Holds.hold)
     holds = _of(Assembly.holds, Holds.holds)
     release = _of(Assembly.holds, Holds.release)
+    breakers = _of(Assembly.breakers, Breakers.breakers)
+    open_breaker = _of(Assembly.breakers, Breakers.open_breaker)
+    close_breaker = _of(Assembly.breakers, Breakers.close_breaker)
 
     dead_letter = _of(Assembly.demand_run, DemandRun.dead_letter)
     delayed = _of(Assembly.demand_run, DemandRun.delayed)

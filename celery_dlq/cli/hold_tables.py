@@ -64,3 +64,25 @@ def released(console: Console, hold_id: str, report: RedriveReport) -> None:
             f"  It is {report.state}; `dlq jobs resume {report.redrive_id}` goes on.",
             "red",
         )
+
+
+def breakers(console: Console, found: Sequence[HeldMessages]) -> None:
+    """Circuit breakers that are not closed, a row each."""
+    if not found:
+        say(console, "All circuit breakers are closed.")
+        return
+    rows = table(
+        "Circuit breakers", "!id", "task\nqueue", "!state", ("held", "right"), "probes", "reason"
+    )
+    for one in found:
+        circuit = one.hold.circuit
+        if circuit is not None:
+            rows.add_row(
+                line(one.hold.id, "bold"),
+                two_lines(line(circuit.task), line(circuit.queue)),
+                line(one.state, "red" if one.state == "open" else "yellow"),
+                f"{one.held:,}",
+                f"{circuit.successes} of {circuit.probes}\nevery {circuit.probe_every:g} s",
+                two_lines(line(one.hold.reason), line(one.hold.actor, "dim")),
+            )
+    console.print(rows)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import metrics
-from celery_dlq.backends.base import Clock, QueueSummary, ServerMemory
+from celery_dlq.backends.base import OPEN, Clock, QueueSummary, ServerMemory
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
@@ -18,9 +18,18 @@ from celery_dlq.metrics import Measured, MetricsStore
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    from celery_dlq.operations.holds import HeldMessages
+    from celery_dlq.backends.base import Hold
 
 logger = get_logger("celery_dlq.exporter")
+
+
+class HasHeld(Protocol):
+    """A hold and its number of messages."""
+
+    @property
+    def hold(self) -> Hold: ...  # noqa: D102 - see above
+    @property
+    def held(self) -> int: ...  # noqa: D102
 
 
 class Queues(Protocol):
@@ -32,7 +41,7 @@ class Queues(Protocol):
     def memory(self) -> ServerMemory | None:
         """The memory of Redis; ``None`` if unknown."""
 
-    def holds(self) -> list[HeldMessages]:
+    def holds(self) -> Sequence[HasHeld]:
         """The holds and their numbers of messages."""
 
 
@@ -67,6 +76,11 @@ class Collector:
         yield from _counters(measured)
         yield from _gauges(measured, queues, self._clock())
         yield _gauge(metrics.HELD, [((one.hold.id, one.hold.task), one.held) for one in holds])
+        circuits = [one.hold.circuit for one in holds if one.hold.circuit is not None]
+        yield _gauge(
+            metrics.CIRCUIT,
+            [((one.task, one.queue), 1.0 if one.state == OPEN else 0.5) for one in circuits],
+        )
         share = None if memory is None else memory.share
         yield _gauge(metrics.MEMORY, [] if share is None else [((), share)])
 

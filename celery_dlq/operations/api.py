@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,24 +19,28 @@ from celery_dlq.errors import CorruptLetter, DLQError, NotFound, NotSupported
 from celery_dlq.events import Action, Change, Events, Redriven, on_behalf_of, whoami
 from celery_dlq.filters import LetterFilter
 from celery_dlq.metrics import Measuring
+from celery_dlq.operations.auto_redrive import AutoRedrives, Due
 from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.dry_run import Check, DryRun, Targets, dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited
 from celery_dlq.operations.job import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
-from celery_dlq.operations.jobs import JobRun, Jobs
+from celery_dlq.operations.jobs import CancelledError, JobRun, Jobs
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing, released
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.preview import Preview, dry_run_of
+from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
-from celery_dlq.operations.redrive import Redriver, died_again, first_failures
+from celery_dlq.operations.redrive import Loss, Redriver, died_again, first_failures
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.redaction.masking import Redaction
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _PREVIEW_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 _REDRIVES = ("redrive", "edit")
 _PLANNED = (*_REDRIVES, "discard", "purge")
 _ACTIONS = {
@@ -77,6 +84,7 @@ class Operations:
         self._settings = settings
         self._store = backend.letters
         self._held = backend.held
+        self._holds = backend.holds
         self._registry = backend.workers
         self._jobs = Jobs(backend.jobs)
         self._successes = backend.jobs.succeeded
@@ -422,17 +430,22 @@ class Operations:
         finally:
             self._store.done()  # who runs it needs the queue
 
-    def start(self, job_id: str) -> Job:
-        """Let a plan wait for a process that runs jobs; see `DeadLetters.runner`.
+    def start(self, job_id: str, *, at: datetime | None = None) -> Job:
+        """Let a plan wait for a process that runs jobs: a worker, `dlq web`, or your own.
 
-        Whoever calls it second, or clicks twice, gets the same job.
+        Whoever calls it second, or clicks twice, gets the same job. What would be lost is looked
+        for again when it is run.
+
+        Args:
+            job_id: The plan.
+            at: Aware time, by the store's clock, before which it is not run; ``None`` for none.
 
         Raises:
             NotFound: The job does not exist.
-            DLQError: The plan has expired.
+            DLQError: The plan has expired, or the time is past.
             RedriveError: All its messages would be lost, and it was made without ``force``.
         """
-        return self._jobs.start(job_id, _refuse_lost)
+        return self._jobs.start(job_id, _refuse_lost, at)
 
     def edited_arguments(self, job_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """``args`` and ``kwargs`` of a letter before and after an edit that is planned.
@@ -455,7 +468,25 @@ class Operations:
 
     def new_release(self, hold_id: str, options: Mapping[str, Any]) -> JobRun:
         """Make a job that releases held messages; for `Holds`, which says which ones."""
-        return self._jobs.new("release", hold_id, where={}, options=options, until=None, total=None)
+        return self._jobs.new(
+            "release",
+            hold_id,
+            where={},
+            options=options,
+            until=None,
+            total=None,
+            broker=self._broker(),
+        )
+
+    def release_probe(self, hold_id: str, marker: str) -> int:
+        """Release the oldest message of a circuit breaker's hold; return how many were (0 or 1).
+
+        Not listed as a job: there is one every few seconds for as long as it is open.
+        """
+        options = {"limit": 1, "marker": marker}
+        run = self._jobs.unlisted("release", hold_id, options=options)
+        report = self._release(run, None, None)
+        return report.published + report.finished
 
     def run_release(
         self, run: JobRun, progress: Progress | None = None, scanned: Progress | None = None
@@ -541,13 +572,44 @@ class Operations:
         Returns:
             The job as it ended; ``None`` if none waits.
         """
-        run = self._jobs.next_run(_ACTIONS)
+        run = self._jobs.next_run(self._may_run)
         if run is None:
             return None
         run.stopping = stopping
         with on_behalf_of(run.job.actor):
             self._run(run)
         return run.job
+
+    def redrive_due(
+        self, table: PolicyTable, stopping: Callable[[], bool]
+    ) -> Generator[Job, None, None]:
+        """Redrive what is due by the policy key ``auto_redrive``; yields each job when it ended.
+
+        Args:
+            table: The policies in force.
+            stopping: As for `run_next`.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+
+        def new_job(queue: str, options: Mapping[str, Any]) -> JobRun:
+            return self._new_job("redrive", queue, LetterFilter(), options)
+
+        due = AutoRedrives(self._store, self._jobs, new_job, self._run)
+        return due.due(table.auto_redrive_of, stopping)
+
+    def _may_run(self, job: Job) -> bool:
+        """False for a job of a later version, of another broker, or with a file elsewhere."""
+        return (
+            job.kind in _ACTIONS
+            and job.broker in ("", self._broker())
+            and ("export_path" not in job.options or job.host == socket.gethostname())
+        )
+
+    def _broker(self) -> str:
+        """The broker of this process, as a job names it: two hosts may call it differently."""
+        return broker_name(self._app)
 
     def changes(self, limit: int = 100) -> list[Change]:
         """The audit, newest first: who changed what; the newest 10,000 changes are kept."""
@@ -574,7 +636,7 @@ class Operations:
             self._app,
             self._store,
             self._clock,
-            dead_letter_queue_of=self._dead_letter_queue_of,
+            counted_in=self._policies.counted_in,
             confirmed=self._redriven,
         )
 
@@ -633,6 +695,8 @@ class Operations:
             edit = edit or Edit.from_text(job.change)
             transform = self._edited(edit)
         options = RedriveOptions.from_json(job.options)
+        if "due" in job.options and not self._policies.in_force().auto_redrive_of(job.queue):
+            raise DLQError("the policy of the queue has no auto_redrive any more")
         report = self._redriver().redrive(
             run,
             where,
@@ -640,6 +704,7 @@ class Operations:
             canary=Canary.from_json(job.options.get("canary")),
             transform=transform,
             loss=None if options.force else self._loss(options.to_queue),
+            due=Due.from_json(job.options.get("due")),
             progress=progress,
             scanned=scanned,
         )
@@ -657,14 +722,33 @@ class Operations:
     def _release(
         self, run: JobRun, progress: Progress | None, scanned: Progress | None
     ) -> RedriveReport:
-        return Redriver(self._app, self._held, self._clock, message_of=released).redrive(
+        marker, loss = str(run.job.options.get("marker", "")), self._loss(None)
+        if marker:
+            loss = self._while_admitted(run.job.queue, marker, loss)
+        message_of = partial(released, marker=marker)
+        return Redriver(self._app, self._held, self._clock, message_of=message_of).redrive(
             run,
             LetterFilter(),
             RedriveOptions.from_json(run.job.options),
-            loss=self._loss(None),
+            loss=loss,
             progress=progress,
             scanned=scanned,
         )
+
+    def _while_admitted(self, hold_id: str, marker: str, loss: Loss) -> Loss:
+        """End a release once its circuit breaker opens again: workers would hold the messages."""
+        looked_at = float("-inf")
+
+        def checked(found: RawEntry) -> str:
+            nonlocal looked_at
+            if time.monotonic() - looked_at > _LOOK_SECONDS:
+                looked_at, now = time.monotonic(), self._holds.now()
+                for hold in self._holds.all():
+                    if hold.id == hold_id and hold.in_force(now) and not hold.admits(marker):
+                        raise CancelledError
+            return loss(found)
+
+        return checked
 
     def _discard(
         self,
@@ -761,6 +845,7 @@ class Operations:
             until=self._store.last_position(queue),
             total=total,
             change=change,
+            broker=self._broker() if kind in _REDRIVES else "",
         )
 
     def _ended(self, run: JobRun, report: RedriveReport | DiscardReport, action: Action) -> None:
@@ -798,9 +883,6 @@ class Operations:
         )
         self._registry.record(change)
         self._events.emit(change)
-
-    def _dead_letter_queue_of(self, queue: str) -> str:
-        return self._settings.policies.dead_letter_queue_of(queue)
 
     def _targets(self, to_queue: str | None) -> Targets:
         """The queues and tasks of a redrive."""

@@ -45,8 +45,9 @@ class HeldMessages:
 
     Attributes:
         hold: The hold.
-        state: ``holding``; ``full``: it has ``dlq_held_max`` messages, and workers do not consume
-            the queues of the next ones; ``ended``: it takes no more.
+        state: ``holding``; of a circuit breaker ``open`` or ``releasing``; ``full``: it has
+            ``dlq_held_max`` messages, and workers do not consume the queues of the next ones;
+            ``ended``: it takes no more.
         held: Number of its messages.
         oldest_at: When it took the oldest of them.
     """
@@ -73,6 +74,7 @@ class Holds:
         most: The setting ``dlq_held_max``.
         tasks: Returns the tasks that the app knows.
         queues: Returns the queues that it knows.
+        broker: Returns the name of its broker.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Holds:
         most: int,
         tasks: Names,
         queues: Names,
+        broker: Callable[[], str],
     ) -> None:
         self._store = backend.holds
         self._held = backend.held
@@ -94,6 +97,7 @@ class Holds:
         self._most = most
         self._tasks = tasks
         self._queues = queues
+        self._broker = broker
 
     def hold(
         self,
@@ -141,6 +145,7 @@ class Holds:
             until=None if span is None else now + span,
             reason=shortened(one_line(reason.strip()), _MAX_REASON_CHARS),
             actor=whoami(),
+            broker=self._broker(),
         )
         self._store.replace(None, hold)
         self.record(Action.HELD, hold)
@@ -187,6 +192,13 @@ class Holds:
         """
         options = RedriveOptions(rate=rate, limit=limit).to_json()
         hold = self._get(hold_id)
+        if not self._is_ours(hold):
+            raise DLQError(
+                f"expected a hold of the broker {self._broker()!r}, got {hold_id} of "
+                f"{hold.broker!r}; release it by an app that uses that broker"
+            )
+        if hold.circuit is not None:
+            options["marker"] = hold.marker
         job = self._job(hold)
         if job is not None and job.state == RUNNING:
             raise DLQError(
@@ -211,7 +223,9 @@ class Holds:
         for hold in self._store.all():
             if stopping():
                 return
-            if hold.until is None or hold.until + 2 * NOTICED > now or not self._count(hold):
+            if hold.until is None or hold.until + 2 * NOTICED > now or not self._is_ours(hold):
+                continue
+            if not self._count(hold):
                 continue
             with on_behalf_of(hold.actor):
                 run = self._next_run(hold, now)
@@ -254,9 +268,13 @@ class Holds:
 
     def _seen(self, hold: Hold, queue: QueueSummary | None, now: datetime) -> HeldMessages:
         held = queue.letters if queue else 0
-        state = "ended" if not hold.in_force(now) else "full" if held >= self._most else "holding"
+        state = "holding" if hold.circuit is None else hold.circuit.state
+        state = "ended" if not hold.in_force(now) else "full" if held >= self._most else state
         oldest_at = queue.oldest_at if queue else None
         return HeldMessages(hold=hold, state=state, held=held, oldest_at=oldest_at)
+
+    def _is_ours(self, hold: Hold) -> bool:
+        return hold.broker in ("", self._broker())
 
     def _count(self, hold: Hold) -> int:
         return self._held.length(hold.id)

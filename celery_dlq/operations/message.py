@@ -64,6 +64,7 @@ class RedriveOptions:
         keep_count: Count earlier deliveries: a message is executed once more, then as often
             as its ``max_deliveries`` has left.
         force: Publish also what would be lost.
+        growing: Publish one letter in the first second, and twice as many in each later one.
     """
 
     rate: float | None = None
@@ -73,6 +74,7 @@ class RedriveOptions:
     new_id: bool = False
     keep_count: bool = False
     force: bool = False
+    growing: bool = False
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < float("inf"):
@@ -181,9 +183,21 @@ def outgoing(
 
 
 def released(
-    found: RawEntry, options: RedriveOptions, *, redrive_id: str, now: datetime
+    found: RawEntry,
+    options: RedriveOptions,
+    *,
+    redrive_id: str,
+    now: datetime,
+    marker: str = "",
 ) -> Outgoing:
     """The message of a held entry, as it came; one marker names the hold.
+
+    Args:
+        found: The entry.
+        options: Not used, like the others: those of a redrive.
+        redrive_id: Not used.
+        now: Not used.
+        marker: The marker, if it is not the id of the hold.
 
     Raises:
         CorruptLetter: The entry cannot be read.
@@ -196,7 +210,7 @@ def released(
         headers, _tagged = _json(_text(raw, b"headers", "{}"))
         for name in [n for n in headers if n == "redelivered" or n.startswith(_STALE_PREFIXES)]:
             del headers[name]
-        headers[HOLD_HEADER] = _text(raw, b"dead_letter_queue")
+        headers[HOLD_HEADER] = marker or _text(raw, b"dead_letter_queue")
         redrives, properties = int(raw.get(b"redrives", b"0")), _properties(raw)
     except (LookupError, ValueError, TypeError, AttributeError) as exc:
         raise CorruptLetter(f"the message at {found.position} cannot be read: {exc!r}") from exc

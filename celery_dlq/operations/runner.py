@@ -78,22 +78,23 @@ class Runner:
     def _work(self) -> None:
         with self._make() as operations:
             while not self._closing.is_set():
-                if not self._run(operations):
+                if not run_next(operations, self._closing.is_set):
                     self._wake.acquire(timeout=_POLL_SECONDS)
 
-    def _run(self, operations: RunsJobs) -> bool:
-        """Run one job, whose note gets its error; false to wait before the next one."""
-        try:
-            job = operations.run_next(self._closing.is_set)
-        except StoreUnavailable as exc:
-            logger.warning("Cannot run jobs until the store answers: %s", exc)
-        except DLQError as exc:
-            logger.warning("A job failed: %s", exc)
-        except Exception:
-            logger.exception("A job failed")
-        else:
-            if job is not None:
-                said = "waits for the next process" if job.state == WAITING else f"is {job.state}"
-                logger.info("Job %s, a %s of %s, %s", job.id, job.kind, job.queue, said)
-            return job is not None
-        return False
+
+def run_next(operations: RunsJobs, stopping: Callable[[], bool]) -> bool:
+    """Run one job, whose note gets its error; false to wait before the next one."""
+    try:
+        job = operations.run_next(stopping)
+    except StoreUnavailable as exc:
+        logger.warning("Cannot run jobs until the store answers: %s", exc)
+    except DLQError as exc:
+        logger.warning("A job failed: %s", exc)
+    except Exception:
+        logger.exception("A job failed")
+    else:
+        if job is not None:
+            said = "waits for the next process" if job.state == WAITING else f"is {job.state}"
+            logger.info("Job %s, a %s of %s, %s", job.id, job.kind, job.queue, said)
+        return job is not None
+    return False

@@ -85,6 +85,7 @@ class Request:
         scheme: ``http`` or ``https``, as the browser sees it.
         client: Address of the browser, or of the last proxy that is not trusted.
         proxied: True if a trusted proxy passed the request on.
+        home: Link back to the application, where it differs from request to request.
         raw: The adapter's own request.
     """
 
@@ -97,6 +98,7 @@ class Request:
     scheme: str = "http"
     client: str = ""
     proxied: bool = False
+    home: str = ""
     raw: Any = None
 
     @property
@@ -128,7 +130,8 @@ class Request:
     def value(self, name: str, default: str = "") -> str:
         """The last value of a field of the form, or else of the URL."""
         found = self.form.get(name) or self.query.get(name)
-        return found[-1] if found else default
+        # Browsers send the lines of a text so.
+        return found[-1].replace("\r\n", "\n") if found else default
 
 
 Access = Callable[[Request], User | None]

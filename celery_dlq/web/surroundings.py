@@ -44,8 +44,9 @@ class Surroundings:
         policies: dict[str, str] = {}
         for view in report.views:
             if view.task is None:
-                sources[view.dead_letter_queue].append(view.queue)
-                policies.setdefault(view.dead_letter_queue, _line(view))
+                for name in view.dead_letter_queues:
+                    sources[name].append(view.queue)
+                    policies.setdefault(name, _line(view))
         problems, memory = list(report.warnings), None
         with suppress(NotSupported):
             check = dlq.memory_check()

@@ -14,6 +14,7 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from celery_dlq.errors import DLQError
+from celery_dlq.events import DeadLettered
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.frames import read_ahead
 from celery_dlq.worker.amqp_properties import read_leniently
@@ -21,8 +22,10 @@ from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, starts_he
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.held_back import HeldBack
+from celery_dlq.worker.jobs import WorkerJobs
 from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.worker.task_events import TaskEvents
 
 logger = get_logger("celery_dlq.worker")
 
@@ -76,6 +79,7 @@ class GuardStep(bootsteps.StartStopStep):
 
     def _close(self, **_: Any) -> None:
         """Close the guard when the pool is gone, so that the last outcomes are written too."""
+        _quietly(self.guard.exceptions.close)
         _quietly(self.guard.close)
 
 
@@ -94,6 +98,9 @@ class TickStep(bootsteps.StartStopStep):
         if self._fetch is not None:
             self._fetch.watch(consumer)
         worker.dead_letter_tasks.watch(consumer)
+        self._events = assembly_of(worker.app).events
+        self._task_events = TaskEvents(consumer)
+        self._events.subscribe(self._task_events, lambda kind: kind is DeadLettered)
 
     def start(self, consumer: Any) -> None:
         """Tick with the consumer's timer; called again after a lost connection."""
@@ -135,6 +142,7 @@ class TickStep(bootsteps.StartStopStep):
         guard = consumer.controller.dead_letter_guard
         _quietly(guard.pool_is_gone)
         _quietly(guard.close)
+        self._events.unsubscribe(self._task_events)
         if self._fetch is not None:
             _quietly(self._fetch.close)
 
@@ -182,6 +190,25 @@ class ThreadStep(bootsteps.StartStopStep):
             self._thread = None
 
     terminate = stop
+
+
+class JobStep(ThreadStep):
+    """Worker bootstep: run the jobs that wait, and the automatic redrives."""
+
+    thread_name = "dlq-jobs"
+
+    def prepare(self, worker: Any) -> bool:
+        """Return True if this worker can run jobs."""
+        self._jobs: WorkerJobs = worker.dead_letter_guard.jobs
+        return self._jobs is not None
+
+    def run(self, stop: threading.Event) -> None:
+        """Run jobs until the event is set."""
+        self._jobs.run(stop)
+
+    def wake(self) -> None:
+        """Let `run` see the event."""
+        self._jobs.end()
 
 
 class RetryLater:
@@ -253,6 +280,8 @@ class TaskGuard:
                 )
                 self._classes[kind] = self._classes[made, kind[1]] = made
             task.Request = made
+            if task is not app.Task:
+                self._guard.exceptions.install(task)
 
     def watch(self, consumer: Any) -> None:
         """Guard newly registered tasks whenever the consumer updates its strategies.

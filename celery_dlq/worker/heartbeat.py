@@ -46,6 +46,7 @@ class Heartbeat:
             change or one ends.
         obey_demands: Called with the demands in force whenever there are new ones.
         clock: Returns monotonic seconds.
+        job_waits: Called while a job waits to be run.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Heartbeat:
         obey_holds: ObeyHolds,
         obey_demands: ObeyDemands,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        job_waits: Callable[[], object] = bool,
     ) -> None:
         self._registry = registry
         self._info = info
@@ -67,6 +70,7 @@ class Heartbeat:
         self._obey_holds = obey_holds
         self._obey_demands = obey_demands
         self._clock = clock
+        self._job_waits = job_waits
         self._ticks = 0
         self._revision = 0
         self._next_end: float | None = None
@@ -91,7 +95,9 @@ class Heartbeat:
             logger.debug("This worker stays registered until its heartbeat expires: %s", exc)
 
     def _alive(self) -> None:
-        known, revision = self._registry.heartbeat(self._info.hostname)
+        known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
+        if job_waits:
+            self._job_waits()
         if not known:
             self._registry.register(self._info)
         if revision != self._revision or self._over():

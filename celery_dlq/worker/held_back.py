@@ -50,7 +50,7 @@ class HeldBack:
         for _request, held in requests:
             if held.queue not in self._stopped:
                 self._stop(consumer, held)
-        # The last one first: Redis puts each at the head of its queue.
+        # The last one first: each goes to the head of its queue.
         for request, _held in reversed(requests):
             request.dlq_give_back()
         for queue, hold in list(self._stopped.items()):

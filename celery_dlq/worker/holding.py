@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
 from celery_dlq.backends.base import Clock, DeadLetterStore, Hold, MessageKey
@@ -15,7 +15,7 @@ from celery_dlq.letters import conditions
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import HELD_MESSAGES, STORE_ERRORS, Counts
 from celery_dlq.policies.decisions import Die
-from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.record import DeadLetter, Reason, letter_id
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured
 from celery_dlq.worker.letter import Death, letter_of
@@ -50,6 +50,7 @@ class Holding:
     Args:
         policies: Knows the queue of a message.
         store: Keeps held messages.
+        broker: The name of the broker; holds of others are ignored.
         most: About how many messages a hold takes.
         fit: Raises `MemoryLimitReached` if the store has no room for an entry.
         clock: Returns the current time, aware UTC.
@@ -61,6 +62,7 @@ class Holding:
     Attributes:
         holds: Those in force; mostly empty, and then nothing else here is called.
         ended: Those that ended and are not forgotten.
+        ahead: The store's clock minus this one's.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Holding:
         policies: PolicyCache,
         store: DeadLetterStore,
         *,
+        broker: str,
         most: int,
         fit: Callable[[DeadLetter], DeadLetter],
         clock: Clock,
@@ -78,6 +81,7 @@ class Holding:
     ) -> None:
         self._policies = policies
         self._store = store
+        self._broker = broker
         self._most = most
         self._fit = fit
         self._clock = clock
@@ -88,6 +92,7 @@ class Holding:
         self._lengths: dict[str, tuple[float, int]] = {}
         self.holds: tuple[Hold, ...] = ()
         self.ended: tuple[Hold, ...] = ()
+        self.ahead = timedelta(0)
 
     def obey(self, holds: Sequence[Hold], now: datetime) -> None:
         """Apply the holds of the app, in place of those before.
@@ -97,8 +102,10 @@ class Holding:
             now: The present by the clock of the store.
         """
         before = {hold.id for hold in self.holds}
-        self.ended = tuple(hold for hold in holds if not hold.in_force(now))
-        self.holds = tuple(hold for hold in holds if hold.in_force(now))
+        self.ahead = now - self._clock()
+        ours = [hold for hold in holds if hold.broker in ("", self._broker)]
+        self.ended = tuple(hold for hold in ours if not hold.in_force(now))
+        self.holds = tuple(hold for hold in ours if hold.in_force(now))
         self._lengths.clear()
         for hold in self.holds:
             if hold.id not in before:
@@ -128,7 +135,7 @@ class Holding:
         try:
             if not self.has_room(hold):
                 return Held(hold, resolved.queue, stored=False)
-            self._put(hold, message, resolved)
+            self._put(hold, message, resolved, request.request_dict.get(HOLD_HEADER))
         except MemoryLimitReached:
             return Held(hold, resolved.queue, stored=False)
         except StoreUnavailable as exc:
@@ -152,8 +159,8 @@ class Holding:
         now = time.monotonic()
         counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
         if now - counted_at > _COUNTED_SECONDS:
-            counted_at, length = now, self._store.length(hold.id)
-        self._lengths[hold.id] = counted_at, length + 1
+            length = self._store.length(hold.id)
+            self._lengths[hold.id] = now, length
         return length < self._most
 
     def _match(
@@ -162,7 +169,7 @@ class Holding:
         released, message = request.request_dict.get(HOLD_HEADER), None
         for hold in self.holds:
             if (
-                hold.id != released
+                not hold.admits(released)
                 and fnmatchcase(request.task.name, hold.task)
                 and fnmatchcase(queue, hold.queue)
             ):
@@ -171,7 +178,9 @@ class Holding:
                     return hold, message
         return None, None
 
-    def _put(self, hold: Hold, message: Message, resolved: ResolvedPolicy) -> None:
+    def _put(
+        self, hold: Hold, message: Message, resolved: ResolvedPolicy, released: object
+    ) -> None:
         key = MessageKey(
             dead_letter_queue=hold.id,
             task_id=message.task_id,
@@ -193,7 +202,14 @@ class Holding:
             release=None,
             redaction=self._redaction,
         )
-        self._store.dead_letter(self._fit(letter_of(facts)), key)
+        letter = letter_of(facts)
+        if hold.circuit is not None and released is not None:
+            # Held once more: the entry of the first time may not be removed yet.
+            others = (key.task_id, key.retries, key.redrives, key.nesting)
+            letter = replace(letter, id=letter_id(str(released), *others))
+        self._store.dead_letter(self._fit(letter), key)
+        counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
+        self._lengths[hold.id] = counted_at, length + 1
 
 
 def _meets(texts: tuple[str, ...], message: Message) -> bool:

@@ -11,9 +11,6 @@ from celery_dlq.worker.holding import Holding
 
 logger = get_logger("celery_dlq.worker")
 
-TICKS = 5
-"""Seconds between two looks at holds that have ended."""
-
 _STOP_SECONDS = 5.0
 
 
@@ -25,6 +22,9 @@ class Releases:
         release: Releases their messages; asks whether the worker is stopping.
     """
 
+    ticks = 5  # seconds between two looks
+    thread_name = "dlq-releases"
+
     def __init__(self, holding: Holding, release: Callable[[Callable[[], bool]], None]) -> None:
         self._holding = holding
         self._release = release
@@ -35,10 +35,14 @@ class Releases:
     def tick(self) -> None:
         """Start the thread every few seconds, if there is something to release."""
         self._ticks += 1
-        if not self._holding.ended or self._ticks % TICKS or self._works():
+        if self._ticks % self.ticks or not self.is_due() or self._works():
             return
-        self._thread = threading.Thread(target=self._run, name="dlq-releases", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.thread_name, daemon=True)
         self._thread.start()
+
+    def is_due(self) -> bool:
+        """True if there is something to release."""
+        return bool(self._holding.ended)
 
     def close(self) -> None:
         """Stop after the current batch; another worker goes on."""

@@ -242,7 +242,7 @@ class DeadLetterRequest(_Base):
             raise TaskRevokedError(self.id)
         if is_closed(pool):
             return execute()  # the pool drops it, so it is not counted
-        if not self.dlq_starts_here and not self.dlq_begin():
+        if not self._dlq_may_be_dispatched():
             raise TaskRevokedError(self.id)
         try:
             job = execute()
@@ -258,13 +258,20 @@ class DeadLetterRequest(_Base):
             self.dlq_guard.dispatched(self, job, dropped=job is None and is_closed(pool))
         return job
 
+    def _dlq_may_be_dispatched(self) -> bool:
+        """Count the start, unless the pool does so in the thread that runs the task."""
+        if not self.dlq_starts_here:
+            return self.dlq_begin()
+        # Held here already, in order: threads would mix it up.
+        return not self.dlq_guard.holding.holds or self._dlq_may_start()
+
     def dlq_execute_if_ours(self, execute: Callable[[], Any]) -> Any:
         """Hand a task that is not counted to the pool, unless another worker owns its message."""
-        if not self.dlq_starts_here:
-            if self.dlq_guard.holding.holds and self._dlq_is_revoked():
-                raise TaskRevokedError(self.id)
-            if not self._dlq_may_start():
-                raise TaskRevokedError(self.id)
+        holds = self.dlq_guard.holding.holds
+        if holds and self._dlq_is_revoked():
+            raise TaskRevokedError(self.id)
+        if (holds or not self.dlq_starts_here) and not self._dlq_may_start():
+            raise TaskRevokedError(self.id)
         try:
             return execute()
         except NotStartedError as exc:
@@ -311,22 +318,24 @@ class DeadLetterRequest(_Base):
         guard = self.dlq_guard
         if guard.demands.known and self._dlq_is_demanded():
             return False
-        if not guard.holding.holds:  # every task pays for this
-            return True
+        return not (guard.holding.holds and self._dlq_is_held())  # every task pays
+
+    def _dlq_is_held(self) -> bool:
+        """Put the message into the queue of a hold, if it matches one."""
         try:
-            held = guard.holding.take(self)
+            held = self.dlq_guard.holding.take(self)
         except Exception:
-            guard.failed("hold")
+            self.dlq_guard.failed("hold")
             logger.exception("Task %s is not held, it runs", self.id)
-            return True
+            return False
         if held is None:
-            return True
+            return False
         if held.stored:
             self.dlq_move(_S.DONE)
             self._dlq_discard()
         else:
             self.dlq_held_back(self, held)
-        return False
+        return True
 
     def _dlq_is_demanded(self, failure: Failure | None = None) -> bool:
         """Dead-letter the message if an operator wants it; return True if that was done."""
@@ -374,10 +383,14 @@ class DeadLetterRequest(_Base):
         return False
 
     def dlq_give_back(self) -> None:
-        """Return a message to its queue: its hold is full."""
+        """Return a message to the head of its queue, if the broker can: its hold is full."""
         self.dlq_move(_S.DONE)
         task_ready(self)
-        super().reject(requeue=True)
+        put_first = getattr(getattr(self.message.channel, "qos", None), "put_first", None)
+        if put_first is not None and put_first(self.message.delivery_tag):
+            self.acknowledged = True
+        else:
+            super().reject(requeue=True)
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""

@@ -101,6 +101,17 @@ def healthy(key: str) -> str:
     return key
 
 
+@app.task
+def calls_downstream(key: str) -> str:
+    """Fail while the test says that another service is away."""
+    trace("ran", key)
+    with redis.Redis.from_url(f"{URL}/2") as client:
+        if client.exists("outage"):
+            raise ConnectionError("the service is away")
+        client.rpush("succeeded", key)
+    return key
+
+
 @app.task(rate_limit="1/h")
 def limited(key: str) -> str:
     trace("ran", key)

@@ -42,9 +42,11 @@ BRINGS = {
         *("starlette", "uvicorn", "itsdangerous"),
     },
     "web": {"starlette", "uvicorn", "jinja2", "itsdangerous"},
+    "django": {"django", "jinja2", "itsdangerous"},
 }
 OPTIONAL = {"pyarrow", "sentry_sdk", "prometheus_client", "pyspark", "matplotlib", "pytest"}
 OPTIONAL |= {"starlette", "uvicorn", "jinja2", "markupsafe", "itsdangerous", "anyio"}
+OPTIONAL |= {"django"}
 OPTIONAL |= {"botocore"}  # comes with kombu[sqs], without which no app has that broker
 
 IMPORT_ALL = """
@@ -52,8 +54,8 @@ import importlib, pkgutil, celery_dlq
 from celery_dlq.errors import MissingExtra
 missing = set()
 for module in pkgutil.walk_packages(celery_dlq.__path__, "celery_dlq.", onerror=lambda _: None):
-    if module.name == "celery_dlq.__main__":
-        continue
+    if module.name.endswith((".__main__", "django.models", "django.admin")):
+        continue  # Django's need a project; USE has one
     try:
         importlib.import_module(module.name)
     except MissingExtra as exc:
@@ -81,6 +83,22 @@ while todo:
                 todo.append(found)
 installed = {canonicalize_name(found.metadata["Name"]) for found in distributions()}
 print(*sorted(installed - needed - {"pip", "setuptools", "celery-dlq"}))
+"""
+
+
+DJANGO_PAGE = """
+import os, re
+os.environ["DJANGO_SETTINGS_MODULE"] = "proj.settings"
+import django
+django.setup()
+from django.contrib.auth.models import User
+from django.test import Client
+client = Client(headers={"host": "localhost"})
+client.force_login(User.objects.create_superuser("root"))
+page = client.get("/admin/celery_dlq/deadletters/").content.decode()
+for path in re.findall(r'(?:href|src)="(/[^"]+/static/[^"]+)"', page):
+    assert client.get(path).status_code == 200, path
+print(page)
 """
 
 
@@ -231,6 +249,17 @@ def use_web(python: Path, folder: Path, url: str) -> None:
         process.wait(30)
 
 
+def use_django(python: Path, folder: Path, url: str) -> None:
+    """The example's project serves the pages' files below its admin, and makes the permissions."""
+    place = folder / "django"
+    shutil.copytree(EXAMPLES / "django", place, ignore=shutil.ignore_patterns("__pycache__"))
+    run(str(python), "manage.py", "check", "--fail-level", "WARNING", cwd=place)
+    said = run(str(python), "manage.py", "migrate", cwd=place)
+    expect("Applying celery_dlq.0001_initial" in said, f"our migration, got {said}")
+    said = run(str(python), "-c", DJANGO_PAGE, cwd=place, SHOP_REDIS=url)
+    expect("Dead-letter queues" in said, f"the first page, got {said}")
+
+
 def use_demo(python: Path, folder: Path, _url: str) -> None:
     """The README's second command."""
     run(str(python.parent / "celery-dlq"), "demo", "--folder", str(folder / "demo"), cwd=folder)
@@ -242,6 +271,7 @@ USE: dict[str, Callable[[Path, Path, str], None]] = {
     "sentry": use_sentry,
     "prometheus": use_prometheus,
     "web": use_web,
+    "django": use_django,
     "spark": use_spark,
     "demo": use_demo,
 }

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any, Protocol
 
+from celery_dlq.backends.base.circuits import Circuit
 from celery_dlq.record import from_micros, iso, to_micros
 
 MOST_HOLDS = 100
@@ -28,7 +29,10 @@ class Hold:
         until: Its end, by the store's clock; ``None`` while nobody knows.
         reason: Why, for people.
         actor: Who made it.
+        broker: The broker whose messages it holds, as in `celery_dlq.operations.job.Job`; workers
+            of another one ignore it. Empty for any.
         job: Id of the job that releases its messages once it has ended; ``None`` before.
+        circuit: The circuit breaker that made it; ``None`` if a person did.
     """
 
     id: str
@@ -39,11 +43,32 @@ class Hold:
     until: datetime | None = None
     reason: str = ""
     actor: str = ""
+    broker: str = ""
     job: str | None = None
+    circuit: Circuit | None = None
 
     def in_force(self, now: datetime) -> bool:
         """True before its end."""
         return self.until is None or now < self.until
+
+    @property
+    def marker(self) -> str:
+        """The header of the messages that are released from it now."""
+        return self.id if self.circuit is None else f"{self.id}.{self.circuit.opened_at}"
+
+    def admits(self, marker: object) -> bool:
+        """True for a message that was released from it: it runs.
+
+        Not so if a circuit breaker has opened again since: the message is held once more.
+        """
+        if self.circuit is None or not isinstance(marker, str):
+            return marker == self.id
+        hold_id, _, opened_at = marker.rpartition(".")
+        return (
+            hold_id == self.id
+            and opened_at.isdecimal()
+            and int(opened_at[:20]) >= self.circuit.opened_at
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
@@ -63,6 +88,10 @@ class Hold:
         for name in _TIMES:
             if known.get(name) is not None:
                 known[name] = from_micros(int(known[name]))
+        if known.get("circuit") is not None:
+            names = {f.name for f in fields(Circuit)}
+            circuit = {name: one for name, one in known["circuit"].items() if name in names}
+            known["circuit"] = Circuit(**circuit)
         return cls(**{**known, "where": tuple(known.get("where", ()))})
 
 

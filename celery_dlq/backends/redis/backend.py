@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_dlq.backends.base import DeadLetterStore, ServerMemory
 from celery_dlq.backends.redis.address import Address
+from celery_dlq.backends.redis.circuits import RedisCircuits
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.demands import RedisDemands
@@ -134,6 +135,11 @@ class RedisBackend:
     def holds(self) -> RedisHolds:
         """Holds: which messages are not executed for now."""
         return RedisHolds(self.client, self.url, self.keys)
+
+    @cached_property
+    def circuits(self) -> RedisCircuits:
+        """Counts how executions ended, for circuit breakers."""
+        return RedisCircuits(self.client, self.url, self.keys, self.connection)
 
     @cached_property
     def held(self) -> DeadLetterStore:

@@ -53,6 +53,10 @@ class Keys:
         """HASH: hold id to the hold, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:holds"
 
+    def ends_of_task(self, task: str, queue: str) -> str:
+        """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""
+        return f"{self.prefix}:{{app}}:ends_of_task:{spelled(queue)}:{spelled(task)}"
+
     def changes(self) -> str:
         """STREAM: the audit log; bounded."""
         return f"{self.prefix}:{{app}}:changes"
@@ -80,6 +84,10 @@ class Keys:
     def jobs(self) -> str:
         """HASH: job id to its state, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:jobs"
+
+    def waiting_jobs(self) -> str:
+        """ZSET: ids of jobs that wait, by when they may start (milliseconds)."""
+        return f"{self.prefix}:{{app}}:waiting_jobs"
 
     def cancel_requests(self) -> str:
         """HASH: job id to ``cancel``; bounded like jobs."""
@@ -114,8 +122,17 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:notes"
 
     def noted(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints with notes, by when they last had a note or were seen with letters."""
+        """ZSET: fingerprints with notes or a state, by when they last got one or had letters."""
         return f"{self._of(dead_letter_queue)}:noted"
+
+    def states(self, dead_letter_queue: str) -> str:
+        """HASH: fingerprint to the state of its group; kept like notes. Without one: open.
+
+        ``muted|until in milliseconds, or nothing|||JSON``, ``resolved|release, or
+        nothing|releases before|microseconds|JSON`` or ``regressed|microseconds|release|letter
+        id|JSON of the resolution``.
+        """
+        return f"{self._of(dead_letter_queue)}:states"
 
     def arrivals(self, dead_letter_queue: str) -> str:
         """HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."""

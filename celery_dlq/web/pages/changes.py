@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
+from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError
-from celery_dlq.web.pages.common import filter_of, query_of
+from celery_dlq.web.pages.common import filter_of, json_text, outlined, query_of
+from celery_dlq.web.pages.letters import gone
 
 if TYPE_CHECKING:
     from celery_dlq.web.http import Response
@@ -76,7 +78,10 @@ def _planned(call: Call, kind: str, options: dict[str, Any]) -> Response:
 def edit_form(call: Call) -> Response:
     """Show a message's arguments to be edited."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
-    return _edit_page(call, queue, letter_id)
+    try:
+        return _edit_page(call, queue, letter_id)
+    except NotFound as exc:
+        return gone(call, queue, letter_id, exc)
 
 
 def plan_edit(call: Call) -> Response:
@@ -88,12 +93,16 @@ def plan_edit(call: Call) -> Response:
         job = call.dlq.operations().plan(
             "edit",
             queue,
-            ids=frozenset({letter_id}),
+            LetterFilter(ids=frozenset({letter_id})),
             change=Edit(args=args, kwargs=kwargs),
             to_queue=call.request.value("to_queue").strip() or None,
             force=bool(call.request.value("force")),
         )
-    except (RequestError, DLQError) as exc:
+    except NotFound as exc:
+        return gone(call, queue, letter_id, exc)
+    except (StoreUnavailable, BrokerUnavailable):
+        raise
+    except DLQError as exc:
         return _edit_page(call, queue, letter_id, error=str(exc))
     return call.to("job", job=job.id)
 
@@ -111,8 +120,8 @@ def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Respo
         title=f"Edit a letter of {queue}",
         queue=queue,
         letter_id=letter_id,
-        args=typed("args") or json.dumps(args, indent=2, ensure_ascii=False),
-        kwargs=typed("kwargs") or json.dumps(kwargs, indent=2, ensure_ascii=False),
+        args=typed("args") or json_text(args),
+        kwargs=typed("kwargs") or json_text(kwargs),
         error=error,
         redacts=bool(redaction),
     )
@@ -126,14 +135,7 @@ def discarded(call: Call) -> Response:
     length = call.dlq.backend.letters.length(queue)
     try:
         for entry in operations.discarded(queue):
-            rows.append(
-                {
-                    "id": entry.key,
-                    "task_name": entry.text("task_name"),
-                    "reason": entry.text("reason"),
-                    "description": call.web.redaction.text(entry.text("description")),
-                }
-            )
+            rows.append(outlined(call, entry))
             if len(rows) >= 100:  # noqa: PLR2004
                 break
         problem = ""
@@ -153,7 +155,11 @@ def discarded(call: Call) -> Response:
 def restore(call: Call) -> Response:
     """Put a discarded letter back."""
     queue, letter_id = call.parts["queue"], call.request.value("id")
-    call.dlq.operations().restore(letter_id, queue)
+    try:
+        call.dlq.operations().restore(letter_id, queue)
+    except NotFound as exc:  # or another operator was faster
+        if call.dlq.backend.letters.entry(queue, letter_id) is None:
+            return gone(call, queue, letter_id, exc)
     return call.to("letter", queue=queue, letter=letter_id)
 
 

@@ -239,7 +239,7 @@ class Assembly:
 
     def breakers(self) -> Breakers:
         """Opens and closes circuit breakers by hand."""
-        circuits = Circuits(self.backend, self.events, self.measuring.counts)
+        circuits = Circuits(self.backend, self.events, self.measuring.counts, broker_name(self.app))
         return Breakers(circuits, self.holds(), self._breaker_of)
 
     def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
@@ -402,7 +402,7 @@ class Assembly:
             counts=measuring.counts,
             redaction=self.redaction,
         )
-        circuits = Circuits(backend, self.events, measuring.counts)
+        circuits = Circuits(backend, self.events, measuring.counts, broker_name(self.app))
         watch = CircuitWatch(
             circuits, backend.circuits, backend.holds, policy_cache, holding, measuring.counts
         )
@@ -469,7 +469,7 @@ class Assembly:
         from celery_dlq.operations.recovery import Recovery
 
         with self._separate_backend() as (backend, operations, counts):
-            circuits = Circuits(backend, self.events, counts)
+            circuits = Circuits(backend, self.events, counts, broker_name(self.app))
             Recovery(backend, operations, circuits).run(stopping)
 
     def memory_limit(

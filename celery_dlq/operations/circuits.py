@@ -47,14 +47,16 @@ class Circuits:
         backend: Keeps holds, ends of executions, and the audit.
         events: Receives every opening and closing.
         counts: Metrics.
+        broker: The name of the broker; breakers of others are left alone.
     """
 
-    def __init__(self, backend: Backend, events: Events, counts: Counts) -> None:
+    def __init__(self, backend: Backend, events: Events, counts: Counts, broker: str) -> None:
         self._store = backend.holds
         self._ends = backend.circuits
         self._registry = backend.workers
         self._events = events
         self._counts = counts
+        self.broker = broker
 
     def change(
         self,
@@ -82,7 +84,7 @@ class Circuits:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        hold_id, breaker = hold_id_of(task, queue), breaker or CircuitBreaker()
+        hold_id, breaker = hold_id_of(task, queue, self.broker), breaker or CircuitBreaker()
         for _ in range(_ATTEMPTS):
             now, holds = self._store.now(), self._store.all()
             known = next((hold for hold in holds if hold.id == hold_id), None)
@@ -101,6 +103,7 @@ class Circuits:
                     id=hold_id,
                     task=escape(task),
                     queue=escape(queue),
+                    broker=self.broker,
                     created_at=now,
                     reason=_text(reason),
                     actor=actor,
@@ -125,7 +128,7 @@ class Circuits:
         action = Action.CIRCUIT_OPENED
         if circuit.state == RELEASING:
             action = Action.CIRCUIT_CLOSED
-            self._ends.forget(*place)
+            self._ends.forget(hold.id)
         logger.warning(
             "Circuit breaker of task %s, queue %s: %s by %s%s",
             *place,
@@ -210,7 +213,10 @@ class Breakers:
         closed = []
         for one in self.breakers():
             circuit = one.hold.circuit
-            if circuit is None or circuit.task != task or queue not in (None, circuit.queue):
+            others = one.hold.broker != self._circuits.broker
+            if circuit is None or others or circuit.task != task:
+                continue
+            if queue not in (None, circuit.queue):
                 continue
             hold, changed = self._circuits.change(task, circuit.queue, Closed(), actor=whoami())
             if hold is not None and changed:
@@ -223,9 +229,9 @@ class Breakers:
         return closed
 
 
-def hold_id_of(task: str, queue: str) -> str:
+def hold_id_of(task: str, queue: str, broker: str) -> str:
     """The id of the hold of a breaker: the same in all processes."""
-    text = f"{len(task)}:{task}:{queue}".encode("utf-8", "backslashreplace")
+    text = f"{len(task)}:{task}:{len(queue)}:{queue}:{broker}".encode("utf-8", "backslashreplace")
     return f"breaker-{sha256(text).hexdigest()[:12]}"
 
 

@@ -51,7 +51,8 @@ class Recovery:
         for hold in self._store.all():
             if stopping():
                 return
-            if hold.circuit is None or not hold.in_force(now):
+            others = hold.broker != self._circuits.broker
+            if hold.circuit is None or others or not hold.in_force(now):
                 continue
             with on_behalf_of(ACTOR):
                 if hold.circuit.state == OPEN:

@@ -61,7 +61,7 @@ class CircuitWatch:
             StoreUnavailable: The store is down; the successes are told later.
         """
         found = [one for one in list(self._policies.executions.values()) if one.succeeded]
-        told = [_taken(one) for one in found]
+        told = [self._taken(one) for one in found]
         if told:
             try:
                 self._ends.succeeded(told)
@@ -87,7 +87,7 @@ class CircuitWatch:
             released = circuit is not None and _is_released(
                 circuit, json_codec.loads(letter.headers).get(HOLD_HEADER)
             )
-            ends = self._ends.died(letter.fingerprint, _taken(executions))
+            ends = self._ends.died(letter.fingerprint, self._taken(executions))
             breaker = executions.breaker
             died = Died(ends, letter.fingerprint, letter.id, released)
             if released and circuit is not None and circuit.state == OPEN:
@@ -111,8 +111,15 @@ class CircuitWatch:
     def _circuit(self, executions: Executions) -> Circuit | None:
         if not self._holding.holds:
             return None
-        hold_id = hold_id_of(executions.task, executions.queue)
+        hold_id = self._hold_id(executions)
         return next((hold.circuit for hold in self._holding.holds if hold.id == hold_id), None)
+
+    def _hold_id(self, executions: Executions) -> str:
+        return hold_id_of(executions.task, executions.queue, self._circuits.broker)
+
+    def _taken(self, executions: Executions) -> Succeeded:
+        number, executions.succeeded = executions.succeeded, 0
+        return Succeeded(self._hold_id(executions), executions.breaker.window, number)
 
     def _change(self, executions: Executions, happened: Died | Probed, reason: str = "") -> None:
         hold, _ = self._circuits.change(
@@ -160,11 +167,6 @@ class _Away:
         self._counts.count(STORE_ERRORS, "circuit_breaker")
         logger.warning("A circuit breaker does not see one end of a task: %s", exc)
         return True
-
-
-def _taken(executions: Executions) -> Succeeded:
-    number, executions.succeeded = executions.succeeded, 0
-    return Succeeded(executions.task, executions.queue, executions.breaker.window, number)
 
 
 def _is_released(circuit: Circuit, marker: object) -> bool:

@@ -177,4 +177,4 @@ def test_without_a_breaker_nothing_is_held(
     poll(lambda: number_of_letters(poison) == 60, timeout_seconds=60)
     assert poison.dlq.holds() == []
     with redis.Redis.from_url(redis_url) as client:
-        assert not list(client.scan_iter("*ends_of_task*"))
+        assert not list(client.scan_iter("*breaker_ends*"))

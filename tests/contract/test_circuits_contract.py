@@ -15,24 +15,25 @@ from celery_dlq.metrics import Counts
 from celery_dlq.operations.circuits import Circuits, hold_id_of
 from celery_dlq.policies.circuit_breaker import CircuitBreaker, Closed, Died, Emptied, Opened
 
-TASK, QUEUE = "shop.süß", "orders"
+TASK, QUEUE, BROKER = "shop.süß", "orders", "redis://here/0"
+HOLD = hold_id_of(TASK, QUEUE, BROKER)
 BREAKER = CircuitBreaker(deaths=3)
 
 
-def told(number: int = 0, *, task: str = TASK, window: float = 60.0) -> Succeeded:
-    """Successes of a task."""
-    return Succeeded(task, QUEUE, window, number)
+def told(number: int = 0, *, breaker: str = HOLD, window: float = 60.0) -> Succeeded:
+    """Successes."""
+    return Succeeded(breaker, window, number)
 
 
 def test_letters_of_one_fingerprint_are_counted_among_all_ends(parts: Backend) -> None:
     """Of one task and queue; successes come with a letter or by themselves."""
     store = parts.circuits
     assert store.died("f", told()) == Ends(1, 1)
-    store.succeeded([told(4), told(7, task="another")])
+    store.succeeded([told(4), told(7, breaker="another")])
     assert store.died("g", told(2)) == Ends(1, 8)
     assert store.died("f", told()) == Ends(2, 9)
-    assert store.died("f", told(task="another")) == Ends(1, 8)
-    store.forget(TASK, QUEUE)
+    assert store.died("f", told(breaker="another")) == Ends(1, 8)
+    store.forget(HOLD)
     assert store.died("f", told()) == Ends(1, 1)
 
 
@@ -69,7 +70,7 @@ def changes(parts: Backend) -> tuple[Circuits, list[Any]]:
     """What changes breakers, and the changes that it tells."""
     events, seen = Events(), []
     events.subscribe(seen.append)
-    return Circuits(parts, events, Counts()), seen
+    return Circuits(parts, events, Counts(), BROKER), seen
 
 
 def test_of_many_processes_one_opens_and_tells(parts: Backend) -> None:
@@ -99,7 +100,7 @@ def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Backend) ->
     opened, _ = circuits.change(TASK, QUEUE, Opened(), BREAKER, actor="ann", reason="why")
     assert opened is not None
     assert opened.circuit is not None
-    assert (opened.id, opened.actor, opened.reason) == (hold_id_of(TASK, QUEUE), "ann", "why")
+    assert (opened.id, opened.actor, opened.reason) == (HOLD, "ann", "why")
     closed, _ = circuits.change(TASK, QUEUE, Closed(), actor="bob")
     assert closed is not None
     assert parts.circuits.died("f", told()) == Ends(1, 1)

@@ -23,8 +23,7 @@ from celery_dlq.events import Action, Change
 from celery_dlq.headers import HOLD_HEADER
 from celery_dlq.metrics import CIRCUITS, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.operations.circuits import hold_id_of
-
-HOLD = hold_id_of("shop.charge", "orders")
+from celery_dlq.operations.publisher import broker_name
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +99,7 @@ def test_deaths_of_one_cause_open_it_and_the_next_message_is_held(worker: Worker
     letters = {letter.id for letter in worker.dlq.letters("orders-DLQ")}
     assert len(letters) == 2
     assert found.letter in letters
-    assert [change.target for change in told] == [HOLD]
+    assert [change.target for change in told] == [one.hold.id]
     assert [change.action for change in worker.dlq.changes()] == [Action.CIRCUIT_OPENED]
     assert worker.counted(CIRCUITS) == {("shop.charge", "orders", "open"): 1}
     event = event_of_opening(told[0])
@@ -153,12 +152,16 @@ def test_probes_close_it_in_a_row(worker: Worker) -> None:
     assert found.state == RELEASING
     actions = [change.action for change in worker.dlq.changes()]
     assert actions == [Action.CIRCUIT_CLOSED, Action.CIRCUIT_OPENED]
-    assert worker.dlq.assembly.backend.circuits.died("f", _told()) == Ends(1, 1)
+    assert worker.dlq.assembly.backend.circuits.died("f", _told(worker)) == Ends(1, 1)
 
 
-def _told() -> Succeeded:
+def _hold_id(worker: Worker) -> str:
+    return hold_id_of("shop.charge", "orders", broker_name(worker.app))
+
+
+def _told(worker: Worker) -> Succeeded:
     """No success."""
-    return Succeeded("shop.charge", "orders", 60, 0)
+    return Succeeded(_hold_id(worker), 60, 0)
 
 
 def test_a_success_that_is_no_probe_closes_nothing(worker: Worker) -> None:
@@ -213,7 +216,7 @@ def test_a_store_that_is_away_changes_nothing(
     monkeypatch.undo()
     for _ in range(40):  # it rests after an outage
         worker.guard.tick()
-    assert backend.circuits.died("f", _told()).all >= 1
+    assert backend.circuits.died("f", _told(worker)).all >= 1
 
 
 def test_by_hand(worker: Worker) -> None:
@@ -221,7 +224,7 @@ def test_by_hand(worker: Worker) -> None:
     with pytest.raises(NotFound, match="expected a task whose circuit breaker is open"):
         worker.dlq.close_breaker("shop.charge")
     hold = worker.dlq.open_breaker("shop.charge", reason="known outage")
-    assert (hold.id, hold.reason, hold.queue) == (HOLD, "known outage", "orders")
+    assert (hold.reason, hold.queue, hold.task) == ("known outage", "orders", "shop.charge")
     assert worker.dlq.open_breaker("shop.charge").reason == "known outage"
     (closed,) = worker.dlq.close_breaker("shop.charge", "orders")
     assert closed.circuit is not None

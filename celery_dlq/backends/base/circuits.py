@@ -61,14 +61,12 @@ class Succeeded:
     """Executions of a task that succeeded in one process since it last told.
 
     Attributes:
-        task: Name of the task.
-        queue: Its queue.
+        breaker: Id of the hold that its breaker makes.
         window: Seconds for which they count.
         number: How many.
     """
 
-    task: str
-    queue: str
+    breaker: str
     window: float
     number: int
 
@@ -84,7 +82,7 @@ class CircuitStore(Protocol):
 
         Args:
             fingerprint: The letter's.
-            with_successes: Task, queue and window, and successes that are counted with it.
+            with_successes: Breaker and window, and successes that are counted with it.
 
         Returns:
             All that ended within the window.
@@ -93,5 +91,5 @@ class CircuitStore(Protocol):
     def succeeded(self, tasks: list[Succeeded]) -> None:
         """Count executions that succeeded."""
 
-    def forget(self, task: str, queue: str) -> None:
-        """Begin anew: the breaker of this task and queue closed."""
+    def forget(self, breaker: str) -> None:
+        """Begin anew: the breaker closed."""

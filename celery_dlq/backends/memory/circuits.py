@@ -19,7 +19,7 @@ class MemoryCircuits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends: dict[tuple[str, str], list[tuple[float, str, int]]] = defaultdict(list)
+        self._ends: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def died(self, fingerprint: str, with_successes: Succeeded) -> Ends:
@@ -36,12 +36,12 @@ class MemoryCircuits:
             for one in tasks:
                 self._add(one, "", one.number)
 
-    def forget(self, task: str, queue: str) -> None:
+    def forget(self, breaker: str) -> None:
         """Begin anew."""
-        self._ends.pop((task, queue), None)
+        self._ends.pop(breaker, None)
 
     def _add(self, to: Succeeded, fingerprint: str, number: int) -> list[tuple[float, str, int]]:
-        now, place = self._clock(), (to.task, to.queue)
+        now, place = self._clock(), to.breaker
         kept = [end for end in self._ends[place] if now - end[0] <= to.window]
         self._ends[place] = [*kept, (now, fingerprint, number)]
         return self._ends[place]

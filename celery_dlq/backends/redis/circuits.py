@@ -26,13 +26,13 @@ class RedisCircuits(RedisPart):
         for start in range(0, len(tasks), _MOST):
             self._count("", tasks[start : start + _MOST])
 
-    def forget(self, task: str, queue: str) -> None:
+    def forget(self, breaker: str) -> None:
         """Begin anew."""
         with translated(self._url):
-            self._client.delete(self._keys.ends_of_task(task, queue))
+            self._client.delete(self._keys.breaker_ends(breaker))
 
     def _count(self, fingerprint: str, tasks: Sequence[Succeeded]) -> tuple[int, int]:
-        keys = [self._keys.ends_of_task(one.task, one.queue) for one in tasks]
+        keys = [self._keys.breaker_ends(one.breaker) for one in tasks]
         args: list[str | int] = [fingerprint]
         for one in tasks:
             args += [int(one.window * 1000), one.number]

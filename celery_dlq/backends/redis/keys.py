@@ -53,9 +53,9 @@ class Keys:
         """HASH: hold id to the hold, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:holds"
 
-    def ends_of_task(self, task: str, queue: str) -> str:
+    def breaker_ends(self, breaker: str) -> str:
         """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""
-        return f"{self.prefix}:{{app}}:ends_of_task:{spelled(queue)}:{spelled(task)}"
+        return f"{self.prefix}:{{app}}:breaker_ends:{breaker}"
 
     def changes(self) -> str:
         """STREAM: the audit log; bounded."""

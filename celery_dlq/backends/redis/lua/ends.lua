@@ -1,5 +1,5 @@
 -- Purpose: count ends of executions for circuit breakers, each in the window of its task.
--- KEYS: 1 ends_of_task (hash)  2... those of other tasks (hash)
+-- KEYS: 1 breaker_ends (hash)  2... those of other tasks (hash)
 -- ARGV: 1 fingerprint (of a letter of the first task; empty = only successes)
 --       2... in turn for each task: its window (milliseconds); its successes
 -- Returns: {died, all} within the window of the first task: letters with the fingerprint, and all

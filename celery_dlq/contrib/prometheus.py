@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import metrics
-from celery_dlq.backends.base import OPEN, Clock, QueueSummary, ServerMemory
+from celery_dlq.backends.base import OPEN, Clock, Hold, QueueSummary, ServerMemory
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
@@ -18,12 +18,10 @@ from celery_dlq.metrics import Measured, MetricsStore
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    from celery_dlq.backends.base import Hold
-
 logger = get_logger("celery_dlq.exporter")
 
 
-class HasHeld(Protocol):
+class HeldMessages(Protocol):
     """A hold and its number of messages."""
 
     @property
@@ -41,7 +39,7 @@ class Queues(Protocol):
     def memory(self) -> ServerMemory | None:
         """The memory of Redis; ``None`` if unknown."""
 
-    def holds(self) -> Sequence[HasHeld]:
+    def holds(self) -> Sequence[HeldMessages]:
         """The holds and their numbers of messages."""
 
 

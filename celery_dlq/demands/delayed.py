@@ -8,8 +8,6 @@ from datetime import datetime
 from heapq import nsmallest
 from typing import Any
 
-from kombu.transport.native_delayed_delivery import MAX_LEVEL, level_name
-
 from celery_dlq.adopt.letter import request_fields
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound
 from celery_dlq.letters import json_codec
@@ -21,6 +19,9 @@ from celery_dlq.worker.capture import parsed_time
 from celery_dlq.worker.demands import DELAYED_COMMAND
 
 logger = get_logger("celery_dlq")
+
+DELAY_QUEUES = tuple(f"celery_delayed_{level}" for level in range(27, -1, -1))
+"""RabbitMQ's delay queues, as kombu 5.5 and later make them; a message enters at the first."""
 
 MOST_DELAYED = 10_000
 _ASKED_SECONDS = 1.0
@@ -183,8 +184,7 @@ class DelayedRun:
         try:
             connection.ensure_connection(**_CONNECT)
             channel = connection.channel()
-            for level in range(MAX_LEVEL, -1, -1):
-                name = level_name(level)
+            for name in DELAY_QUEUES:
                 declared = channel.queue_declare(name, passive=True)
                 if declared.message_count:
                     levels[name] = int(declared.message_count)

@@ -52,6 +52,7 @@ class Live:
         self._streams = 0
         self._latest = (0.0, b"")
         self._found: dict[str, Any] = {}
+        self._changed_at = 0.0
         self.closed = False
 
     def join(self) -> bool:
@@ -87,6 +88,7 @@ class Live:
             at, state = self._latest
             if time.monotonic() - at < self._seconds * 0.9:
                 return state
+            begun = time.time()
             try:
                 found = _state(self._assembly)
             except DLQError:
@@ -94,9 +96,10 @@ class Live:
             except Exception:
                 logger.exception("The live numbers could not be read")
                 found = {"away": True}
-            if found != self._found:  # with the time of the change: pages may be newer
-                self._found = found
-                state = json.dumps({"at": time.time(), **found}, separators=(",", ":")).encode()
+            if found != self._found:  # a page that is younger than the change knows it already
+                self._found, self._changed_at = found, begun
+            found = {"at": self._changed_at, **found}
+            state = json.dumps(found, separators=(",", ":")).encode()
             self._latest = (time.monotonic(), state)
             return state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,8 @@ from waiting import poll
 from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, Outcome, Reason
+from celery_dlq.demands.waiting_letters import WaitingLetters
+from celery_dlq.errors import StoreUnavailable
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -200,26 +203,83 @@ def test_on_rabbitmq_the_worker_that_is_given_the_message_dead_letters_it(
     assert [ran(key) for key in ("one", "two", "three")] == [0, 0, 0]
 
 
+def let_leases_end(redis_url: str) -> None:
+    """Make what nobody renews come back at once."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.zadd("unacked_leases", dict.fromkeys(client.hkeys("unacked"), 0))
+
+
+@pytest.mark.parametrize("queue", ["orders", "unguarded"])
 def test_a_command_that_is_killed_makes_one_letter(
-    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    redis_url: str,
+    queue: str,
 ) -> None:
     """Killed between storing the letter and removing the message; the message comes back."""
-    sent = poison.healthy.apply_async(("x",), queue="unguarded")
+    sent = poison.healthy.apply_async(("x",), queue=queue)
     env = {"POISON_DIE_AFTER_STORING": "1"}
     with process("dead-letter", sent.id, redis_url=redis_url, **env) as command:
         command.wait(30)
-    assert command.returncode == -9
+    assert command.returncode == -signal.SIGKILL
     assert held_by_workers(redis_url) == 1
-    assert len(letters("unguarded-DLQ")) == 1
-    with redis.Redis.from_url(redis_url) as client:
-        client.zadd("unacked_leases", dict.fromkeys(client.hkeys("unacked"), 0))
+    assert len(letters(f"{queue}-DLQ")) == 1
+    let_leases_end(redis_url)
 
     start_worker()
 
     poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=30)
-    assert poison.healthy.apply_async(("y",), queue="unguarded").get(timeout=10) == "y"
+    assert poison.healthy.apply_async(("y",), queue=queue).get(timeout=10) == "y"
     assert ran("x") == 0
+    assert [letter.task_id for letter in letters(f"{queue}-DLQ")] == [sent.id]
+
+
+def test_a_command_that_ends_after_it_took_the_message_loses_nothing(
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message comes back to a worker, which makes its letter."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    sent = poison.healthy.apply_async(("x",), queue="unguarded")
+    with monkeypatch.context() as patch:
+        patch.setattr(WaitingLetters, "_store", killed)
+        with pytest.raises(KeyboardInterrupt):
+            poison.dlq.dead_letter(sent.id)
+    assert held_by_workers(redis_url) == 1
+    let_leases_end(redis_url)
+
+    start_worker()
+
     assert [letter.task_id for letter in letters("unguarded-DLQ")] == [sent.id]
+    assert ran("x") == 0
+
+
+def test_a_message_whose_letter_cannot_be_stored_stays_in_its_queue(
+    poison: ModuleType, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the next that is fetched."""
+
+    def refused(*_: Any) -> None:
+        raise StoreUnavailable("no room")
+
+    sent = poison.healthy.delay("x")
+    poison.healthy.delay("y")
+    monkeypatch.setattr(WaitingLetters, "_store", refused)
+    with pytest.raises(StoreUnavailable):
+        poison.dlq.dead_letter(sent.id)
+    with redis.Redis.from_url(redis_url) as client:
+        assert sent.id.encode() in client.lindex("orders", -1)
+        assert client.llen("orders") == 2
+    assert held_by_workers(redis_url) == 0
 
 
 def test_a_worker_that_is_killed_makes_one_letter(

@@ -96,6 +96,9 @@ REDRIVES = {"start", "cancel", "resume"}
 
 POSTS: dict[str, tuple[dict[str, Any], int]] = {
     "add_note": ({"text": "seen"}, 303),
+    "set_state": ({"state": "muted"}, 303),
+    "hold": ({"queue": "orders"}, 303),
+    "end_hold": ({"id": "{hold}"}, 303),
     "plan_redrive": ({"force": "1"}, 303),
     "plan_discard": ({"ids": "{letter}"}, 303),
     "restore": ({"id": "{discarded}"}, 303),
@@ -143,6 +146,7 @@ def seeded(dlq: DeadLetters, route: Route) -> dict[str, str]:
         "file": "style.css",
         "hash": static["style.css"],
         "job": job_for(dlq, route.name),
+        "hold": dlq.hold(queue="orders").id,
     }
 
 
@@ -161,6 +165,8 @@ def all_of(dlq: DeadLetters) -> dict[str, Any]:
         "jobs": [(job.id, job.state, job.actor) for job in dlq.jobs()],
         "changes": dlq.changes(),
         "overrides": dlq.registry.overrides(),
+        "holds": [(hold.id, hold.until) for hold in dlq.assembly.backend.holds.all()],
+        "states": [(group.fingerprint, group.status.state) for group in dlq.groups(QUEUE)],
         "notes": dlq.notes(QUEUE, "0123456789abcdef") if letters else [],
     }
 

@@ -27,6 +27,10 @@ import json, sys, poison_app as p
 for name, key, options in json.loads(sys.argv[1]):
     p.app.send_task(f"poison_app.{name}", (key,), **options)
 """
+HOLD = """
+import sys, poison_app as p
+print(p.dlq.hold(sys.argv[1]).id)
+"""
 RELEASE = """
 import json, sys, poison_app as p
 print(json.dumps(p.dlq.release(sys.argv[1]).to_json()))
@@ -37,6 +41,13 @@ def publish(redis_url: str, place: Place, *sent: tuple[str, str, dict[str, Any]]
     """Publish tasks: name, key and options of each."""
     done = run_python(redis_url, "-c", PUBLISH, json.dumps(sent), **place.env)
     assert done.returncode == 0, done.stderr
+
+
+def hold_of(redis_url: str, place: Place, task: str) -> str:
+    """Hold a task by a process that uses this broker; the id of the hold."""
+    done = run_python(redis_url, "-c", HOLD, task, **place.env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def release(redis_url: str, place: Place, hold_id: str) -> dict[str, Any]:
@@ -66,8 +77,9 @@ def test_nothing_that_is_held_runs_until_it_is_released(
 ) -> None:
     """Guarded or not, acknowledged early or late, with or without an ETA; then each runs once."""
     worker = start_worker({"worker_prefetch_multiplier": 4}, env=broker.env, pool=pool)
-    holds = [poison.dlq.hold(f"poison_app.{name}") for name in ("healthy", "fails_early")]
-    poll(lambda: all(f"{hold.id} of" in worker.output for hold in holds), timeout_seconds=10)
+    names = ("healthy", "fails_early")
+    holds = [hold_of(redis_url, broker, f"poison_app.{name}") for name in names]
+    poll(lambda: all(f"{hold} of" in worker.output for hold in holds), timeout_seconds=10)
 
     sent = [("healthy", f"h-{n}", {}) for n in range(20)]
     sent += [("healthy", "eta", {"countdown": 1}), ("healthy", "free", {"queue": "unguarded"})]
@@ -77,13 +89,13 @@ def test_nothing_that_is_held_runs_until_it_is_released(
     keys = [key for _, key, _ in sent]
     assert {ran(key) for key in [*keys, "early"]} == {0}
     store = poison.dlq.assembly.backend.held
-    args = [one.letter.args_json for one in store.letters(holds[0].id, newest_first=False)]
+    args = [one.letter.args_json for one in store.letters(holds[0], newest_first=False)]
     assert [arg for arg in args if "h-" in arg] == [f'["h-{n}"]' for n in range(20)]
     if broker.name == "redis":
         with redis.Redis.from_url(redis_url) as client:
             poll(lambda: not client.hlen("unacked"), timeout_seconds=10)
 
-    reports = [release(redis_url, broker, hold.id) for hold in holds]
+    reports = [release(redis_url, broker, hold) for hold in holds]
 
     assert [report["published"] for report in reports] == [22, 1]
     poll(lambda: all(ran(key) == 1 for key in keys) and ran("early") == 1, timeout_seconds=30)
@@ -140,7 +152,7 @@ def test_a_full_hold_stops_its_queue_and_no_other(
     poison: ModuleType, redis_url: str, start_worker: Start, ran: Ran, broker: Place
 ) -> None:
     """The rest waits on the broker, in order; after the release each message runs once."""
-    hold = poison.dlq.hold("poison_app.healthy")
+    hold = hold_of(redis_url, broker, "poison_app.healthy")
     publish(redis_url, broker, *(("healthy", f"h-{n}", {}) for n in range(30)))
     conf = {"dlq_held_max": 5, "worker_prefetch_multiplier": 4}
     worker = start_worker(conf, env=broker.env)
@@ -151,7 +163,7 @@ def test_a_full_hold_stops_its_queue_and_no_other(
         assert waiting(redis_url) == [f"('h-{n}',)" for n in range(5, 30)]
     assert held(poison) == 5
 
-    assert release(redis_url, broker, hold.id)["published"] == 5
+    assert release(redis_url, broker, hold)["published"] == 5
 
     poll(lambda: all(ran(f"h-{n}") == 1 for n in range(30)), timeout_seconds=30)
     assert "Queue orders is consumed again" in worker.output

@@ -45,7 +45,7 @@ class Watched:
             self.errors.append(f"{page.url}: {said.text}")
 
 
-def press(page: Any, role: str, name: str) -> None:
+def press(page: Any, role: str, name: Any) -> None:
     """Click a button or a link, and wait for the page that follows."""
     with page.expect_navigation():
         page.get_by_role(role, name=name).first.click()

@@ -108,12 +108,30 @@ class Pages(Process):
         conf: dict[str, Any] | None = None,
         changes: bool = True,
     ) -> None:
-        self.port = _free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.port = 0
         may = ("--allow-changes",) if changes else ()
-        super().__init__(
-            redis_url, log, "dlq", "web", "--port", str(self.port), *may, *options, conf=conf
-        )
+        super().__init__(redis_url, log, "dlq", "web", *may, *options, conf=conf)
+        self._base = self._command
+
+    @property
+    def url(self) -> str:
+        """The address of the overview, without the slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it at its port; the first time at a free one, which others may take meanwhile."""
+        for _ in range(0 if self.port else 5):
+            port = _free_port()
+            self._command = [*self._base, "--port", str(port)]
+            try:
+                super().start()
+            except AssertionError:
+                if "to be free" not in self.output:
+                    raise
+            else:
+                self.port = port
+                return
+        super().start()
 
     def ready(self, said: str) -> bool:
         """True if the port is served."""

@@ -27,6 +27,11 @@ EXEMPT: tuple[tuple[str, str, str], ...] = (
     ("docs/how-to/apps-you-do-not-own.md", r".*(airflow|superset)", "needs them: tried by hand"),
     ("docs/how-to/triage.md", r"spark-submit|databricks|aws ", "needs somebody's cluster"),
     ("docs/how-to/hold.md", r".*dlq release hold-", "the id is another each time: test_holds.py"),
+    (
+        "docs/how-to/dead-letter-a-task.md",
+        r".*dlq dead-letter ",
+        "the id is another each time: test_dead_letter_command.py",
+    ),
     (".*", r".*--edit$", "opens an editor: test_cli.py has one that types"),
 )
 

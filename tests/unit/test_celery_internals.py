@@ -42,6 +42,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
+from celery_dlq.demands.delayed import DELAY_QUEUES
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
 from celery_dlq.transport.envelope import _STEPS
 from celery_dlq.transport.qos import ReliableQoS
@@ -553,3 +554,11 @@ def test_a_terminated_request_is_announced_as_such() -> None:
     assert "if self.time_start:" in source
     assert "self._terminate_on_ack = pool, signal" in source
     assert "self._apply_result is not None" in source
+
+
+def test_kombu_names_its_delay_queues_as_they_are_counted() -> None:
+    """`dlq delayed` asks RabbitMQ for their lengths."""
+    name = "kombu.transport.native_delayed_delivery"
+    delays = pytest.importorskip(name)  # new in kombu 5.5
+    names = [delays.level_name(level) for level in range(delays.MAX_LEVEL, -1, -1)]
+    assert names == list(DELAY_QUEUES)

@@ -111,12 +111,13 @@ def test_the_books_balance_while_workers_are_killed(
     redis_url: str,
     start_worker: Callable[..., Worker],
     downstream: redis.Redis,
+    broker: Place,
 ) -> None:
     """At any time, in any state: each message succeeds or is a letter, and none is held."""
     total, conf = 400, {**CONF, "dlq_lease": 5}
     downstream.set("outage", 1)
-    workers = [start_worker(conf, arguments=("-n", f"w{n}@test")) for n in range(2)]
-    publish(redis_url, Place("redis"), 0, total)
+    workers = [start_worker(conf, arguments=("-n", f"w{n}@test"), env=broker.env) for n in range(2)]
+    publish(redis_url, broker, 0, total)
     chance = random.Random(7)  # noqa: S311 - when to kill
 
     def kill_until(there: Callable[[], bool]) -> None:

@@ -451,7 +451,7 @@ class Assembly:
             ),
             Releases(holding, self._release_ended),
             watch,
-            Recoveries(holding, self.clock, self._recover),
+            Recoveries(holding, self._recover),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
@@ -470,7 +470,7 @@ class Assembly:
 
         with self._separate_backend() as (backend, operations, counts):
             circuits = Circuits(backend, self.events, counts, broker_name(self.app))
-            Recovery(backend, operations, circuits).run(stopping)
+            Recovery(backend, operations, circuits, self.settings.held_max).run(stopping)
 
     def memory_limit(
         self,

@@ -28,15 +28,19 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.checks import Checks
 from celery_dlq.operations.circuits import Breakers, Circuits
 from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
+from celery_dlq.operations.plans import Plans
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import Progress, Reading
+from celery_dlq.operations.removal import Removal
 from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.operations.running import Running
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
@@ -186,37 +190,58 @@ class Assembly:
         return Comparison(self.backend, self.reading(), masked=self.redaction.arguments)
 
     def operations(self) -> Operations:
-        """Changes letters: plan, redrive, edit, discard, trim."""
-        return self._operations(self.backend, self.measuring)
+        """Redrives and edits letters; shows and cancels jobs, and shows the audit."""
+        backend = self.backend
+        return Operations(backend, Reading(backend.letters), self._running(backend, self.measuring))
+
+    def removal(self) -> Removal:
+        """Discards, restores and trims letters."""
+        backend = self.backend
+        return Removal(
+            backend,
+            Reading(backend.letters),
+            self.policy_admin(),
+            self._running(backend, self.measuring),
+            self.events,
+        )
+
+    def plans(self) -> Plans:
+        """Plans jobs, and starts them."""
+        backend = self.backend
+        return Plans(backend, Reading(backend.letters), self._running(backend, self.measuring))
+
+    def running(self) -> Running:
+        """Makes, runs and resumes jobs."""
+        return self._running(self.backend, self.measuring)
 
     def runner(self) -> Runner:
         """Runs waiting jobs; each of its threads has connections of its own."""
         from celery_dlq.operations.runner import Runner
 
-        return Runner(self._separate_operations)
+        return Runner(self._separate_running)
 
     @contextmanager
-    def _separate_operations(self) -> Iterator[Operations]:
-        with self._separate_backend() as (_backend, operations, _counts):
-            yield operations
+    def _separate_running(self) -> Iterator[Running]:
+        with self._separate_backend() as (_backend, running, _counts):
+            yield running
 
     @contextmanager
-    def _separate_backend(self) -> Iterator[tuple[Backend, Operations, Counts]]:
+    def _separate_backend(self) -> Iterator[tuple[Backend, Running, Counts]]:
         backend = self.backend.separate()
         measuring = Measuring(lambda: backend.metrics)
         try:
-            yield backend, self._operations(backend, measuring), measuring.counts
+            yield backend, self._running(backend, measuring), measuring.counts
         finally:
             measuring.close()
             backend.close()
 
-    def _operations(self, backend: Backend, measuring: Measuring) -> Operations:
-        return Operations(
+    def _running(self, backend: Backend, measuring: Measuring) -> Running:
+        policies = self.policy_admin()
+        return Running(
             self.app,
-            self.settings,
             backend,
-            Reading(backend.letters),
-            self.policy_admin(),
+            policies,
+            Checks(self.app, self.settings, backend, policies, self.clock),
             events=self.events,
             measuring=measuring,
             clock=self.clock,
@@ -224,12 +249,12 @@ class Assembly:
 
     def holds(self) -> Holds:
         """Holds messages and releases them."""
-        return self._holds(self.backend, self.operations())
+        return self._holds(self.backend, self.running())
 
-    def _holds(self, backend: Backend, operations: Operations) -> Holds:
+    def _holds(self, backend: Backend, running: Running) -> Holds:
         return Holds(
             backend,
-            operations,
+            running,
             self.events,
             most=self.settings.held_max,
             tasks=lambda: self.app.tasks,
@@ -436,7 +461,7 @@ class Assembly:
             started_at=self.clock(),
         )
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
-        jobs = guard.jobs = WorkerJobs(self._separate_operations, lambda: policy_cache.policies)
+        jobs = guard.jobs = WorkerJobs(self._separate_running, lambda: policy_cache.policies)
         guard.periodic_tasks.add(
             start_check,
             Heartbeat(
@@ -461,16 +486,16 @@ class Assembly:
 
     def _release_ended(self, stopping: Callable[[], bool]) -> None:
         """Release the messages of holds that ended, in a thread of a worker."""
-        with self._separate_backend() as (backend, operations, _counts):
-            self._holds(backend, operations).release_ended(stopping)
+        with self._separate_backend() as (backend, running, _counts):
+            self._holds(backend, running).release_ended(stopping)
 
     def _recover(self, stopping: Callable[[], bool]) -> None:
         """Send probes and release the messages of circuit breakers, in a thread of a worker."""
         from celery_dlq.operations.recovery import Recovery
 
-        with self._separate_backend() as (backend, operations, counts):
+        with self._separate_backend() as (backend, running, counts):
             circuits = Circuits(backend, self.events, counts, broker_name(self.app))
-            Recovery(backend, operations, circuits, self.settings.held_max).run(stopping)
+            Recovery(backend, running, circuits, self.settings.held_max).run(stopping)
 
     def memory_limit(
         self,

@@ -23,8 +23,11 @@ from celery_dlq.operations.exports import Exports
 from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
+from celery_dlq.operations.plans import Plans
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
+from celery_dlq.operations.removal import Removal
+from celery_dlq.operations.running import Running
 from celery_dlq.redaction.masking import Redaction
 
 if TYPE_CHECKING:
@@ -164,20 +167,20 @@ class DeadLetters:
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)
     dry_run = _of(Assembly.operations, Operations.dry_run)
-    discard = _of(Assembly.operations, Operations.discard)
-    purge = _of(Assembly.operations, Operations.purge)
-    restore = _of(Assembly.operations, Operations.restore)
-    discarded = _of(Assembly.operations, Operations.discarded)
-    trim = _of(Assembly.operations, Operations.trim)
+    discard = _of(Assembly.removal, Removal.discard)
+    purge = _of(Assembly.removal, Removal.purge)
+    restore = _of(Assembly.removal, Removal.restore)
+    discarded = _of(Assembly.removal, Removal.discarded)
+    trim = _of(Assembly.removal, Removal.trim)
 
-    plan = _of(Assembly.operations, Operations.plan)
-    start = _of(Assembly.operations, Operations.start)
-    edited_arguments = _of(Assembly.operations, Operations.edited_arguments)
+    plan = _of(Assembly.plans, Plans.plan)
+    start = _of(Assembly.plans, Plans.start)
+    edited_arguments = _of(Assembly.plans, Plans.edited_arguments)
     jobs = _of(Assembly.operations, Operations.jobs)
     job = _of(Assembly.operations, Operations.job)
     cancel = _of(Assembly.operations, Operations.cancel)
-    resume = _of(Assembly.operations, Operations.resume)
-    resume_in_background = _of(Assembly.operations, Operations.resume_in_background)
+    resume = _of(Assembly.running, Running.resume)
+    resume_in_background = _of(Assembly.running, Running.resume_in_background)
     changes = _of(Assembly.operations, Operations.changes)
 
     hold = _of(Assembly.holds, Holds.hold)

@@ -15,12 +15,12 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, on_behalf_of, whoami
 from celery_dlq.letters import conditions
 from celery_dlq.letters.printable import one_line, shortened
-from celery_dlq.operations.api import Operations
 from celery_dlq.operations.job import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.message import RedriveOptions
 from celery_dlq.operations.reading import Progress
 from celery_dlq.operations.results import RedriveReport
+from celery_dlq.operations.running import Running
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import iso
 
@@ -80,7 +80,7 @@ class Holds:
     def __init__(
         self,
         backend: Backend,
-        operations: Operations,
+        running: Running,
         events: Events,
         *,
         most: int,
@@ -92,7 +92,7 @@ class Holds:
         self._held = backend.held
         self._registry = backend.workers
         self._jobs = Jobs(backend.jobs)
-        self._operations = operations
+        self._running = running
         self._events = events
         self._most = most
         self._tasks = tasks
@@ -205,7 +205,7 @@ class Holds:
                 f"expected a hold that is not being released, got {hold_id}; job {job.id} of "
                 f"{job.actor} runs"
             )
-        run = self._operations.new_release(hold_id, options)
+        run = self._running.new_release(hold_id, options)
         if limit is None and not self._end(hold, run):
             raise DLQError(f"another process has just changed {hold_id}; try again")
         return self._run(hold, run, progress, scanned)
@@ -321,7 +321,7 @@ class Holds:
             return None
         if job is None or (job.state == DONE and not _left(job)):
             options = {"rate": RELEASE_RATE} if job is None else job.options
-            run = self._operations.new_release(hold.id, options)
+            run = self._running.new_release(hold.id, options)
             return run if self._end(hold, run) else None
         if job.state not in (INTERRUPTED, WAITING, FAILED):
             return None
@@ -339,7 +339,7 @@ class Holds:
     ) -> RedriveReport:
         if run.job.until is None:
             run.tell(until=self._held.last_position(hold.id), total=self._count(hold))
-        report = self._operations.run_release(run, progress, scanned)
+        report: RedriveReport = self._running.run(run, progress, scanned)
         if not run.begun:  # it had no messages
             self.record(Action.RELEASED, hold)
         return report

@@ -10,10 +10,10 @@ from celery_dlq.backends.base import OPEN, Backend, Hold
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import on_behalf_of
 from celery_dlq.logs import get_logger
-from celery_dlq.operations.api import Operations
 from celery_dlq.operations.circuits import ACTOR, Circuits, emptied
 from celery_dlq.operations.job import DONE, FAILED, INTERRUPTED, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
+from celery_dlq.operations.running import Running
 from celery_dlq.policies.circuit_breaker import ProbeDue, micros_until_probe
 from celery_dlq.record import to_micros
 
@@ -28,18 +28,16 @@ class Recovery:
 
     Args:
         backend: Keeps holds, their messages, and jobs.
-        operations: Publishes the messages.
+        running: Publishes the messages.
         circuits: Changes the states.
         most: The setting ``dlq_held_max``.
     """
 
-    def __init__(
-        self, backend: Backend, operations: Operations, circuits: Circuits, most: int
-    ) -> None:
+    def __init__(self, backend: Backend, running: Running, circuits: Circuits, most: int) -> None:
         self._store = backend.holds
         self._held = backend.held
         self._jobs = Jobs(backend.jobs)
-        self._operations = operations
+        self._running = running
         self._circuits = circuits
         self._most = most
 
@@ -75,7 +73,7 @@ class Recovery:
             return
         after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
         if after is not None and ours:
-            sent = self._operations.release_probe(after.id, after.marker)
+            sent = self._running.release_probe(after.id, after.marker)
             logger.info("The circuit breaker %s sent %d messages as a probe", hold.id, sent)
 
     def _release(self, hold: Hold, stopping: Callable[[], bool]) -> None:
@@ -87,7 +85,7 @@ class Recovery:
         if run is None:
             return
         run.stopping = stopping
-        if self._operations.run_release(run).state == DONE:
+        if self._running.run(run).state == DONE:
             emptied(self._circuits, hold)
 
     def _next_run(self, hold: Hold) -> JobRun | None:
@@ -95,7 +93,7 @@ class Recovery:
         job = self._job(hold)
         if job is None:
             options = {"growing": True, "marker": hold.marker}
-            run = self._operations.new_release(hold.id, options)
+            run = self._running.new_release(hold.id, options)
             run.tell(total=self._length(hold))
             return run if self._store.replace(hold, replace(hold, job=run.job.id)) else None
         if job.state == DONE:  # its worker died before it could say so

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, closing
 
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
-from celery_dlq.operations.api import Operations
 from celery_dlq.operations.runner import run_next
+from celery_dlq.operations.running import Running
 from celery_dlq.policies.table import PolicyTable
 
 logger = get_logger("celery_dlq.worker")
@@ -29,13 +29,13 @@ class WorkerJobs:
     """Runs jobs on behalf of those who started them, while this worker lives.
 
     Args:
-        make: Makes the operations, with connections of their own.
+        make: Makes what runs them, with connections of their own.
         table: Returns the policies in force.
     """
 
     def __init__(
         self,
-        make: Callable[[], AbstractContextManager[Operations]],
+        make: Callable[[], AbstractContextManager[Running]],
         table: Callable[[], PolicyTable],
     ) -> None:
         self._make = make
@@ -44,8 +44,8 @@ class WorkerJobs:
         self._rest_until = 0.0
         self._look_at = 0.0
         # A pool child that dropped its copy of a connection would close it for this process.
-        self._operations: Operations | None = None
-        self._looking: Operations | None = None
+        self._running: Running | None = None
+        self._looking: Running | None = None
 
     def wake(self) -> None:
         """Look for a job that waits; called with each heartbeat while there is one."""
@@ -79,12 +79,12 @@ class WorkerJobs:
         if not self._woken.is_set() or stop.is_set():
             return
         self._woken.clear()
-        with self._make() as self._operations:
-            ran = run_next(self._operations, stop.is_set)
+        with self._make() as self._running:
+            ran = run_next(self._running, stop.is_set)
             if not ran:
                 self._rest_until = time.monotonic() + _NOT_FOR_US_SECONDS
             while ran and not stop.is_set():
-                ran = run_next(self._operations, stop.is_set)
+                ran = run_next(self._running, stop.is_set)
 
     def _look(self, stop: threading.Event) -> None:
         """Redrive what is due; in between, run the jobs that wait."""
@@ -93,10 +93,10 @@ class WorkerJobs:
         if not table.auto_redrives():
             return
         with (
-            self._make() as operations,
-            closing(operations.redrive_due(table, stop.is_set)) as jobs,
+            self._make() as running,
+            closing(running.redrive_due(table, stop.is_set)) as jobs,
         ):
-            self._looking = operations
+            self._looking = running
             for _ in jobs:
                 self._run_waiting(stop)
 

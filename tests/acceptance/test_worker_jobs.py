@@ -264,8 +264,8 @@ setattr(place, name, dying)
 if elsewhere:
     RedisStore.marker = lambda _: None
 auto_redrive.LEASE_SECONDS = 1.0
-operations = poison_app.dlq.assembly.operations()
-list(operations.redrive_due(operations._policies.in_force(), lambda: False))
+running = poison_app.dlq.assembly.running()
+list(running.redrive_due(running._policies.in_force(), lambda: False))
 """
 
 
@@ -305,8 +305,8 @@ def test_a_look_killed_anywhere_is_finished_by_the_next_ones(
     assert done.returncode == -signal.SIGKILL, done.stderr
 
     def look() -> bool:
-        operations = poison.dlq.assembly.operations()
-        list(operations.redrive_due(operations._policies.in_force(), lambda: False))
+        running = poison.dlq.assembly.running()
+        list(running.redrive_due(running._policies.in_force(), lambda: False))
         return left(poison) == []
 
     poll(look, timeout_seconds=60, every_seconds=0.2)

@@ -67,9 +67,9 @@ def aged(dlq: DeadLetters, seconds: float) -> None:
 
 def look(dlq: DeadLetters, stopping: Callable[[], bool] = bool) -> list[Job]:
     """What one look of one worker does."""
-    with dlq.assembly._separate_operations() as operations:
-        table = operations._policies.in_force()
-        return list(operations.redrive_due(table, stopping))
+    with dlq.assembly._separate_running() as running:
+        table = running._policies.in_force()
+        return list(running.redrive_due(table, stopping))
 
 
 def stopping_soon() -> Callable[[], bool]:
@@ -179,10 +179,10 @@ def test_what_would_be_lost_stays_and_is_tried_after_the_wait(
     (lost,) = put(dlq, source_queue="gone")
     put(dlq, 3)
 
-    def targets(operations: Any, to_queue: str | None) -> Callable[[Any], str]:
+    def loss(checks: Any, to_queue: str | None) -> Callable[[Any], str]:
         return lambda found: "no such queue" if found.text("source_queue") == "gone" else ""
 
-    monkeypatch.setattr("celery_dlq.operations.api.Operations._loss", targets)
+    monkeypatch.setattr("celery_dlq.operations.checks.Checks.loss", loss)
     aged(dlq, 0.5)
     (job,) = look(dlq)
     assert (job.counts["published"], job.counts["refused"]) == (3, 1)
@@ -220,7 +220,7 @@ def test_a_job_that_was_paused_is_finished_by_another_process(make: Make) -> Non
     (job,) = one.jobs()
     assert job.state == "waiting"
     assert look(two) == []
-    ran = two.assembly.operations().run_next(lambda: False)
+    ran = two.assembly.running().run_next(lambda: False)
     assert ran is not None
     assert (ran.id, ran.state, ran.counts["published"]) == (job.id, "done", 250)
     assert left(one) == set()
@@ -263,7 +263,7 @@ def test_a_policy_that_was_removed_while_a_job_waited_is_obeyed(make: Make) -> N
     (job,) = dlq.jobs()
     dlq.override_policy("orders", timedelta(hours=1), auto_redrive=False)
     with pytest.raises(Exception, match="no auto_redrive any more"):
-        dlq.assembly.operations().run_next(lambda: False)
+        dlq.assembly.running().run_next(lambda: False)
     assert dlq.job(job.id).state == "failed"
     assert "no auto_redrive any more" in dlq.job(job.id).note
     assert left(dlq) == here <= set(ids)

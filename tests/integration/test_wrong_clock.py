@@ -105,7 +105,7 @@ def test_a_job_that_runs_is_not_taken_for_dead(machine: Machine, hours: int) -> 
     """Otherwise somebody resumes it, and two processes publish the same letters."""
     wrong, right = machine(hours * HOUR), machine(timedelta(0))
     for at_work, other in ((wrong, right), (right, wrong)):
-        run = at_work.assembly.operations()._new_job("redrive", DLQ, LetterFilter(), {})
+        run = at_work.assembly.running().new("redrive", DLQ, LetterFilter(), {})
         run.beat()
         assert other.job(run.job.id).state == RUNNING
     assert [job.state for job in right.jobs()] == [RUNNING, RUNNING]

@@ -71,7 +71,7 @@ def plan_discard(call: Call) -> Response:
 
 
 def _planned(call: Call, kind: str, options: dict[str, Any]) -> Response:
-    job = call.dlq.operations().plan(kind, call.parts["queue"], filter_of(call), **options)
+    job = call.dlq.plans().plan(kind, call.parts["queue"], filter_of(call), **options)
     return call.to("job", job=job.id)
 
 
@@ -90,7 +90,7 @@ def plan_edit(call: Call) -> Response:
     try:
         args = _json(call, "args", list)
         kwargs = _json(call, "kwargs", dict)
-        job = call.dlq.operations().plan(
+        job = call.dlq.plans().plan(
             "edit",
             queue,
             LetterFilter(ids=frozenset({letter_id})),
@@ -131,10 +131,9 @@ def discarded(call: Call) -> Response:
     """Show the newest discarded letters of a queue."""
     queue = call.parts["queue"]
     rows = []
-    operations = call.dlq.operations()
     length = call.dlq.backend.letters.length(queue)
     try:
-        for entry in operations.discarded(queue):
+        for entry in call.dlq.removal().discarded(queue):
             rows.append(outlined(call, entry))
             if len(rows) >= 100:  # noqa: PLR2004
                 break
@@ -156,7 +155,7 @@ def restore(call: Call) -> Response:
     """Put a discarded letter back."""
     queue, letter_id = call.parts["queue"], call.request.value("id")
     try:
-        call.dlq.operations().restore(letter_id, queue)
+        call.dlq.removal().restore(letter_id, queue)
     except NotFound as exc:  # or another operator was faster
         if call.dlq.backend.letters.entry(queue, letter_id) is None:
             return gone(call, queue, letter_id, exc)

@@ -59,8 +59,7 @@ def job(call: Call) -> Response:
 
 def start(call: Call) -> Response:
     """Start a plan."""
-    operations = call.dlq.operations()
-    found = operations.job(call.parts["job"])
+    found = call.dlq.operations().job(call.parts["job"])
     _check(call, found)
     if found.state == "expired":
         return _page(call, found, status=409)
@@ -68,7 +67,7 @@ def start(call: Call) -> Response:
         text = f"expected the name {found.queue} to be typed; nothing was done"
         return _page(call, found, text, status=400)
     try:
-        operations.start(found.id)
+        call.dlq.plans().start(found.id)
     except RedriveError as exc:  # all its messages would be lost
         return _page(call, found, str(exc), status=409)
     call.web.runner().wake()
@@ -95,7 +94,7 @@ def resume(call: Call) -> Response:
     found = operations.job(call.parts["job"])
     _check(call, found)
     try:
-        operations.resume_in_background(found.id)
+        call.dlq.running().resume_in_background(found.id)
     except StoreUnavailable:
         raise
     except DLQError as exc:  # it is done, or another operator resumed it
@@ -128,7 +127,7 @@ def _edit(call: Call, found: Job) -> tuple[str, str]:
     """The arguments before and after a planned edit, as text."""
     if found.kind != "edit" or found.state != "planned":
         return "", ""
-    both = suppressed(lambda: call.dlq.operations().edited_arguments(found.id), DLQError)
+    both = suppressed(lambda: call.dlq.plans().edited_arguments(found.id), DLQError)
     if both is None:
         return "", ""
     before, after = (

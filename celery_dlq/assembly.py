@@ -476,7 +476,7 @@ class Assembly:
             ),
             Releases(holding, self._release_ended),
             watch,
-            Recoveries(holding, self.clock, self._recover),
+            Recoveries(holding, self._recover),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
@@ -495,7 +495,7 @@ class Assembly:
 
         with self._separate_backend() as (backend, running, counts):
             circuits = Circuits(backend, self.events, counts, broker_name(self.app))
-            Recovery(backend, running, circuits).run(stopping)
+            Recovery(backend, running, circuits, self.settings.held_max).run(stopping)
 
     def memory_limit(
         self,

@@ -19,6 +19,7 @@ from celery_dlq.record import to_micros
 
 logger = get_logger("celery_dlq.worker")
 
+_FULL_MICROS = 10_000_000
 _RETRY = timedelta(minutes=1)
 
 
@@ -29,14 +30,16 @@ class Recovery:
         backend: Keeps holds, their messages, and jobs.
         running: Publishes the messages.
         circuits: Changes the states.
+        most: The setting ``dlq_held_max``.
     """
 
-    def __init__(self, backend: Backend, running: Running, circuits: Circuits) -> None:
+    def __init__(self, backend: Backend, running: Running, circuits: Circuits, most: int) -> None:
         self._store = backend.holds
         self._held = backend.held
         self._jobs = Jobs(backend.jobs)
         self._running = running
         self._circuits = circuits
+        self._most = most
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Do what is due now.
@@ -63,7 +66,10 @@ class Recovery:
     def _probe(self, hold: Hold) -> None:
         """Send the oldest message, if it is time, and no other worker has."""
         circuit, now = hold.circuit, to_micros(self._store.now())
-        if circuit is None or micros_until_probe(circuit, now) > 0 or not self._length(hold):
+        length = self._length(hold)
+        # Of a full hold, a worker runs one that is still on the broker, if there is one.
+        wait = _FULL_MICROS if length >= self._most else 0
+        if circuit is None or micros_until_probe(circuit, now) > -wait or not length:
             return
         after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
         if after is not None and ours:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from celery_dlq.backends.base import OPEN, Circuit, CircuitStore, Clock, Hold, HoldStore, Succeeded
+from celery_dlq.backends.base import (
+    OPEN,
+    RELEASING,
+    Circuit,
+    CircuitStore,
+    Hold,
+    HoldStore,
+    Succeeded,
+)
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.headers import HOLD_HEADER
 from celery_dlq.letters import json_codec
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import STORE_ERRORS, Counts
 from celery_dlq.operations.circuits import Circuits, hold_id_of, why
-from celery_dlq.policies.circuit_breaker import Died, Probed, micros_until_probe
-from celery_dlq.record import DeadLetter, Reason, to_micros
+from celery_dlq.policies.circuit_breaker import Died, Probed, ProbeDue
+from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.holding import Holding
 from celery_dlq.worker.policy_cache import Executions, PolicyCache
 from celery_dlq.worker.releases import Releases
@@ -53,6 +59,7 @@ class CircuitWatch:
         self._policies = policies
         self._holding = holding
         self._counts = counts
+        holding.probe = self._probe
 
     def tick(self) -> None:
         """Tell the store of successes.
@@ -108,6 +115,17 @@ class CircuitWatch:
             with _Away(self._counts):
                 self._change(executions, Probed(succeeded))
 
+    def _probe(self, hold: Hold) -> str | None:
+        circuit = hold.circuit
+        if circuit is None:
+            return None
+        after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
+        if after is None or not ours:
+            return None
+        self._holding.obey(self._holds.all(), self._holds.now())
+        logger.info("The circuit breaker %s is full; a message runs as a probe", hold.id)
+        return after.marker
+
     def _circuit(self, executions: Executions) -> Circuit | None:
         if not self._holding.holds:
             return None
@@ -135,21 +153,13 @@ class Recoveries(Releases):
     ticks = 2
     thread_name = "dlq-recovery"
 
-    def __init__(
-        self, holding: Holding, clock: Clock, run: Callable[[Callable[[], bool]], None]
-    ) -> None:
-        super().__init__(holding, run)
-        self._clock = clock
-
     def is_due(self) -> bool:
         """True if a breaker releases, or a probe may be due."""
         return any(map(self._may_act, self._holding.holds))
 
     def _may_act(self, hold: Hold) -> bool:
-        circuit = hold.circuit
-        if circuit is None or circuit.state != OPEN:
-            return circuit is not None
-        return micros_until_probe(circuit, to_micros(self._clock() + self._holding.ahead)) <= 0
+        releases = hold.circuit is not None and hold.circuit.state == RELEASING
+        return releases or self._holding.probe_is_due(hold)
 
 
 class _Away:

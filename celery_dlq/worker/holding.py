@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
-from celery_dlq.backends.base import Clock, DeadLetterStore, Hold, MessageKey
+from celery_dlq.backends.base import OPEN, Clock, DeadLetterStore, Hold, MessageKey
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.headers import HOLD_HEADER
 from celery_dlq.letters import conditions
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import HELD_MESSAGES, STORE_ERRORS, Counts
+from celery_dlq.policies.circuit_breaker import micros_until_probe
 from celery_dlq.policies.decisions import Die
-from celery_dlq.record import DeadLetter, Reason, letter_id
+from celery_dlq.record import DeadLetter, Reason, letter_id, to_micros
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured
 from celery_dlq.worker.letter import Death, letter_of
@@ -62,7 +63,8 @@ class Holding:
     Attributes:
         holds: Those in force; mostly empty, and then nothing else here is called.
         ended: Those that ended and are not forgotten.
-        ahead: The store's clock minus this one's.
+        probe: Returns the marker of a probe if this worker may run one of a full hold's messages
+            now; else ``None``.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class Holding:
         self._lengths: dict[str, tuple[float, int]] = {}
         self.holds: tuple[Hold, ...] = ()
         self.ended: tuple[Hold, ...] = ()
-        self.ahead = timedelta(0)
+        self.probe: Callable[[Hold], str | None] = _no_probe
+        self._ahead = timedelta(0)  # the store's clock minus this one's
 
     def obey(self, holds: Sequence[Hold], now: datetime) -> None:
         """Apply the holds of the app, in place of those before.
@@ -102,7 +105,7 @@ class Holding:
             now: The present by the clock of the store.
         """
         before = {hold.id for hold in self.holds}
-        self.ahead = now - self._clock()
+        self._ahead = now - self._clock()
         ours = [hold for hold in holds if hold.broker in ("", self._broker)]
         self.ended = tuple(hold for hold in ours if not hold.in_force(now))
         self.holds = tuple(hold for hold in ours if hold.in_force(now))
@@ -133,8 +136,12 @@ class Holding:
         if hold is None or message is None:
             return None
         try:
-            if not self.has_room(hold):
-                return Held(hold, resolved.queue, stored=False)
+            if not self._is_below(hold):
+                marker = self.probe(hold) if self.probe_is_due(hold) else None
+                if marker is None:
+                    return Held(hold, resolved.queue, stored=False)
+                request.request_dict[HOLD_HEADER] = marker
+                return None
             self._put(hold, message, resolved, request.request_dict.get(HOLD_HEADER))
         except MemoryLimitReached:
             return Held(hold, resolved.queue, stored=False)
@@ -151,11 +158,23 @@ class Holding:
     def has_room(self, hold: Hold) -> bool:
         """False while a hold that is in force has too many messages, by a count of this second.
 
+        True also if one of its messages is to run as a probe: a probe out of a full hold would
+        have to wait behind all that are on the broker.
+
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        if all(one.id != hold.id for one in self.holds):
-            return True
+        known = next((one for one in self.holds if one.id == hold.id), None)
+        return known is None or self._is_below(known) or self.probe_is_due(known)
+
+    def probe_is_due(self, hold: Hold) -> bool:
+        """True if a circuit breaker made the hold, and may send a probe now."""
+        circuit = hold.circuit
+        if circuit is None or circuit.state != OPEN:
+            return False
+        return micros_until_probe(circuit, to_micros(self._clock() + self._ahead)) <= 0
+
+    def _is_below(self, hold: Hold) -> bool:
         now = time.monotonic()
         counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
         if now - counted_at > _COUNTED_SECONDS:
@@ -214,3 +233,7 @@ class Holding:
 
 def _meets(texts: tuple[str, ...], message: Message) -> bool:
     return conditions.all_hold(texts, lambda name: getattr(message, name) or "")
+
+
+def _no_probe(_hold: Hold) -> None:
+    """Of an app without circuit breakers."""

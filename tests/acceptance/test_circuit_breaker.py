@@ -111,12 +111,13 @@ def test_the_books_balance_while_workers_are_killed(
     redis_url: str,
     start_worker: Callable[..., Worker],
     downstream: redis.Redis,
+    broker: Place,
 ) -> None:
     """At any time, in any state: each message succeeds or is a letter, and none is held."""
     total, conf = 400, {**CONF, "dlq_lease": 5}
     downstream.set("outage", 1)
-    workers = [start_worker(conf, arguments=("-n", f"w{n}@test")) for n in range(2)]
-    publish(redis_url, Place("redis"), 0, total)
+    workers = [start_worker(conf, arguments=("-n", f"w{n}@test"), env=broker.env) for n in range(2)]
+    publish(redis_url, broker, 0, total)
     chance = random.Random(7)  # noqa: S311 - when to kill
 
     def kill_until(there: Callable[[], bool]) -> None:
@@ -178,3 +179,20 @@ def test_without_a_breaker_nothing_is_held(
     assert poison.dlq.holds() == []
     with redis.Redis.from_url(redis_url) as client:
         assert not list(client.scan_iter("*breaker_ends*"))
+
+
+def test_a_full_breaker_probes_with_what_is_on_the_broker(
+    poison: ModuleType,
+    redis_url: str,
+    start_worker: Callable[..., Worker],
+    downstream: redis.Redis,
+) -> None:
+    """A probe from its queue would wait behind that; in the end all runs."""
+    downstream.set("outage", 1)
+    worker = start_worker({**CONF, "dlq_held_max": 30})
+    publish(redis_url, Place("redis"), 0, 300)
+    poll(lambda: "Queue orders is not consumed" in worker.output, timeout_seconds=60)
+    downstream.delete("outage")
+    poll(lambda: states(poison) == [] and held(poison) == 0, timeout_seconds=90)
+    poll(lambda: len(succeeded(downstream)) == 300 - number_of_letters(poison), timeout_seconds=60)
+    assert "is full; a message runs as a probe" in worker.output

@@ -82,8 +82,10 @@ def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
         dlq.registry,
         info,
         dlq.assembly.backend.holds,
+        dlq.assembly.backend.demands,
         lambda overrides: obeyed.append(len(overrides)),
         lambda holds, now: in_force.append(sum(hold.in_force(now) for hold in holds)),
+        lambda _demands: None,
         lambda: seconds[0],
     )
     dlq.hold(queue="celery", span=timedelta(seconds=0.3))

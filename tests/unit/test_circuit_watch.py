@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import Retry, TaskRevokedError
 from celery.worker import state
+from click.testing import CliRunner
 from guarded_worker import Pool, Worker
 
 from celery_dlq import signals
 from celery_dlq.backends.base import OPEN, RELEASING, Circuit, Ends, Succeeded
+from celery_dlq.cli.commands import dlq
 from celery_dlq.contrib import sentry
 from celery_dlq.contrib.sentry import event_of_opening
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
@@ -24,6 +27,7 @@ from celery_dlq.headers import HOLD_HEADER
 from celery_dlq.metrics import CIRCUITS, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.operations.circuits import hold_id_of
 from celery_dlq.operations.publisher import broker_name
+from celery_dlq.web.surroundings import Surroundings
 
 
 @pytest.fixture(autouse=True)
@@ -251,3 +255,26 @@ def test_an_override_of_the_policy_begins_and_ends_the_counting(worker: Worker) 
     worker.guard.tick()
     fail(start(worker))
     assert circuit(worker) is not None
+
+
+def run(worker: Worker, *arguments: str) -> str:
+    """Run ``dlq breaker``; return what it prints."""
+    obj = SimpleNamespace(app=worker.app, no_color=True, quiet=False)
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(dlq, ["breaker", *arguments], obj=obj)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_commands(worker: Worker) -> None:
+    """Show, open, close; the pages have a line, too."""
+    assert "All circuit breakers are closed." in run(worker)
+    assert "shop.charge" in run(worker, "open", "shop.charge", "--reason", "maintenance")
+    shown = run(worker)
+    for text in ("shop.charge", "orders", "open", "0 of 2", "every 60 s", "maintenance"):
+        assert text in shown
+    (line,) = run(worker, "--json").splitlines()
+    assert json.loads(line)["circuit"]["state"] == "open"
+    problems = Surroundings.read(worker.dlq.assembly).problems
+    assert any("The circuit breaker of shop.charge is open: 0" in text for text in problems)
+    assert "is closed; workers release" in run(worker, "close", "shop.charge")
+    assert "releasing" in run(worker)

@@ -69,7 +69,7 @@ class Holds:
 
     Args:
         backend: Keeps holds, their messages, jobs and the audit.
-        operations: Runs the jobs.
+        running: Runs the jobs.
         events: Receives every hold and release.
         most: The setting ``dlq_held_max``.
         tasks: Returns the tasks that the app knows.

@@ -63,6 +63,9 @@ TEST = [
     "ipykernel>=6",
     "jupytext>=1.16",
     "nbclient>=0.10",
+    # A browser that looks at the web pages; the browser itself is Debian's package `chromium`.
+    "axe-playwright-python>=0.1.4",
+    "playwright>=1.40",
     "pytest>=8",
     "pytest-celery[redis]>=1.3",
     "pytest-randomly>=3.15",

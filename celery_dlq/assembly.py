@@ -21,18 +21,27 @@ from celery_dlq.adopt.run import AdoptRun, consumed_already
 from celery_dlq.backends.base import Backend, Clock, DeadLetterStore, ServerMemory
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
+from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Measuring, WorkerGauges
+from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.checks import Checks
+from celery_dlq.operations.circuits import Breakers, Circuits
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
+from celery_dlq.operations.plans import Plans
 from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import Progress, Reading
+from celery_dlq.operations.removal import Removal
 from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.operations.running import Running
+from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
@@ -42,6 +51,7 @@ from celery_dlq.redaction.masking import Redaction
 if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter
     from celery_dlq.backends.redis.backend import RedisBackend
+    from celery_dlq.demands.waiting_letters import WaitingLetters
     from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
     from celery_dlq.operations.runner import Runner
     from celery_dlq.transport.watched import WatchedFetch
@@ -57,6 +67,7 @@ _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 # By name, as Celery names its own: only workers load them.
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
+    "celery_dlq.worker.bootsteps:JobStep",
     "celery_dlq.adopt.bootstep:AdoptStep",
     "celery_dlq.dlx.bootstep:PublishStep",
 )
@@ -172,46 +183,130 @@ class Assembly:
 
     def reading(self) -> Reading:
         """Finds and reads letters."""
-        return Reading(self.backend.letters, self.redaction)
+        return Reading(self.backend.letters, self.redaction, self.backend.notes)
 
     def comparison(self) -> Comparison:
         """Finds what sets letters apart."""
         return Comparison(self.backend, self.reading(), masked=self.redaction.arguments)
 
     def operations(self) -> Operations:
-        """Changes letters: plan, redrive, edit, discard, trim."""
-        return self._operations(self.backend, self.measuring)
+        """Redrives and edits letters; shows and cancels jobs, and shows the audit."""
+        backend = self.backend
+        return Operations(backend, Reading(backend.letters), self._running(backend, self.measuring))
+
+    def removal(self) -> Removal:
+        """Discards, restores and trims letters."""
+        backend = self.backend
+        return Removal(
+            backend,
+            Reading(backend.letters),
+            self.policy_admin(),
+            self._running(backend, self.measuring),
+            self.events,
+        )
+
+    def plans(self) -> Plans:
+        """Plans jobs, and starts them."""
+        backend = self.backend
+        return Plans(backend, Reading(backend.letters), self._running(backend, self.measuring))
+
+    def running(self) -> Running:
+        """Makes, runs and resumes jobs."""
+        return self._running(self.backend, self.measuring)
 
     def runner(self) -> Runner:
         """Runs waiting jobs; each of its threads has connections of its own."""
         from celery_dlq.operations.runner import Runner
 
-        return Runner(self._separate_operations)
+        return Runner(self._separate_running)
 
     @contextmanager
-    def _separate_operations(self) -> Iterator[Operations]:
+    def _separate_running(self) -> Iterator[Running]:
+        with self._separate_backend() as (_backend, running, _counts):
+            yield running
+
+    @contextmanager
+    def _separate_backend(self) -> Iterator[tuple[Backend, Running, Counts]]:
         backend = self.backend.separate()
         measuring = Measuring(lambda: backend.metrics)
         try:
-            yield self._operations(backend, measuring)
+            yield backend, self._running(backend, measuring), measuring.counts
         finally:
             measuring.close()
             backend.close()
 
-    def _operations(self, backend: Backend, measuring: Measuring) -> Operations:
-        return Operations(
+    def _running(self, backend: Backend, measuring: Measuring) -> Running:
+        policies = self.policy_admin()
+        return Running(
             self.app,
-            self.settings,
             backend,
-            Reading(backend.letters),
-            self.policy_admin(),
+            policies,
+            Checks(self.app, self.settings, backend, policies, self.clock),
             events=self.events,
             measuring=measuring,
             clock=self.clock,
         )
 
+    def holds(self) -> Holds:
+        """Holds messages and releases them."""
+        return self._holds(self.backend, self.running())
+
+    def _holds(self, backend: Backend, running: Running) -> Holds:
+        return Holds(
+            backend,
+            running,
+            self.events,
+            most=self.settings.held_max,
+            tasks=lambda: self.app.tasks,
+            queues=lambda: KnownQueues.of(self.app).names,
+            broker=partial(broker_name, self.app),
+        )
+
+    def breakers(self) -> Breakers:
+        """Opens and closes circuit breakers by hand."""
+        circuits = Circuits(self.backend, self.events, self.measuring.counts, broker_name(self.app))
+        return Breakers(circuits, self.holds(), self._breaker_of)
+
+    def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
+        """The queue of a task, and the circuit breaker of its policy there."""
+        if queue is None:
+            routed = self.app.amqp.router.route({}, task).get("queue")
+            queue = str(getattr(routed, "name", routed) or self.app.conf.task_default_queue)
+        policy = self.policy_admin().in_force().resolve(queue, task_policies(self.app).get(task))
+        return queue, None if policy is None else policy.circuit_breaker
+
+    def demand_run(self) -> DemandRun:
+        """Dead-letters messages that operators name."""
+        return DemandRun(
+            self.app, self.settings, self.backend, self.events, self._waiting_letters, self._queues
+        )
+
+    def _waiting_letters(self) -> WaitingLetters:
+        from celery_dlq.demands.waiting_letters import WaitingLetters
+
+        backend = self.backend
+        return WaitingLetters(
+            self.app,
+            self.settings,
+            backend,
+            policies=self.policy_admin().in_force,
+            queues=self._queues,
+            outbox=self.letter_outbox(backend),
+            limit=self.memory_limit(backend),
+            events=self.events,
+            measuring=self.measuring,
+            clock=self.clock,
+        )
+
+    def _queues(self) -> frozenset[str]:
+        """The queues that the app, a policy, a letter or a live worker names."""
+        workers = self.backend.workers.workers(with_tasks=False)
+        return KnownQueues.of(self.app).names.union(
+            self.policy_admin().guarded_queues(), *(info.queues for info in workers)
+        )
+
     def notes(self) -> Notes:
-        """Writes and reads notes on groups."""
+        """Writes and reads notes on groups, and sets their states."""
         return Notes(self.backend, self.reading(), self.events)
 
     def exports(self) -> Exports:
@@ -262,12 +357,17 @@ class Assembly:
             StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
         """
         from celery_dlq.contrib import sentry
+        from celery_dlq.worker.circuit_watch import CircuitWatch, Recoveries
+        from celery_dlq.worker.demands import Demands
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
+        from celery_dlq.worker.holding import Holding
         from celery_dlq.worker.info import worker_info
+        from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
         from celery_dlq.worker.policy_cache import PolicyCache
+        from celery_dlq.worker.releases import Releases
         from celery_dlq.worker.sampling import Sampler
         from celery_dlq.worker.spool import Spool
         from celery_dlq.worker.start_check import StartCheck
@@ -291,6 +391,7 @@ class Assembly:
             )
         self.check_exchanges()
         limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
+        used_up = partial(_used_up, policy_cache)
         letter_writer = LetterWriter(
             backend.letters,
             Spool(settings.spool_dir, _shown_place(settings, self.app.conf)),
@@ -299,8 +400,9 @@ class Assembly:
             forget=backend.counter.forget,
             outbox=self.letter_outbox(backend),
             events=self.events,
-            mark=None if settings.sentry == sentry.OFF else self._marker(backend),
+            mark=None if settings.sentry == sentry.OFF else self._marker(backend, used_up),
             counts=measuring.counts,
+            used_up=used_up,
         )
         measuring.gauges = partial(_gauges, letter_writer, hostname)
         sampler = None
@@ -313,6 +415,23 @@ class Assembly:
                 release=settings.release,
                 redaction=self.redaction,
             )
+        holding = Holding(
+            policy_cache,
+            backend.held,
+            broker=broker_name(self.app),
+            most=settings.held_max,
+            fit=partial(limit.fit, whole=True),
+            clock=self.clock,
+            hostname=hostname,
+            pid=pid,
+            counts=measuring.counts,
+            redaction=self.redaction,
+        )
+        circuits = Circuits(backend, self.events, measuring.counts, broker_name(self.app))
+        watch = CircuitWatch(
+            circuits, backend.circuits, backend.holds, policy_cache, holding, measuring.counts
+        )
+        demands = Demands(backend.demands, backend.jobs)
         guard = Guard(
             policy_cache,
             letter_writer,
@@ -325,14 +444,15 @@ class Assembly:
             counts=measuring.counts,
             sampler=sampler,
             redaction=self.redaction,
+            holding=holding,
+            circuits=watch,
+            demands=demands,
         )
         sentry.install_masking(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS
-            sentry.SentryDeduplicator(
-                partial(_keeps, guard), HANDLING.get, instead=instead
-            ).install()
+            sentry.SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
         info = replace(
             worker_info(self.app, settings),
             hostname=hostname,
@@ -341,15 +461,41 @@ class Assembly:
             started_at=self.clock(),
         )
         retention = Retention(backend.letters, backend.workers, self.events, hostname)
+        jobs = guard.jobs = WorkerJobs(self._separate_running, lambda: policy_cache.policies)
         guard.periodic_tasks.add(
             start_check,
-            Heartbeat(backend.workers, info, policy_cache.obey),
+            Heartbeat(
+                backend.workers,
+                info,
+                backend.holds,
+                backend.demands,
+                policy_cache.obey,
+                holding.obey,
+                demands.obey,
+                job_waits=jobs.wake,
+            ),
+            Releases(holding, self._release_ended),
+            watch,
+            Recoveries(holding, self._recover),
             limit,
             *_trimming(backend.letters, retention, policy_cache),
             measuring,
             *([sampler] if sampler is not None else []),
         )
         return guard
+
+    def _release_ended(self, stopping: Callable[[], bool]) -> None:
+        """Release the messages of holds that ended, in a thread of a worker."""
+        with self._separate_backend() as (backend, running, _counts):
+            self._holds(backend, running).release_ended(stopping)
+
+    def _recover(self, stopping: Callable[[], bool]) -> None:
+        """Send probes and release the messages of circuit breakers, in a thread of a worker."""
+        from celery_dlq.operations.recovery import Recovery
+
+        with self._separate_backend() as (backend, running, counts):
+            circuits = Circuits(backend, self.events, counts, broker_name(self.app))
+            Recovery(backend, running, circuits, self.settings.held_max).run(stopping)
 
     def memory_limit(
         self,
@@ -418,8 +564,8 @@ class Assembly:
         from celery_dlq.adopt.letter import Adoption
         from celery_dlq.adopt.sources import source_of
 
-        def adopted(letter: DeadLetter) -> None:
-            self.events.emit(DeadLettered(at=self.clock(), letter=letter))
+        def adopted(letter: DeadLetter, regressed: bool) -> None:  # noqa: FBT001 - one of two
+            self.events.emit(DeadLettered(at=self.clock(), letter=letter, regressed=regressed))
             if progress is not None:
                 progress(1)
 
@@ -488,14 +634,16 @@ class Assembly:
             self._publisher.close()
             self._publisher.backend.close()
 
-    def _marker(self, backend: Backend) -> Callable[[DeadLetter], DeadLetter]:
+    def _marker(
+        self, backend: Backend, used_up: Callable[[DeadLetter], str]
+    ) -> Callable[[DeadLetter], DeadLetter]:
         """A function that marks letters to be reported to Sentry; subscribes the reporter.
 
         Subscribes late, because the app may initialise Sentry after the guard is made.
         """
         from celery_dlq.contrib import sentry
 
-        reporter = sentry.SentryReporter(backend.reports, self.redaction)
+        reporter = sentry.SentryReporter(backend.reports, self.redaction, used_up)
 
         def marked(letter: DeadLetter) -> DeadLetter:
             if sentry.client() is not None:
@@ -548,7 +696,8 @@ def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     """The dead-letter queues that the settings name; others follow from patterns and tasks."""
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
     targets = (target for target in settings.adopt.values() if target is not None)
-    return (name for name in (*named, *targets) if not set(name) & set("*?["))
+    every = (*named, *settings.policies.by_exception, *targets)
+    return (name for name in every if not set(name) & set("*?["))
 
 
 def _shown_place(settings: Settings, conf: Any) -> str:
@@ -593,15 +742,14 @@ def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
             )
 
 
+def _used_up(policy_cache: PolicyCache, letter: DeadLetter) -> str:
+    rule = policy_cache.policies.auto_redrive_of(letter.dead_letter_queue)
+    return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
+
+
 def _is_death(kind: type[Event]) -> bool:
     return kind is DeadLettered
 
 
 def _gauges(letter_writer: LetterWriter, hostname: str) -> WorkerGauges:
     return WorkerGauges(worker=hostname, spool=letter_writer.spooled, waiting=len(letter_writer))
-
-
-def _keeps(guard: Guard, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
-    from celery_dlq.worker.failure import failure_of_exc_info
-
-    return guard.keeps(task, delivery_info, failure_of_exc_info(exc_info, task.throws))

@@ -24,6 +24,7 @@ from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.policies.policy import (
     Policy,
+    integer,
     positive_seconds,
     queue_name,
     seconds,
@@ -321,6 +322,13 @@ class Settings:
         "the broker can always publish. Without a maxmemory it does nothing. "
         "Unit: 0 to 1. Special value: 0 is no limit. Defaults to 0.8.",
     )
+    held_max: int = _setting(
+        100_000,
+        integer(1),
+        "About how many messages a hold takes (dlq hold). While it has more, workers do not "
+        "consume the queues of the next ones, which wait there. Unit: messages. "
+        "Defaults to 100,000.",
+    )
     release: str | None = _setting(
         lambda: os.environ.get("SENTRY_RELEASE"),
         text,
@@ -458,13 +466,20 @@ class Settings:
             table: All policies of the app.
 
         Raises:
-            SettingsError: A policy names a dead-letter exchange.
+            SettingsError: A policy names a dead-letter exchange, or automatic redrives.
         """
         if self.store != "broker":
             return
         named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
         named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
         for place, policy in named.items():
+            if policy.auto_redrive:
+                raise SettingsError(
+                    f"expected {place} to have no auto_redrive with dlq_store = 'broker', got "
+                    f"{policy.auto_redrive.to_json()}: to find the letters that are due, all of "
+                    f"its queue would be read each minute. Take dlq_store = 'redis', or redrive "
+                    f"by hand"
+                )
             if policy.dead_letter_exchange is not None:
                 raise SettingsError(
                     f"expected {place} to have no dead_letter_exchange with dlq_store = 'broker', "

@@ -56,9 +56,11 @@ class DeadLettered(Event):
 
     Attributes:
         letter: The letter.
+        regressed: True if its group was resolved until this letter, the first of those after.
     """
 
     letter: DeadLetter
+    regressed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,15 @@ class Action(str, Enum):
     POLICY_SET = "policy_set"
     POLICY_UNSET = "policy_unset"
     NOTED = "noted"
+    HELD = "held"
+    RELEASED = "released"
+    RESOLVED = "resolved"
+    MUTED = "muted"
+    REOPENED = "reopened"
+    CIRCUIT_OPENED = "circuit_opened"
+    CIRCUIT_CLOSED = "circuit_closed"
+    DEMANDED = "demanded"
+    DEMAND_WITHDRAWN = "demand_withdrawn"
 
     def __str__(self) -> str:
         return self.value
@@ -94,13 +105,14 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Event):
-    """A person or a policy changed letters or policies, or noted something. ``dlq audit`` shows it.
+    """A person or a policy changed letters, groups or policies. ``dlq audit`` shows it.
 
     Attributes:
         action: What was done.
         actor: ``user@host``, ``alice via user@host`` of a user of the web page, or the node name
             of a worker that applied a policy.
-        target: The dead-letter queue, or the queue whose policy was changed.
+        target: The dead-letter queue, or the queue whose policy was changed, or the hold, or
+            the task of a demand.
         letters: Number of letters changed.
         detail: How the letters were selected, and the options; JSON-ready.
     """

@@ -14,6 +14,7 @@ __all__ = [
     "DELAY_SOURCE_HEADER",
     "DELIVERIES_HEADER",
     "EDITED_HEADER",
+    "HOLD_HEADER",
     "LETTER_HEADER",
     "REASON_HEADER",
     "REDRIVES_HEADER",
@@ -30,6 +31,9 @@ REDRIVE_HEADER = "dlq_redrive"
 
 LETTER_HEADER = "dlq_letter"
 """Id of the letter that kept the message. Two messages with one id are one redriven twice."""
+
+HOLD_HEADER = "dlq_hold"
+"""Id of the hold that the message was released from; this hold does not take it again."""
 
 DELAY_HEADER = "dlq_default_delay"
 """Seconds of the queue's default delay, if the message got one."""

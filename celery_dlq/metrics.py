@@ -18,10 +18,13 @@ from celery_dlq.logs import get_logger
 
 NAMESPACE = "celery_dlq"
 OTHER = "(other)"
-"""Replaces the label values of series beyond `MAX_SERIES`."""
+"""Replaces names of tasks beyond `MAX_TASKS`, and all labels of series beyond `MAX_SERIES`."""
 
 SUCCEEDED = "succeeded"
 """Outcome of a delivery that did not fail; the other outcomes are those of `Outcome`."""
+
+MAX_TASKS = 200
+"""A process counts this many tasks by their names, the others as one."""
 
 MAX_SERIES = 2_000
 """A process counts this many series; more only exist where names are made up at run time."""
@@ -41,7 +44,7 @@ class Metric:
     Attributes:
         name: Full name in Prometheus.
         measure: Counter or gauge.
-        labels: Names of its labels.
+        labels: Names of its labels; ``task`` comes last.
         help: Its meaning.
     """
 
@@ -59,7 +62,9 @@ def _gauge(name: str, labels: str, text: str) -> Metric:
     return Metric(f"{NAMESPACE}_{name}", Measure.GAUGE, tuple(labels.split()), text)
 
 
-DELIVERIES = _counter("deliveries", "queue outcome", "Deliveries that ended, by their outcome.")
+DELIVERIES = _counter(
+    "deliveries", "queue outcome task", "Deliveries that ended, by their outcome."
+)
 DUPLICATES = _counter(
     "duplicate_deliveries",
     "queue",
@@ -69,12 +74,26 @@ UNCOUNTED = _counter(
     "uncounted_deliveries", "queue", "Deliveries that ran although the store could not count them."
 )
 DEAD_LETTERS = _counter(
-    "dead_letters", "queue dead_letter_queue reason", "Letters that workers stored."
+    "dead_letters", "queue dead_letter_queue reason task", "Letters that workers stored."
 )
 DIED_AGAIN = _counter(
-    "died_again", "queue dead_letter_queue", "Letters of messages that were redriven before."
+    "died_again", "queue dead_letter_queue task", "Letters of messages that were redriven before."
+)
+REGRESSED = _counter(
+    "regressed_groups",
+    "queue dead_letter_queue task",
+    "Groups of letters that were resolved, and died again.",
+)
+REDRIVES_USED_UP = _counter(
+    "redrives_used_up",
+    "queue dead_letter_queue",
+    "Letters of messages that auto_redrive redrives no more.",
 )
 REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
+HELD_MESSAGES = _counter("held_messages", "queue", "Messages that workers held.")
+CIRCUITS = _counter(
+    "circuit_changes", "task queue state", "Times a circuit breaker opened or closed."
+)
 RESTORED = _counter(
     "restored_messages", "", "Messages of workers that died, returned to their queues by a lease."
 )
@@ -96,6 +115,12 @@ OLDEST = _gauge(
     "oldest_letter_age_seconds", "dead_letter_queue", "Age of the oldest letter there is."
 )
 BYTES = _gauge("letter_bytes", "dead_letter_queue", "Memory of the letters in Redis, estimated.")
+HELD = _gauge("held", "hold task", "Messages that wait in the queue of a hold.")
+CIRCUIT = _gauge(
+    "circuit_open",
+    "task queue",
+    "Circuit breakers: 1 open, 0.5 closed and still releasing; the others are left out.",
+)
 MEMORY = _gauge("memory_used_ratio", "", "Share of the maxmemory of Redis that is in use.")
 SPOOL = _gauge(
     "spool_letters", "worker", "Letters on the worker's disk: the store was down or had no room."
@@ -112,13 +137,17 @@ COUNTERS = (
     UNCOUNTED,
     DEAD_LETTERS,
     DIED_AGAIN,
+    REDRIVES_USED_UP,
+    REGRESSED,
     REDRIVEN,
+    HELD_MESSAGES,
+    CIRCUITS,
     RESTORED,
     LOST_LEASES,
     STORE_ERRORS,
     INTERNAL_ERRORS,
 )
-GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, MEMORY, SPOOL, WAITING)
+GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, HELD, CIRCUIT, MEMORY, SPOOL, WAITING)
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
 
 Series = tuple[str, ...]
@@ -171,15 +200,27 @@ class Counts:
 
     def __init__(self) -> None:
         self._counts: dict[Series, int] = {}
+        self._tasks: set[str] = set()
         self._lock = threading.Lock()  # pools of threads end tasks in several
 
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         """Count something that happened."""
         series = (metric.name, *labels)
         with self._lock:
-            if series not in self._counts and len(self._counts) >= MAX_SERIES:
-                series = (metric.name, *(OTHER for _ in labels))
+            if series not in self._counts:
+                series = self._bounded(metric, series)
             self._counts[series] = self._counts.get(series, 0) + by
+
+    def _bounded(self, metric: Metric, series: Series) -> Series:
+        """Return a series that is new, or another if there are too many."""
+        if metric.labels[-1:] == ("task",):
+            if series[-1] not in self._tasks and len(self._tasks) >= MAX_TASKS:
+                series = (*series[:-1], OTHER)
+            else:
+                self._tasks.add(series[-1])
+        if series not in self._counts and len(self._counts) >= MAX_SERIES:
+            return (metric.name, *(OTHER for _ in metric.labels))
+        return series
 
     def flush(self, store: MetricsStore, gauges: WorkerGauges | None = None) -> None:
         """Add all counts to those in the store; keep them for the next flush if that fails."""

@@ -14,14 +14,20 @@ from celery_dlq.adopt.run import AdoptRun
 from celery_dlq.assembly import Assembly
 from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 from celery_dlq.config import Settings
+from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import MissingExtra
 from celery_dlq.operations.apart import Comparison
 from celery_dlq.operations.api import Operations
+from celery_dlq.operations.circuits import Breakers
 from celery_dlq.operations.exports import Exports
+from celery_dlq.operations.holds import Holds
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.operations.notes import Notes
+from celery_dlq.operations.plans import Plans
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import Reading
+from celery_dlq.operations.removal import Removal
+from celery_dlq.operations.running import Running
 from celery_dlq.redaction.masking import Redaction
 
 if TYPE_CHECKING:
@@ -154,25 +160,39 @@ class DeadLetters:
     apart = _of(Assembly.comparison, Comparison.apart)
     note = _of(Assembly.notes, Notes.note)
     notes = _of(Assembly.notes, Notes.notes)
+    resolve = _of(Assembly.notes, Notes.resolve)
+    mute = _of(Assembly.notes, Notes.mute)
+    reopen = _of(Assembly.notes, Notes.reopen)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)
     dry_run = _of(Assembly.operations, Operations.dry_run)
-    discard = _of(Assembly.operations, Operations.discard)
-    purge = _of(Assembly.operations, Operations.purge)
-    restore = _of(Assembly.operations, Operations.restore)
-    discarded = _of(Assembly.operations, Operations.discarded)
-    trim = _of(Assembly.operations, Operations.trim)
+    discard = _of(Assembly.removal, Removal.discard)
+    purge = _of(Assembly.removal, Removal.purge)
+    restore = _of(Assembly.removal, Removal.restore)
+    discarded = _of(Assembly.removal, Removal.discarded)
+    trim = _of(Assembly.removal, Removal.trim)
 
-    plan = _of(Assembly.operations, Operations.plan)
-    start = _of(Assembly.operations, Operations.start)
-    edited_arguments = _of(Assembly.operations, Operations.edited_arguments)
+    plan = _of(Assembly.plans, Plans.plan)
+    start = _of(Assembly.plans, Plans.start)
+    edited_arguments = _of(Assembly.plans, Plans.edited_arguments)
     jobs = _of(Assembly.operations, Operations.jobs)
     job = _of(Assembly.operations, Operations.job)
     cancel = _of(Assembly.operations, Operations.cancel)
-    resume = _of(Assembly.operations, Operations.resume)
-    resume_in_background = _of(Assembly.operations, Operations.resume_in_background)
+    resume = _of(Assembly.running, Running.resume)
+    resume_in_background = _of(Assembly.running, Running.resume_in_background)
     changes = _of(Assembly.operations, Operations.changes)
+
+    hold = _of(Assembly.holds, Holds.hold)
+    holds = _of(Assembly.holds, Holds.holds)
+    release = _of(Assembly.holds, Holds.release)
+    breakers = _of(Assembly.breakers, Breakers.breakers)
+    open_breaker = _of(Assembly.breakers, Breakers.open_breaker)
+    close_breaker = _of(Assembly.breakers, Breakers.close_breaker)
+
+    dead_letter = _of(Assembly.demand_run, DemandRun.dead_letter)
+    delayed = _of(Assembly.demand_run, DemandRun.delayed)
+    withdraw = _of(Assembly.demand_run, DemandRun.withdraw)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)

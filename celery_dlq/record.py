@@ -60,6 +60,8 @@ class Reason(str, Enum):
     UNDECODABLE_MESSAGE = "undecodable_message"
     RETRY_NOT_PUBLISHED = "retry_not_published"
     ADOPTED = "adopted"
+    OPERATOR = "operator"
+    HELD = "held"  # not a death: only of messages that wait in the queue of a hold
 
     def __str__(self) -> str:
         return self.value

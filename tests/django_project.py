@@ -10,14 +10,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from builders import a_letter, a_request, an_app, key_of
 from servers import _free_port
 from waiting import poll
+
+from celery_dlq import DeadLetters
 
 EXAMPLE = Path(__file__).parents[1] / "examples/django"
 PAGES = "/admin/celery_dlq/deadletters"
@@ -288,3 +291,26 @@ class Visitor:
             self.cookies[name] = value
         found = {name.lower(): value for name, value in answer.getheaders()}
         return Answer(answer.status, found, text)
+
+
+def letters_in(url: str) -> Iterator[DeadLetters]:
+    """Those of a database."""
+    app = an_app(broker_url=url, task_default_queue="orders")
+    app.conf.dlq_queues = {"orders": {"max_deliveries": 5}}
+    dlq = DeadLetters(app)
+    yield dlq
+    dlq.close()
+    app.close()
+
+
+def put(dlq: DeadLetters, number: int = 1, **changes: Any) -> list[str]:
+    """Store letters; their ids."""
+    found = []
+    for _ in range(number):
+        values = {"task_name": "orders.tasks.charge", "properties": '{"priority": 0}', **changes}
+        letter = a_letter(**values)
+        headers = a_request(id=letter.task_id, root_id=letter.task_id, task=letter.task_name)
+        letter = replace(letter, headers=json.dumps(headers))
+        dlq.store.dead_letter(letter, key_of(letter))
+        found.append(letter.id)
+    return found

@@ -25,6 +25,8 @@ DEFAULT_TIER = (
     "tests/acceptance/test_redrive.py",
     "tests/acceptance/test_start.py::test_a_worker_starts_without_its_store_and_is_whole_when_it_comes_back[refused",
     "tests/acceptance/test_store_down.py",
+    # Of the pages in a browser: that there is one.
+    "tests/browser/test_every_page.py::test_the_first_page_loads_without_a_complaint",
     "tests/examples/test_containers.py",
 )
 """Beginnings of test ids."""
@@ -35,6 +37,7 @@ FULL_TIER = (
     "tests/integration/test_export_s3.py",
     "tests/integration/test_reliable_fetch.py::test_queues_that_are_added_and_cancelled_while_idle",
     "tests/integration/test_reliable_fetch_faults.py",
+    "tests/integration/test_releases.py::test_killed_at_any_instant",
     "tests/integration/test_upstream.py",
 )
 """What is not in the default tier though its folder is."""

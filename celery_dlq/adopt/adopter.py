@@ -67,7 +67,7 @@ class Adopter:
         outbox: Keeps entries for dead-letter exchanges; ``None`` if no policy names one.
         limit: Decides if the store has room.
         clock: Returns the current time, aware UTC.
-        adopted: Called with every new letter.
+        adopted: Called with every new letter, and true if its group was resolved until then.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Adopter:
         outbox: LetterOutbox | None,
         limit: MemoryLimit,
         clock: Clock,
-        adopted: Callable[[DeadLetter], None],
+        adopted: Callable[[DeadLetter, bool], None],
     ) -> None:
         self.report = AdoptReport(queue)
         self._source = source
@@ -136,7 +136,8 @@ class Adopter:
         letter = self._limit.fit(letter)
         if self._outbox is not None:
             self._outbox.add(letter)
-        if self._store.dead_letter(letter, key) is not Stored.NEW:
+        stored = self._store.dead_letter(letter, key)
+        if stored is Stored.ALREADY_THERE:
             return False
         self.report.adopted += 1
         self.report.by_queue[letter.dead_letter_queue] += 1
@@ -146,7 +147,7 @@ class Adopter:
             letter.dead_letter_queue,
             letter.description,
         )
-        self._adopted(letter)
+        self._adopted(letter, stored is Stored.REGRESSED)
         return True
 
 

@@ -90,7 +90,7 @@ class Adoption:
     def identity(self, message: Any) -> Identity:
         """The identity of a message, the same for each delivery."""
         headers, properties = _mapping(message.headers), _mapping(message.properties)
-        task_id = _request(message, headers).get("id")
+        task_id = request_fields(message, headers).get("id")
         # Not the correlation id: producers other than Celery may use one for many messages.
         named = task_id or properties.get("message_id") or _tag(message, properties)
         if named:
@@ -125,7 +125,7 @@ class Adoption:
         self, message: Any, identity: Identity, now: datetime
     ) -> tuple[DeadLetter, MessageKey]:
         headers = _mapping(message.headers)
-        request = {**_request(message, headers), "id": identity.task_id}
+        request = {**request_fields(message, headers), "id": identity.task_id}
         kept = captured(message, request)
         native = native_death(headers, _mapping(message.properties))
         resolved = self._resolved(kept, native)
@@ -181,7 +181,7 @@ class Adoption:
         return f"adopted from {self._queue!r}: {native.words}{unknown}"
 
 
-def _request(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any]:
+def request_fields(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any]:
     """Celery's fields: the headers of protocol 2, the JSON body of protocol 1, or empty."""
     if "task" in headers:
         return headers

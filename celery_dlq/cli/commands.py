@@ -21,18 +21,27 @@ from celery_dlq.letters.printable import one_line
 _MODULES = {
     "apart": "reading",
     "audit": "reading",
+    "breaker": "breaker",
+    "dead-letter": "dead_letter",
+    "delayed": "delayed",
     "discard": "removal",
     "export": "export",
     "exporter": "prometheus",
     "groups": "reading",
+    "hold": "holds",
+    "holds": "holds",
     "import": "import_",
     "jobs": "jobs",
     "list": "reading",
+    "mute": "note",
     "note": "note",
     "policies": "policies",
     "purge": "removal",
     "queues": "reading",
     "redrive": "redrive",
+    "release": "holds",
+    "reopen": "note",
+    "resolve": "note",
     "restore": "removal",
     "show": "reading",
     "tail": "reading",
@@ -41,7 +50,12 @@ _MODULES = {
     "web": "web",
     "web-user": "web",
 }
-_OTHER_NAMES = {"import": "import_", "list": "list_", "web-user": "web_user"}
+_OTHER_NAMES = {
+    "dead-letter": "dead_letter",
+    "import": "import_",
+    "list": "list_",
+    "web-user": "web_user",
+}
 
 
 class PlainErrors(click.Group):

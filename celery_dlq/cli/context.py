@@ -20,6 +20,16 @@ def dead_letters_of(ctx: click.Context) -> DeadLetters:
     return DeadLetters.of(ctx.obj.app)
 
 
+def load_tasks(app: Any) -> None:
+    """Import the task modules as a worker does: until then, autodiscovered tasks are unknown."""
+    try:
+        app.loader.import_default_modules()
+    except Exception as exc:
+        raise click.ClickException(
+            f"the app's task modules cannot be imported: {type(exc).__name__}: {exc}"
+        ) from exc
+
+
 def console_of(ctx: click.Context) -> Console:
     """Where people read, without colours if ``celery --no-color`` says so."""
     return Console(no_color=getattr(ctx.obj, "no_color", False) or None, highlight=False)

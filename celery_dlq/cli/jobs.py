@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from celery_dlq.cli import operation_tables
-from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
+from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.terminal import counting, say
 
 if TYPE_CHECKING:
+    from celery_dlq.filters import LetterFilter
     from celery_dlq.operations.job import Job
+
+StartAt = Callable[[datetime], datetime]
+"""Returns when a job may start, given the present by the store's clock."""
 
 
 @click.group(
@@ -58,11 +64,15 @@ def cancel(ctx: click.Context, job_id: str) -> None:
 
 @jobs.command()
 @click.argument("job_id", metavar="ID")
+@click.option("--background", is_flag=True, help="Hand it to the workers or to `dlq web`.")
 @json_option
 @click.pass_context
-def resume(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
+def resume(ctx: click.Context, job_id: str, *, background: bool, as_json: bool) -> None:
     """Continue a job that was interrupted, cancelled or stopped."""
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    if background:
+        _tell(ctx, dead_letters.resume_in_background(job_id), as_json=as_json)
+        return
     with counting(console, "letters", quiet=as_json) as progress:
         report = dead_letters.resume(job_id, progress=progress)
     if as_json:
@@ -71,6 +81,42 @@ def resume(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
         operation_tables.job(console, _shown(ctx, dead_letters.job(job_id)))
     if report.state != "done" or getattr(report, "refused", False):
         ctx.exit(1)
+
+
+def in_background(
+    ctx: click.Context,
+    kind: str,
+    queue: str,
+    where: LetterFilter,
+    how: Mapping[str, Any],
+    start_at: StartAt | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Hand an operation on many letters to another process.
+
+    Args:
+        ctx: The command.
+        kind: The kind of the job.
+        queue: The dead-letter queue.
+        where: The letters.
+        how: The options of the operation.
+        start_at: Returns when it may start; ``None``: at once.
+        as_json: True for a program.
+    """
+    dead_letters = dead_letters_of(ctx)
+    at = None if start_at is None else start_at(dead_letters.job_store.now())
+    plan = dead_letters.plan(kind, queue, where, **how)
+    if where and plan.total == 0:
+        raise none_matched(queue)
+    _tell(ctx, dead_letters.start(plan.id, at=at), as_json=as_json)
+
+
+def _tell(ctx: click.Context, job: Job, *, as_json: bool) -> None:
+    if as_json:
+        print_lines([_shown(ctx, job).to_json()])
+    else:
+        operation_tables.waiting(console_of(ctx), job)
 
 
 def _shown(ctx: click.Context, job: Job) -> Job:

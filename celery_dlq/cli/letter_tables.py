@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from celery_dlq.backends.base import Group, Note, QueueSummary, ServerMemory
+from celery_dlq.backends.base import Group, GroupState, Note, QueueSummary, ServerMemory
 from celery_dlq.cli.terminal import (
     Table,
     age,
@@ -31,6 +31,12 @@ _MAX_BODY_CHARS = 4_000
 _MAX_BODY_BYTES = 200
 _MAX_FIELD_CHARS = 200
 _SHORT_ID = 8
+_STATES = {
+    GroupState.OPEN: "dim",
+    GroupState.MUTED: "dim",
+    GroupState.RESOLVED: "green",
+    GroupState.REGRESSED: "red",
+}
 _LETHAL = frozenset({"max_deliveries_exceeded", "worker_lost", "time_limit_exceeded"})
 
 
@@ -84,13 +90,16 @@ def memory(summaries: Sequence[QueueSummary], server: ServerMemory | None) -> It
 
 def groups(console: Console, queue: str, found: Sequence[Group]) -> None:
     """Groups, a row each."""
-    rows = table(f"{queue} by cause", "!fingerprint", ("letters", "right"), "task, cause", "!seen")
+    rows = table(
+        f"{queue} by cause", "!fingerprint, state", ("letters", "right"), "task, cause", "!seen"
+    )
     for group in found:
         cause = reason(group.reason)
         if group.exception_type is not None:
             cause = Text.assemble(cause, " ", line(_class_name(group.exception_type)))
+        state = group.status.state
         rows.add_row(
-            line(group.fingerprint),
+            two_lines(line(group.fingerprint), line(state.value, _STATES[state])),
             f"{group.letters:,}",
             two_lines(line(group.task_name, "bold"), cause),
             f"first {age(group.first_seen_at)}\nlast  {age(group.last_seen_at)}",

@@ -1,13 +1,29 @@
-"""``dlq note``: what operators know of a cause."""
+"""``dlq note``, ``resolve``, ``mute``, ``reopen``: what operators say of a cause."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import click
 
 from celery_dlq.cli import letter_tables
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
-from celery_dlq.cli.options import json_option
-from celery_dlq.cli.terminal import say
+from celery_dlq.cli.options import Duration, json_option
+from celery_dlq.cli.terminal import say, utc
+
+
+def _of_group(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The group, a note on it, and ``--json``."""
+    for option in (
+        json_option,
+        click.option("--note", default="", help="A note on the group, e.g. the ticket."),
+        click.option("--queue", required=True, help="The dead-letter queue of the group."),
+        click.argument("fingerprint"),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command(short_help="Add a note to a group of letters, or show its notes.")
@@ -33,3 +49,69 @@ def note(
         letter_tables.notes(console, fingerprint, notes)
     else:
         say(console, f"There are no notes on {fingerprint} of {queue}.")
+
+
+@click.command(short_help="Say that the cause of a group is mended.")
+@_of_group
+@click.option("--release", help="The release that has the fix, as dlq_release will name it.")
+@click.pass_context
+def resolve(
+    ctx: click.Context,
+    fingerprint: str,
+    *,
+    queue: str,
+    release: str | None,
+    note: str,
+    as_json: bool,
+) -> None:
+    """Say that the cause of the letters of one FINGERPRINT is mended; the letters stay.
+
+    If a task dies of it again, the group is regressed. With --release, letters of the earlier
+    releases of the group are none: their workers have not been deployed yet.
+    """
+    status = dead_letters_of(ctx).resolve(queue, fingerprint, release=release, note=note)
+    if as_json:
+        print_lines([status.to_json()])
+        return
+    in_release = f" in release {release}" if release else ""
+    say(console_of(ctx), f"Resolved {fingerprint} of {queue}{in_release}.")
+
+
+@click.command(short_help="Stop reports of a group to Sentry.")
+@_of_group
+@click.option("--for", "seconds", type=Duration(), help="Open again after this time (30m, 2h, 7d).")
+@click.pass_context
+def mute(
+    ctx: click.Context,
+    fingerprint: str,
+    *,
+    queue: str,
+    seconds: float | None,
+    note: str,
+    as_json: bool,
+) -> None:
+    """Stop reports of the letters of one FINGERPRINT; they are stored all the same."""
+    until = None
+    if seconds is not None:
+        try:
+            until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        except OverflowError:
+            raise click.BadParameter("expected a time of some years at most") from None
+    status = dead_letters_of(ctx).mute(queue, fingerprint, until=until, note=note)
+    if as_json:
+        print_lines([status.to_json()])
+        return
+    till = f" until {utc(until)}" if until else ""
+    say(console_of(ctx), f"Muted {fingerprint} of {queue}{till}.")
+
+
+@click.command(short_help="Open a resolved, muted or regressed group.")
+@_of_group
+@click.pass_context
+def reopen(ctx: click.Context, fingerprint: str, *, queue: str, note: str, as_json: bool) -> None:
+    """Open the group of one FINGERPRINT that is resolved, muted or regressed."""
+    status = dead_letters_of(ctx).reopen(queue, fingerprint, note=note)
+    if as_json:
+        print_lines([status.to_json()])
+        return
+    say(console_of(ctx), f"Reopened {fingerprint} of {queue}.")

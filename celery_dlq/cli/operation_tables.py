@@ -111,21 +111,28 @@ def jobs(console: Console, found: Sequence[Job]) -> None:
         rows.add_row(
             line(one.id),
             two_lines(line(one.kind), line(one.queue)),
-            line(one.state, _STATE_STYLES.get(one.state, "")),
+            _state(one),
             "\n".join(f"{count:,} {name}" for name, count in one.counts.items() if count),
             age(one.started_at),
         )
     console.print(rows)
 
 
+def _state(one: Job) -> Text:
+    state = line(one.state, _STATE_STYLES.get(one.state, ""))
+    if one.state == "waiting" and one.start_at is not None:
+        return two_lines(state, line(f"for {utc(one.start_at)}"))
+    return state
+
+
 def waiting(console: Console, found: Job) -> None:
     """A job that another process is to run."""
     count = found.preview.get("letters", 0)
     least = "" if found.preview.get("exact") else "at least "
-    say(
-        console,
-        f"Job {found.id} waits: {found.kind} {least}{letters_text(count)} of {found.queue}.",
-    )
+    what = f"{found.kind} {least}{letters_text(count)} of {found.queue}"
+    if found.start_at is not None:
+        what += f", not before {utc(found.start_at)}"
+    say(console, f"Job {found.id} is {found.state}: {what}.")
     say(console, f"  `dlq jobs status {found.id}` shows how it does.")
 
 
@@ -145,6 +152,7 @@ def job(console: Console, found: Job) -> None:
         "note",
         "run",
         "expires_at",
+        "start_at",
         "canary",
         "failed",
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import click
@@ -42,6 +43,44 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
                 ctx,
             )
         return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+
+
+class StartTime(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
+    """When a job starts: 09:00, ISO 8601 (both UTC unless they say otherwise), or +30m."""
+
+    name = "time"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Callable[[datetime], datetime]:
+        """Read the text into a function of the present, which the store knows."""
+        if callable(value):
+            return value  # type: ignore[no-any-return]
+        text = value.strip()
+        span = duration_seconds(text[1:]) if text.startswith("+") else None
+        clock = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text, re.ASCII)
+        if span is not None:
+            return lambda now: now + timedelta(seconds=span)
+        if clock is not None:
+            return partial(_next, hour=int(clock[1]), minute=int(clock[2]))
+        try:
+            moment = json_codec.moment(text)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"expected a time such as 09:00, 2026-01-31T18:00+01:00 or +30m, got {value!r}",
+                param,
+                ctx,
+            )
+        return lambda _now: moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+def _next(now: datetime, *, hour: int, minute: int) -> datetime:
+    """The next time that the clock shows this in UTC."""
+    today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return today if today > now else today + timedelta(days=1)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
@@ -87,6 +126,26 @@ class Rate(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that choose letters; the same for every command that takes them."""
     for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
+def background_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--background`` and ``--at``: another process does the work."""
+    for option in (
+        click.option(
+            "--at",
+            "start_at",
+            type=StartTime(),
+            help="Like --background, not before this time: 09:00, +30m, or ISO 8601; UTC unless "
+            "it says otherwise.",
+        ),
+        click.option(
+            "--background",
+            is_flag=True,
+            help="Hand the work to the workers or to `dlq web`, and print its job ID.",
+        ),
+    ):
         command = option(command)
     return command
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import click
 
 from celery_dlq.cli import policy_tables
-from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
+from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.options import Duration, json_option
 from celery_dlq.cli.terminal import say
 
@@ -24,7 +23,7 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
     """Show the policy of every queue and task, and where each value comes from."""
     if ctx.invoked_subcommand is not None:
         return
-    _load_tasks(ctx.obj.app)
+    load_tasks(ctx.obj.app)
     shown = dead_letters_of(ctx).policies(queue)
     if as_json:
         print_lines(shown.to_json())
@@ -51,7 +50,7 @@ def set_(ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float
     """
     pairs = dict(map(_pair, values))
     length = timedelta(seconds=span)
-    _load_tasks(ctx.obj.app)
+    load_tasks(ctx.obj.app)
     dead_letters_of(ctx).override_policy(queue, length, **pairs)
     say(console_of(ctx), f"Policy of {queue} overridden for {length}: {', '.join(values)}.")
 
@@ -64,16 +63,6 @@ def unset(ctx: click.Context, queue: str, keys: tuple[str, ...]) -> None:
     """End overrides of QUEUE early: all of them, or only those of KEYs."""
     lifted = dead_letters_of(ctx).lift_policy(queue, *keys)
     say(console_of(ctx), f"Overrides of {queue} ended: {', '.join(lifted)}.")
-
-
-def _load_tasks(app: Any) -> None:
-    """Import the task modules as a worker does: until then, autodiscovered tasks are unknown."""
-    try:
-        app.loader.import_default_modules()
-    except Exception as exc:
-        raise click.ClickException(
-            f"the app's task modules cannot be imported: {type(exc).__name__}: {exc}"
-        ) from exc
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from celery_dlq.cli.terminal import Table, line, say
 from celery_dlq.operations.policies import PolicyReport, PolicyView
+from celery_dlq.policies.exceptions import ExceptionRule
 from celery_dlq.policies.exchange import DeadLetterExchange
 
-_IN_SECONDS = {"default_delay", "dead_letter_ttl"}
+_IN_SECONDS = {"default_delay", "dead_letter_ttl", "crash_window"}
 
 
 def policies(console: Console, rules: PolicyReport) -> None:
@@ -50,11 +51,19 @@ def _values(view: PolicyView) -> RenderableType:
 def _shown(name: str, value: Any) -> str:
     if name in _IN_SECONDS:
         return _duration(value)
+    if name == "exceptions":
+        return "\n".join(f"{exception}: {_rule(rule)}" for exception, rule in value)
     if isinstance(value, DeadLetterExchange):
         return f"{value.name or 'default exchange'} ({value.type})"
     if isinstance(value, (frozenset, tuple)):
         return ", ".join(sorted(str(item) for item in value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _rule(rule: ExceptionRule) -> str:
+    values = rule.to_json()
+    more = ", ".join(f"{key} {value}" for key, value in values.items() if key != "action")
+    return f"{rule.action} ({more})" if more else str(rule.action)
 
 
 def _duration(seconds: float) -> str:

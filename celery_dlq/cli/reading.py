@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_dlq.backends.base import Group, QueueSummary
-from celery_dlq.cli import letter_tables, operation_tables
+from celery_dlq.backends.base import OPEN_GROUP, Group, GroupState, QueueSummary
+from celery_dlq.cli import hold_tables, letter_tables, operation_tables
 from celery_dlq.cli.context import (
     console_of,
     dead_letters_of,
@@ -51,6 +51,8 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
     letter_tables.queues(console, found)
     if found and not dead_letters.store.capabilities.overviews:
         say(console, "The broker does not tell reasons and ages; `dlq groups QUEUE` shows them.")
+    if held := hold_tables.summary(dead_letters.holds()):
+        say(console, held, "yellow")
     for text in (*letter_tables.memory(found, dead_letters.memory()), *warnings):
         say(console, text, "dim")
 
@@ -136,17 +138,24 @@ def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool
     show_default=True,
     help="Show at most this many groups.",
 )
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in GroupState]),
+    help="Only groups in this state; also without letters, unless they are open.",
+)
 @json_option
 @click.pass_context
-def groups(ctx: click.Context, queue: str, *, limit: int, as_json: bool) -> None:
+def groups(ctx: click.Context, queue: str, *, limit: int, state: str | None, as_json: bool) -> None:
     """Show the letters of QUEUE by cause, largest group first."""
-    found = dead_letters_of(ctx).groups(queue, limit=limit)
+    found = dead_letters_of(ctx).groups(queue, limit=limit, state=state)
     if as_json:
-        print_lines(map(_as_json, found))
+        print_lines(map(_group_json, found))
         return
     console = console_of(ctx)
     if found:
         letter_tables.groups(console, queue, found)
+    elif state:
+        say(console, f"{queue} has no {state} group.")
     else:
         say(console, f"{queue} is empty.")
     if len(found) == limit:
@@ -263,6 +272,11 @@ def _entry_json(entry: DeadLetter | Unreadable) -> dict[str, Any]:
     if isinstance(entry, DeadLetter):
         return entry.to_json()
     return {"corrupt": True, "id": None, **_as_json(entry)}
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    values = _as_json(replace(group, status=OPEN_GROUP))
+    return {**values, "state": group.status.state.value, "status": group.status.to_json()}
 
 
 def _as_json(record: QueueSummary | Group | Unreadable) -> dict[str, Any]:

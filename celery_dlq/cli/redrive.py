@@ -17,7 +17,14 @@ from celery_dlq.cli.context import (
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.options import Duration, Rate, filter_options, json_option
+from celery_dlq.cli.jobs import StartAt, in_background
+from celery_dlq.cli.options import (
+    Duration,
+    Rate,
+    background_options,
+    filter_options,
+    json_option,
+)
 from celery_dlq.cli.terminal import counting
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.printable import json_text
@@ -84,11 +91,7 @@ _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_w
     metavar="PATH=VALUE",
     help="First set an argument of one letter, e.g. kwargs.tenant=42.",
 )
-@click.option(
-    "--background",
-    is_flag=True,
-    help="Hand the redrive to a process that runs jobs, such as `dlq web`, and print its job ID.",
-)
+@background_options
 @json_option
 @click.pass_context
 def redrive(
@@ -102,6 +105,7 @@ def redrive(
     in_editor: bool,
     assignments: tuple[str, ...],
     background: bool,
+    start_at: StartAt | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -116,10 +120,13 @@ def redrive(
     dead_letters = dead_letters_of(ctx)
     where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
     how = {name: options[name] for name in _OPTIONS}
+    background = background or start_at is not None
     if background and (dry_run or in_editor or assignments):
-        raise click.UsageError("--background goes with neither --dry-run nor --edit nor --set")
+        raise click.UsageError(
+            "--background and --at go with neither --dry-run nor --edit nor --set"
+        )
     if background:
-        _background(ctx, queue, where, how, as_json=as_json)
+        in_background(ctx, "redrive", queue, where, how, start_at, as_json=as_json)
     elif dry_run:
         _dry_run(ctx, queue, where, how, as_json=as_json)
     elif in_editor or assignments:
@@ -144,20 +151,6 @@ def _redrive(
         operation_tables.redriven(console, queue, report)
     if report.failures or report.refused or report.state != "done":
         ctx.exit(1)
-
-
-def _background(
-    ctx: click.Context, queue: str, where: LetterFilter, how: dict[str, Any], *, as_json: bool
-) -> None:
-    dead_letters = dead_letters_of(ctx)
-    plan = dead_letters.plan("redrive", queue, where, **how)
-    if where and plan.total == 0:
-        raise none_matched(queue)
-    job = dead_letters.start(plan.id)
-    if as_json:
-        print_lines([job.to_json()])
-    else:
-        operation_tables.waiting(console_of(ctx), job)
 
 
 def _dry_run(

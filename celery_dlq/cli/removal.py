@@ -18,7 +18,8 @@ from celery_dlq.cli.context import (
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.options import filter_options, json_option
+from celery_dlq.cli.jobs import StartAt, in_background
+from celery_dlq.cli.options import background_options, filter_options, json_option
 from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.results import DiscardReport
@@ -29,6 +30,7 @@ def _removal_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.pass_context,
         json_option,
+        background_options,
         click.option(
             "--export-first",
             type=click.Path(),
@@ -115,10 +117,18 @@ def _remove(
     limit: int | None,
     yes: bool,
     export_first: str | None,
+    background: bool,
+    start_at: StartAt | None,
     as_json: bool,
     **fields: Any,
 ) -> None:
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    background = background or start_at is not None
+    if background and export_first:
+        raise click.UsageError(
+            "--export-first goes with neither --background nor --at: the file would be on the "
+            "machine of a worker; run `dlq export` first"
+        )
     where = chosen(dead_letters, queue, fields, letter_ids, everything=everything)
     if where and where.ids is None:
         most = 1 if yes else limit  # only the question needs the exact number
@@ -131,6 +141,9 @@ def _remove(
         raise none_matched(queue)
     if count > 1 and not yes:
         _confirm(verb, queue, count)
+    if background:
+        in_background(ctx, verb, queue, where, {"limit": limit, **how}, start_at, as_json=as_json)
+        return
     operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
     ready_for_many()
     with counting(console, done.lower(), quiet=as_json, total=None if yes else count) as progress:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import metrics
-from celery_dlq.backends.base import Clock, QueueSummary, ServerMemory
+from celery_dlq.backends.base import OPEN, Clock, Hold, QueueSummary, ServerMemory
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 logger = get_logger("celery_dlq.exporter")
 
 
+class HeldMessages(Protocol):
+    """A hold and its number of messages."""
+
+    @property
+    def hold(self) -> Hold: ...  # noqa: D102 - see above
+    @property
+    def held(self) -> int: ...  # noqa: D102
+
+
 class Queues(Protocol):
     """What the exporter reads besides the counts."""
 
@@ -29,6 +38,9 @@ class Queues(Protocol):
 
     def memory(self) -> ServerMemory | None:
         """The memory of Redis; ``None`` if unknown."""
+
+    def holds(self) -> Sequence[HeldMessages]:
+        """The holds and their numbers of messages."""
 
 
 class Collector:
@@ -52,7 +64,7 @@ class Collector:
         with self._lock:  # concurrent scrapes share one connection
             try:
                 measured, queues = self._store.read(), self._queues.queues()
-                memory = self._queues.memory()
+                memory, holds = self._queues.memory(), self._queues.holds()
             except StoreUnavailable as exc:
                 self._note(up=False, text=f"The store does not answer: {exc}")
                 yield _gauge(metrics.UP, [((), 0)])
@@ -61,6 +73,12 @@ class Collector:
         yield _gauge(metrics.UP, [((), 1)])
         yield from _counters(measured)
         yield from _gauges(measured, queues, self._clock())
+        yield _gauge(metrics.HELD, [((one.hold.id, one.hold.task), one.held) for one in holds])
+        circuits = [one.hold.circuit for one in holds if one.hold.circuit is not None]
+        yield _gauge(
+            metrics.CIRCUIT,
+            [((one.task, one.queue), 1.0 if one.state == OPEN else 0.5) for one in circuits],
+        )
         share = None if memory is None else memory.share
         yield _gauge(metrics.MEMORY, [] if share is None else [((), share)])
 

@@ -26,9 +26,9 @@ from celery import current_task
 from celery import signals as celery_signals
 from kombu.utils.functional import LRUCache
 
-from celery_dlq.backends.base.reports import Report, Reports
+from celery_dlq.backends.base.reports import Report, Reports, Why
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.events import DeadLettered, Event
+from celery_dlq.events import Action, Change, DeadLettered, Event
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter, iso
@@ -71,11 +71,18 @@ class SentryReporter:
     Args:
         reports: Decides which letters to report, for all workers together.
         redaction: Masks what Sentry gets.
+        used_up: Returns text if the message of a letter is redriven no more by its policy.
     """
 
-    def __init__(self, reports: Reports, redaction: Redaction = NO_REDACTION) -> None:
+    def __init__(
+        self,
+        reports: Reports,
+        redaction: Redaction = NO_REDACTION,
+        used_up: Callable[[DeadLetter], str] | None = None,
+    ) -> None:
         self._reports = reports
         self._redaction = redaction
+        self._used_up = used_up
         self._due: OrderedDict[str, Report] = OrderedDict()
 
     def mark(self, letter: DeadLetter) -> DeadLetter:
@@ -83,7 +90,7 @@ class SentryReporter:
         if letter.sentry_event_id is not None or client() is None:
             return letter
         try:
-            report = self._reports.of(letter)
+            report = self._last_report(letter) or self._reports.of(letter)
         except StoreUnavailable as exc:
             logger.warning("Letter %s is not reported to Sentry: %s", letter.id, exc)
             return letter
@@ -94,8 +101,22 @@ class SentryReporter:
             self._due.popitem(last=False)
         return replace(letter, sentry_event_id=event_id_of(letter))
 
+    def _last_report(self, letter: DeadLetter) -> Report | None:
+        """The report that a message is redriven no more: one for each group, while it lasts."""
+        if not letter.redrives or self._used_up is None or not self._used_up(letter):
+            return None
+        group = replace(letter, redrives=0, fingerprint=f"{letter.fingerprint}:used_up")
+        report = self._reports.of(group)
+        if report is None or report.why is not Why.NEW:
+            return None
+        return replace(report, why=Why.USED_UP)
+
     def __call__(self, event: Event) -> None:
         """Observe events: queue the report of a stored letter in Sentry's own thread."""
+        if isinstance(event, Change) and event.action is Action.CIRCUIT_OPENED:
+            if client() is not None:
+                _send(event_of_opening(event))
+            return
         if not isinstance(event, DeadLettered):
             return
         report = self._due.pop(event.letter.id, None)
@@ -280,6 +301,24 @@ def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[s
     if with_values:
         event["extra"] = _values(letter)
     return event
+
+
+def event_of_opening(change: Change) -> dict[str, Any]:
+    """The Sentry event of a circuit breaker that opened."""
+    detail = change.detail
+    task, circuit = str(detail.get("task")), detail.get("circuit") or {}
+    text = f"Circuit breaker of {task} opened: {detail.get('reason')}"
+    return {
+        "timestamp": change.at,
+        "level": "error",
+        "platform": "python",
+        "logger": "celery_dlq",
+        "transaction": task,
+        "fingerprint": ["celery_dlq.circuit_opened", task, str(detail.get("queue"))],
+        "tags": {"task": task, "queue": str(detail.get("queue")), "hold": change.target},
+        "contexts": {"circuit_breaker": dict(circuit)},
+        "logentry": {"message": text, "formatted": text},
+    }
 
 
 def _tags(letter: DeadLetter, report: Report) -> dict[str, str]:

@@ -25,7 +25,11 @@ PLANNED, EXPIRED, WAITING, RUNNING, DONE, CANCELLED, STOPPED, FAILED, INTERRUPTE
     "failed",
     "interrupted",
 )
-_TIMES = ("started_at", "updated_at", "ended_at", "expires_at")
+REDRIVES = ("redrive", "edit")
+"""The kinds of job that publish the messages of letters."""
+
+_HANDLED = ("published", "finished", "removed", "skipped", "corrupt", "failures", "refused")
+_TIMES = ("started_at", "updated_at", "ended_at", "expires_at", "start_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +38,12 @@ class Job:
 
     Attributes:
         id: Begins with the time, so ids sort by age.
-        kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
-        queue: The dead-letter queue.
-        state: ``planned``, ``expired`` (a plan that nobody started in time), ``waiting`` (for a
-            process that runs jobs), ``running``, ``done``, ``cancelled``, ``stopped`` (by its
-            canary), ``failed``, or ``interrupted``: running, but its process has died.
+        kind: ``redrive``, ``edit``, ``discard``, ``purge`` or ``release``.
+        queue: The dead-letter queue; of a release, the hold.
+        state: ``planned``, ``expired`` (a plan that nobody started in time), ``waiting`` (for
+            ``start_at``, or for a process that runs jobs), ``running``, ``done``, ``cancelled``,
+            ``stopped`` (by its canary), ``failed``, or ``interrupted``: running, but its process
+            has died.
         actor: Who planned it; then who started it; then who resumed it last.
         started_at: Time of its start; of a plan, of its dry run.
         updated_at: Time of its last heartbeat.
@@ -54,6 +59,9 @@ class Job:
         pid: Id of its process.
         host: Host of that process.
         expires_at: Time until which a plan can be started; ``None`` once it was.
+        start_at: Time before which it is not started, by the store's clock; ``None``: at once.
+        broker: The kind of broker and the virtual host or database to which its messages go, e.g.
+            ``amqp /shop``; only a process with the same one runs it. Empty for any.
         preview: What the dry run of a plan found: numbers as in `DryRun`, ``exact`` (false if
             there are more letters than it could read in time), ``groups`` and ``examples`` (ids).
         canary: How its canary does: ``letters``, ``succeeded``, ``died``, ``open``,
@@ -82,10 +90,17 @@ class Job:
     pid: int = 0
     host: str = ""
     expires_at: datetime | None = None
+    start_at: datetime | None = None
+    broker: str = ""
     preview: Mapping[str, Any] = field(default_factory=dict)
     canary: Mapping[str, Any] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     change: str = ""
+
+    @property
+    def handled(self) -> int:
+        """Number of letters that it is done with, in whatever way."""
+        return sum(self.counts.get(name, 0) for name in _HANDLED)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names, without ``change``."""

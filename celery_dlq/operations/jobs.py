@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -19,12 +19,15 @@ from celery_dlq.operations.job import (
     CANCELLED,
     DONE,
     EXPIRED,
+    FAILED,
     INTERRUPTED,
     PLANNED,
     RUNNING,
+    STOPPED,
     WAITING,
     Job,
 )
+from celery_dlq.record import iso
 
 PLAN_VALID = timedelta(minutes=15)
 """A plan can be started for this long: the letters may become others."""
@@ -92,26 +95,31 @@ class Jobs:
         until: str | None,
         total: int | None,
         change: str = "",
+        broker: str = "",
     ) -> JobRun:
         """Start a job; the store has nothing of it before its first `JobRun.beat`."""
+        job = self._job(kind, queue, options)
+        job = replace(job, filter=where, until=until, total=total, change=change, broker=broker)
+        return JobRun(self._store, job)
+
+    def unlisted(self, kind: str, queue: str, *, options: Mapping[str, Any]) -> JobRun:
+        """As `new`, a small job that the store never has."""
+        return _UnlistedRun(self._store, self._job(kind, queue, options))
+
+    def _job(self, kind: str, queue: str, options: Mapping[str, Any]) -> Job:
         now = self._store.now()
         moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
-        job = Job(
+        return Job(
             id=f"{moment}-{uuid4().hex[:6]}",
             kind=kind,
             queue=queue,
             actor=whoami(),
             started_at=now,
             updated_at=now,
-            filter=where,
             options=options,
-            until=until,
-            total=total,
             pid=os.getpid(),
             host=socket.gethostname(),
-            change=change,
         )
-        return JobRun(self._store, job)
 
     # -- plans --------------------------------------------------------------------
 
@@ -129,17 +137,24 @@ class Jobs:
         self._store.write(planned.id, planned.to_stored())
         return planned
 
-    def start(self, job_id: str, check: Callable[[Job], object]) -> Job:
+    def start(self, job_id: str, check: Callable[[Job], object], at: datetime | None = None) -> Job:
         """Let a plan wait for a process that runs jobs; a job that was started is only returned.
 
         Args:
             job_id: The plan.
             check: Raises an error if it must not be started.
+            at: Time before which it is not run, by the store's clock; ``None`` for none.
 
         Raises:
             NotFound: The job does not exist.
-            DLQError: The plan has expired.
+            DLQError: The plan has expired, or the time is past.
         """
+        now = self._store.now()
+        if at is not None and at <= now:
+            raise DLQError(
+                f"expected a time in the future to start the job at, got {iso(at)}; now it is "
+                f"{iso(now)}"
+            )
         state, job = self._read(job_id)
         if job.state == EXPIRED:
             raise DLQError(
@@ -151,7 +166,13 @@ class Jobs:
         check(job)
         now = self._store.now()
         started = replace(
-            job, state=WAITING, actor=whoami(), started_at=now, updated_at=now, expires_at=None
+            job,
+            state=WAITING,
+            actor=whoami(),
+            started_at=now,
+            updated_at=now,
+            expires_at=None,
+            start_at=at,
         )
         if self._store.replace(job_id, state, started.to_stored()):
             return started
@@ -185,20 +206,29 @@ class Jobs:
             if self._store.replace(job_id, state, waiting.to_stored()):
                 return waiting
 
-    def next_run(self, kinds: Collection[str]) -> JobRun | None:
+    def next_run(self, may_run: Callable[[Job], bool]) -> JobRun | None:
         """Begin the job that waits longest; ``None`` if none waits.
 
         Args:
-            kinds: Jobs of other kinds, of a later version, are left alone.
+            may_run: False for a job that another process must run.
         """
-        waiting = [state for state in self._store.all() if state.get("state") == WAITING]
-        now = self._store.now()
-        for state in reversed(waiting):
-            job = Job.from_stored(state, now)
-            run = self._take(state, job) if job.kind in kinds else None
+        for job_id in self._store.due():
+            state = self._store.read(job_id)
+            if state is None or state.get("state") != WAITING:
+                continue  # another process was faster
+            job = Job.from_stored(state, self._store.now())
+            run = self._take(state, job) if may_run(job) else None
             if run is not None:
                 return run
         return None
+
+    def forget(self, actor: str, keep: int) -> None:
+        """Forget the ended jobs of an actor that is no person, all but the newest."""
+        ended = (DONE, CANCELLED, STOPPED, FAILED)
+        old = [state for state in self._store.all() if state.get("actor") == actor][keep:]
+        for state in old:
+            if state.get("state") in ended:
+                self._store.replace(state["id"], state, None)
 
     def _read(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state = self._store.read(job_id)
@@ -218,11 +248,13 @@ class Jobs:
 
     def _take(self, state: Mapping[str, Any], job: Job) -> JobRun | None:
         """Begin a run of a job; ``None`` if another process was faster."""
+        now = self._store.now()
         job = replace(
             job,
             state=RUNNING,
             run=job.run + 1,
-            updated_at=self._store.now(),
+            started_at=job.started_at if job.start_at is None or job.run else now,
+            updated_at=now,
             ended_at=None,
             note="",
             pid=os.getpid(),
@@ -329,3 +361,10 @@ class JobRun:
         if known is not None and int(known.get("run", 1)) > self.job.run:
             raise CancelledError  # our heartbeat was late, and another process resumed the job
         return self._store.write(self.job.id, self.job.to_stored())
+
+
+class _UnlistedRun(JobRun):
+    """A run of a job that the store never has."""
+
+    def _write(self) -> bool:
+        return False

@@ -13,6 +13,7 @@ from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
 from celery_dlq.headers import (
     DELAY_HEADER,
     DELAY_SOURCE_HEADER,
+    HOLD_HEADER,
     LETTER_HEADER,
     REDRIVE_HEADER,
     REDRIVES_HEADER,
@@ -30,7 +31,7 @@ _STALE_PREFIXES = (
     "x-delivery-count",
     "x-acquired-count",
 )
-_STALE = ("redelivered", DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
+_STALE = ("redelivered", HOLD_HEADER, DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
 # A text of headers with one of these cannot be kept.
 _CHANGED = frozenset({*_STALE, REDRIVES_HEADER, REDRIVE_HEADER, LETTER_HEADER})
 # kombu sets these for each publish.
@@ -63,6 +64,7 @@ class RedriveOptions:
         keep_count: Count earlier deliveries: a message is executed once more, then as often
             as its ``max_deliveries`` has left.
         force: Publish also what would be lost.
+        growing: Publish one letter in the first second, and twice as many in each later one.
     """
 
     rate: float | None = None
@@ -72,6 +74,7 @@ class RedriveOptions:
     new_id: bool = False
     keep_count: bool = False
     force: bool = False
+    growing: bool = False
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < float("inf"):
@@ -143,11 +146,7 @@ def outgoing(
     try:
         text = _text(raw, b"headers", "{}")
         headers, kept = _clean(text)
-        properties = {
-            name: value
-            for name, value in _json(_text(raw, b"properties", "{}"))[0].items()
-            if name not in _TRANSPORT_PROPERTIES and value is not None
-        }
+        properties = _properties(raw)
         task_id, queue = _text(raw, b"task_id"), options.to_queue or _text(raw, b"source_queue")
         redrives = int(raw.get(b"redrives", b"0")) + 1
         expires = raw.get(b"expires")
@@ -181,6 +180,60 @@ def outgoing(
         properties=properties,
         headers_text=_marked(text, redrives, redrive_id, letter_id) if kept else "",
     )
+
+
+def released(
+    found: RawEntry,
+    options: RedriveOptions,
+    *,
+    redrive_id: str,
+    now: datetime,
+    marker: str = "",
+) -> Outgoing:
+    """The message of a held entry, as it came; one marker names the hold.
+
+    Args:
+        found: The entry.
+        options: Not used, like the others: those of a redrive.
+        redrive_id: Not used.
+        now: Not used.
+        marker: The marker, if it is not the id of the hold.
+
+    Raises:
+        CorruptLetter: The entry cannot be read.
+    """
+    del options, redrive_id, now
+    raw = found.fields
+    if not found.is_letter:
+        raise CorruptLetter(f"the entry at {found.position} is not a held message")
+    try:
+        headers, _tagged = _json(_text(raw, b"headers", "{}"))
+        for name in [n for n in headers if n == "redelivered" or n.startswith(_STALE_PREFIXES)]:
+            del headers[name]
+        headers[HOLD_HEADER] = marker or _text(raw, b"dead_letter_queue")
+        redrives, properties = int(raw.get(b"redrives", b"0")), _properties(raw)
+    except (LookupError, ValueError, TypeError, AttributeError) as exc:
+        raise CorruptLetter(f"the message at {found.position} cannot be read: {exc!r}") from exc
+    return Outgoing(
+        letter_id=found.key,
+        task_id=_text(raw, b"task_id"),
+        redrives=redrives,
+        queue=_text(raw, b"source_queue"),
+        body=raw.get(b"body", b""),
+        content_type=_text(raw, b"content_type") or "application/octet-stream",
+        content_encoding=_text(raw, b"content_encoding") or "binary",
+        headers=headers,
+        properties=properties,
+    )
+
+
+def _properties(raw: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """The original properties, without those that kombu sets for each publish."""
+    return {
+        name: value
+        for name, value in _json(_text(raw, b"properties", "{}"))[0].items()
+        if name not in _TRANSPORT_PROPERTIES and value is not None
+    }
 
 
 def _text(raw: Mapping[bytes, bytes], name: bytes, default: str = "") -> str:

@@ -1,22 +1,33 @@
-"""Notes on groups of letters: what operators know of a cause."""
+"""What operators say of groups of letters: notes on a cause, and what is done about it."""
 
 from __future__ import annotations
 
-from celery_dlq.backends.base import Backend, GroupNotes, Note
-from celery_dlq.errors import DLQError
+from datetime import datetime
+from typing import Any
+
+from celery_dlq.backends.base import OPEN_GROUP, Backend, GroupNotes, GroupState, GroupStatus, Note
+from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.printable import shortened
 from celery_dlq.operations.reading import Reading
+from celery_dlq.record import iso
 
 MAX_NOTE_CHARS = 2000
+MAX_RELEASE_CHARS = 200
 _MAX_AUDIT_CHARS = 200
+
+_ACTIONS = {
+    GroupState.OPEN: Action.REOPENED,
+    GroupState.MUTED: Action.MUTED,
+    GroupState.RESOLVED: Action.RESOLVED,
+}
 
 
 class Notes:
-    """Writes and reads notes.
+    """Writes and reads notes, and sets the states of groups.
 
     Args:
-        backend: Keeps the notes and the audit.
+        backend: Keeps the notes, the states and the audit.
         reading: Finds the groups.
         events: Receives every change.
     """
@@ -43,22 +54,11 @@ class Notes:
             DLQError: The text is empty or too long.
             StoreUnavailable: The store does not answer.
         """
-        text = text.strip()
-        if not 0 < len(text) <= MAX_NOTE_CHARS:
-            raise DLQError(
-                f"expected a note of 1 to {MAX_NOTE_CHARS:,} characters, got {len(text):,}"
-            )
+        text = _checked(text)
         self._check(dead_letter_queue, fingerprint)
         note = Note(at=self._registry.now(), actor=whoami(), text=text)
-        change = Change(
-            at=note.at,
-            action=Action.NOTED,
-            actor=note.actor,
-            target=dead_letter_queue,
-            detail={"fingerprint": fingerprint, "text": shortened(text, _MAX_AUDIT_CHARS)},
-        )
-        self._registry.record(change)  # first, so that no change is untraceable
-        self._events.emit(change)
+        detail = {"fingerprint": fingerprint, "text": shortened(text, _MAX_AUDIT_CHARS)}
+        self._record(Action.NOTED, dead_letter_queue, note.at, detail)
         self._notes.add(dead_letter_queue, fingerprint, note)
         return note
 
@@ -71,6 +71,122 @@ class Notes:
         """
         return self._check(dead_letter_queue, fingerprint)
 
+    def resolve(
+        self,
+        dead_letter_queue: str,
+        fingerprint: str,
+        *,
+        release: str | None = None,
+        note: str = "",
+    ) -> GroupStatus:
+        """Say that the cause of a group is mended; its letters stay.
+
+        If a task dies of it again, the group becomes *regressed*: see `DeadLettered.regressed`.
+        The state is kept as long as a note, also while the group has no letters.
+
+        Args:
+            dead_letter_queue: The queue's name.
+            fingerprint: The whole fingerprint of the group.
+            release: The release that has the fix, as ``dlq_release`` will name it. Then letters
+                of the other releases in which the group died before are no regression: those
+                workers have not been deployed yet. ``None``: every new letter is one.
+            note: A note on the group; empty for none.
+
+        Raises:
+            NotFound: The queue has no letter with this fingerprint, no note on it and no state.
+            DLQError: The release or the note is too long.
+            StoreUnavailable: The store does not answer.
+        """
+        release = (release or "").strip() or None
+        if release is not None and len(release) > MAX_RELEASE_CHARS:
+            raise DLQError(
+                f"expected a release of at most {MAX_RELEASE_CHARS} characters, got {len(release)}"
+            )
+        return self._set(
+            GroupState.RESOLVED, dead_letter_queue, fingerprint, note, {"release": release}
+        )
+
+    def mute(
+        self,
+        dead_letter_queue: str,
+        fingerprint: str,
+        *,
+        until: datetime | None = None,
+        note: str = "",
+    ) -> GroupStatus:
+        """Stop reports of a group to Sentry; its letters are stored and counted all the same.
+
+        Args:
+            dead_letter_queue: The queue's name.
+            fingerprint: The whole fingerprint of the group.
+            until: When it opens again by itself, with a time zone; ``None``: never.
+            note: A note on the group; empty for none.
+
+        Raises:
+            NotFound: The queue has no letter with this fingerprint, no note on it and no state.
+            DLQError: The time is past or has no time zone, or the note is too long.
+            StoreUnavailable: The store does not answer.
+        """
+        if until is not None and until.tzinfo is None:
+            raise DLQError(f"expected until to have a time zone, got {until}")
+        now = self._registry.now()
+        if until is not None and until <= now:
+            raise DLQError(f"expected until to be later than now, {iso(now)}, got {iso(until)}")
+        return self._set(GroupState.MUTED, dead_letter_queue, fingerprint, note, {"until": until})
+
+    def reopen(self, dead_letter_queue: str, fingerprint: str, *, note: str = "") -> GroupStatus:
+        """Take back what `resolve` or `mute` said, or accept a regression as open.
+
+        Args:
+            dead_letter_queue: The queue's name.
+            fingerprint: The whole fingerprint of the group.
+            note: A note on the group; empty for none.
+
+        Raises:
+            NotFound: The queue has no letter with this fingerprint, no note on it and no state.
+            DLQError: The note is too long.
+            StoreUnavailable: The store does not answer.
+        """
+        return self._set(GroupState.OPEN, dead_letter_queue, fingerprint, note, {})
+
+    def _set(
+        self, state: GroupState, queue: str, fingerprint: str, text: str, given: dict[str, Any]
+    ) -> GroupStatus:
+        text = _checked(text) if text.strip() else ""
+        self._check(queue, fingerprint)
+        at, actor = self._registry.now(), whoami()
+        status = OPEN_GROUP
+        if state is not GroupState.OPEN:
+            facts = self._facts(queue, fingerprint)
+            status = GroupStatus(state=state, at=at, actor=actor, **given, **facts)
+        told = {
+            name: iso(value) if isinstance(value, datetime) else value
+            for name, value in given.items()
+            if value is not None
+        }
+        if text:
+            told["text"] = shortened(text, _MAX_AUDIT_CHARS)
+        self._record(_ACTIONS[state], queue, at, {"fingerprint": fingerprint, **told})
+        self._notes.set_status(queue, fingerprint, status)
+        if text:
+            self._notes.add(queue, fingerprint, Note(at=at, actor=actor, text=text))
+        return status
+
+    def _facts(self, queue: str, fingerprint: str) -> dict[str, Any]:
+        """What describes a group when it has no letters any more."""
+        try:
+            group = self._reading.group(queue, fingerprint)
+        except NotFound:  # it has notes, and nothing else is known
+            return {}
+        names = ("task_name", "reason", "exception_type", "first_seen_at", "last_seen_at")
+        facts = {name: getattr(group, name) for name in names}
+        return {**facts, "releases": tuple(group.releases)}
+
+    def _record(self, action: Action, queue: str, at: datetime, detail: dict[str, Any]) -> None:
+        change = Change(at=at, action=action, actor=whoami(), target=queue, detail=detail)
+        self._registry.record(change)  # before the change, so that none is untraceable
+        self._events.emit(change)
+
     def _check(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
         """Return the notes; without any, check that the group exists."""
         self._reading.check_queue(dead_letter_queue)
@@ -78,3 +194,10 @@ class Notes:
         if not notes:
             self._reading.group(dead_letter_queue, fingerprint)
         return notes
+
+
+def _checked(text: str) -> str:
+    text = text.strip()
+    if not 0 < len(text) <= MAX_NOTE_CHARS:
+        raise DLQError(f"expected a note of 1 to {MAX_NOTE_CHARS:,} characters, got {len(text):,}")
+    return text

@@ -36,6 +36,12 @@ class PolicyView:
     dead_letter_queue: str
     fields: Mapping[str, Sourced]
 
+    @property
+    def dead_letter_queues(self) -> tuple[str, ...]:
+        """The queue of its letters, then those that its ``exceptions`` name."""
+        rules = Policy(exceptions=self.fields["exceptions"].value)
+        return (self.dead_letter_queue, *rules.other_dead_letter_queues)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping."""
         plain = {
@@ -151,7 +157,8 @@ class PolicyAdmin:
     def guarded_queues(self) -> frozenset[str]:
         """The queues that have a policy of their own, or letters."""
         exact = (name for name in self._table.queues if not _PATTERN.search(name))
-        letters = (name for name in self._dead_letter_queues() if name.endswith(DLQ_SUFFIX))
+        found = set(self._dead_letter_queues()) - self._table.by_exception
+        letters = (name for name in found if name.endswith(DLQ_SUFFIX))
         return frozenset([*exact, *(name.removesuffix(DLQ_SUFFIX) for name in letters)])
 
     def is_dead_letter_queue(self, queue: str) -> bool:
@@ -159,6 +166,10 @@ class PolicyAdmin:
         if queue in self._table.queues:
             return False
         return self._table.is_dead_letter_queue(queue) or queue in self._dead_letter_queues()
+
+    def counted_in(self, letter_queue: str | None, queue: str, task_name: str) -> str:
+        """See `celery_dlq.policies.table.PolicyTable.counted_in`."""
+        return self._table.counted_in(letter_queue, queue, task_name)
 
     def override_policy(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
         """Override policy keys of a queue for a limited time, without a deploy.

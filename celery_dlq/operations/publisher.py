@@ -213,6 +213,37 @@ def not_published(message: Outgoing, exc: BaseException) -> str:
     )
 
 
+def broker_name(app: Any) -> str:
+    """The broker of an app, as jobs and holds name it: two hosts may call it differently."""
+    with app.connection_for_write() as connection:
+        place = str(connection.virtual_host or "").strip("/")
+        return f"{connection.transport.driver_type} /{place}"
+
+
+class GrowingPace:
+    """One letter in the first second, twice as many in each later one; as `Pace`.
+
+    Args:
+        beat: Called at least every 2 seconds during a wait; may raise to end it.
+    """
+
+    def __init__(self, beat: Callable[[], object]) -> None:
+        self._beat = beat
+        self._began = self._next = time.monotonic()
+
+    @property
+    def rate(self) -> float:
+        """Letters a second, now."""
+        return 2.0 ** int(min(time.monotonic() - self._began, 20.0))
+
+    def wait(self, letters: int) -> None:
+        """Wait until this many letters may be published."""
+        while (left := self._next - time.monotonic()) > 0:
+            time.sleep(min(left, 0.5))
+            self._beat()
+        self._next = max(time.monotonic(), self._next) + letters / self.rate
+
+
 class Pace:
     """Limits a redrive to ``rate`` letters per second.
 

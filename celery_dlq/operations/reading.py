@@ -5,10 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any, get_args
 
-from celery_dlq.backends.base import DeadLetterStore, Group, GroupOrder, QueueSummary
+from celery_dlq.backends.base import (
+    OPEN_GROUP,
+    DeadLetterStore,
+    Group,
+    GroupNotes,
+    GroupOrder,
+    GroupState,
+    GroupStatus,
+    QueueSummary,
+)
+from celery_dlq.backends.grouping import in_order
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations import paging
@@ -16,7 +27,7 @@ from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.record import DeadLetter
+from celery_dlq.record import DeadLetter, from_micros
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 
 ID_LENGTH = 36
@@ -33,11 +44,18 @@ class Reading:
     Args:
         store: Keeps the letters.
         redaction: Masks the arguments that are to be edited.
+        notes: Keeps the states of the groups; ``None`` to leave them out.
     """
 
-    def __init__(self, store: DeadLetterStore, redaction: Redaction = NO_REDACTION) -> None:
+    def __init__(
+        self,
+        store: DeadLetterStore,
+        redaction: Redaction = NO_REDACTION,
+        notes: GroupNotes | None = None,
+    ) -> None:
         self._store = store
         self._redaction = redaction
+        self._notes = notes
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues: name, number of letters, ages, letters by reason.
@@ -245,7 +263,12 @@ class Reading:
         )
 
     def groups(
-        self, dead_letter_queue: str, *, limit: int | None = None, by: GroupOrder = "letters"
+        self,
+        dead_letter_queue: str,
+        *,
+        limit: int | None = None,
+        by: GroupOrder = "letters",
+        state: GroupState | str | None = None,
     ) -> list[Group]:
         """The letters of a queue by fingerprint.
 
@@ -253,32 +276,62 @@ class Reading:
             dead_letter_queue: The queue's name.
             limit: At most this many groups; ``None`` for all.
             by: ``letters`` for the largest group first, ``newest`` for the last seen first.
+            state: Only groups in this state; muted, resolved and regressed ones also without
+                letters.
 
         Raises:
             NotFound: The queue does not exist.
             StoreUnavailable: The store does not answer.
-            DLQError: ``by`` is something else.
+            DLQError: ``by`` or ``state`` is something else.
         """
         if by not in get_args(GroupOrder):
             raise DLQError(f"expected by to be letters or newest, got {by!r}")
+        known = [one.value for one in GroupState]
+        if state is not None and state not in known:
+            raise DLQError(f"expected state to be one of {', '.join(known)}, got {state!r}")
         self.check_queue(dead_letter_queue)
-        return self._store.groups(dead_letter_queue, most=limit, by=by)
+        statuses = {} if self._notes is None else self._notes.statuses(dead_letter_queue)
+        if state is None or state == GroupState.OPEN:
+            most = limit if state is None else None
+            groups = self._store.groups(dead_letter_queue, most=most, by=by)
+        else:
+            wanted = {name: one for name, one in statuses.items() if one.state == state}
+            there = self._some_groups(dead_letter_queue, sorted(wanted))
+            groups = in_order(
+                [there.get(name) or _empty(name, status) for name, status in wanted.items()], by
+            )
+        found = (replace(one, status=statuses.get(one.fingerprint, OPEN_GROUP)) for one in groups)
+        return [one for one in found if state is None or one.status.state == state][:limit]
+
+    def _some_groups(self, queue: str, fingerprints: Sequence[str]) -> dict[str, Group]:
+        """Return those of the given groups that have letters; reads a queue on the broker once."""
+        if not fingerprints:
+            return {}
+        if not self._store.capabilities.random_access:
+            return {group.fingerprint: group for group in self._store.groups(queue)}
+        found = (self._store.group(queue, name) for name in fingerprints)
+        return {group.fingerprint: group for group in found if group is not None}
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
-        """The group of one fingerprint.
+        """The group of one fingerprint; also one without letters that is not open.
 
         Raises:
             NotFound: The queue does not exist, or has no letter with this fingerprint.
             StoreUnavailable: The store does not answer.
         """
         self.check_queue(dead_letter_queue)
+        status = OPEN_GROUP
+        if self._notes is not None:
+            status = self._notes.status(dead_letter_queue, fingerprint)
         found = self._store.group(dead_letter_queue, fingerprint)
+        if found is None and status is not OPEN_GROUP:
+            found = _empty(fingerprint, status)
         if found is None:
             raise NotFound(
                 f"expected the fingerprint of letters in {dead_letter_queue!r}, got "
                 f"{fingerprint!r}; `dlq groups` shows the fingerprints"
             )
-        return found
+        return replace(found, status=status)
 
     def arguments(
         self, letter_id: str, dead_letter_queue: str | None = None
@@ -311,6 +364,21 @@ class Reading:
                 f"expected the name of a dead-letter queue, got {name!r}"
                 f"{did_you_mean(name, names)}; there are: {known}"
             )
+
+
+def _empty(fingerprint: str, status: GroupStatus) -> Group:
+    """A group that has no letters any more, as it was when its state was set."""
+    return Group(
+        fingerprint=fingerprint,
+        letters=0,
+        task_name=status.task_name,
+        reason=status.reason,
+        exception_type=status.exception_type,
+        first_seen_at=status.first_seen_at or from_micros(0),
+        last_seen_at=status.last_seen_at or from_micros(0),
+        example_id="",
+        releases=tuple(filter(None, (status.regressed_in, *status.releases))),
+    )
 
 
 def _readable(found: Iterator[RawEntry]) -> Iterator[DeadLetter]:

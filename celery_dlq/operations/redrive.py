@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from celery_dlq.backends.base import (
     ClaimState,
@@ -31,7 +32,7 @@ from celery_dlq.operations.job import CANCELLED, DONE, FAILED, STOPPED, Job
 from celery_dlq.operations.jobs import CancelledError, JobRun
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.one_step import MOST_BYTES, MOST_LETTERS, OneStep, Prepared
-from celery_dlq.operations.publisher import Pace, Publisher, Sent, not_published
+from celery_dlq.operations.publisher import GrowingPace, Pace, Publisher, Sent, not_published
 from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.record import Delivery, from_micros
@@ -44,14 +45,24 @@ _MAX_MARKERS_SCANNED = 200_000
 _MOST_FAILED = 20
 _MAX_ERROR_CHARS = 300
 _REFUSED_PER_BEAT = 500
+_MOST_AT_ONCE = 100
 _TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
 _COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures", "refused")
 
 Progress = Callable[[int], object]
 Transform = Callable[[Outgoing], Outgoing]
 Confirmed = Callable[[str, Sequence[RawEntry], str], None]
-QueueNames = Callable[[str], str]
+CountedIn = Callable[[str | None, str, str], str]
 Loss = Callable[[RawEntry], str]
+Chooses = Callable[[RawEntry], bool]
+
+
+class MessageOf(Protocol):
+    """Makes the message of a letter; see `celery_dlq.operations.message`."""
+
+    def __call__(  # noqa: D102 - see above
+        self, found: RawEntry, options: RedriveOptions, *, redrive_id: str, now: datetime
+    ) -> Outgoing: ...
 
 
 class _BrokerGoneError(Exception):
@@ -69,6 +80,7 @@ class Work:
         report: The results so far.
         transform: Changes each message before it is published.
         loss: Says why the message of a letter would be lost; ``None`` if nobody asks.
+        due: Chooses among the letters of an automatic redrive; ``None`` for all.
         background: Removes letters that were published step by step.
         one_step: Publishes and removes them, if both are in one database.
         published: The messages published so far, if they are to be watched.
@@ -80,6 +92,7 @@ class Work:
     report: RedriveReport
     transform: Transform | None = None
     loss: Loss | None = None
+    due: Chooses | None = None
     background: Background
     one_step: OneStep | None = None
     published: list[Outgoing] | None = None
@@ -112,10 +125,12 @@ class Redriver:
         app: The Celery app; its broker gets the messages.
         store: Keeps the letters.
         clock: Returns the present, aware UTC.
-        dead_letter_queue_of: Returns the dead-letter queue of a queue.
+        counted_in: Returns the dead-letter queue beside whose letters a message is counted; see
+            `celery_dlq.policies.table.PolicyTable.counted_in`.
         lease_seconds: Seconds for which a claim holds after its process has died.
         confirmed: Called for each batch that the broker took, with the queue, the letters and
             the id of the redrive.
+        message_of: Makes the message of a letter.
     """
 
     def __init__(
@@ -124,16 +139,18 @@ class Redriver:
         store: DeadLetterStore,
         clock: Clock,
         *,
-        dead_letter_queue_of: QueueNames | None = None,
+        counted_in: CountedIn | None = None,
         lease_seconds: float = LEASE_SECONDS,
         confirmed: Confirmed | None = None,
+        message_of: MessageOf = outgoing,
     ) -> None:
         self._app = app
         self._store = store
         self._clock = clock
-        self._dead_letter_queue_of = dead_letter_queue_of
+        self._counted_in = counted_in
         self._lease = lease_seconds
         self._confirmed = confirmed
+        self._message_of = message_of
 
     def redrive(
         self,
@@ -144,6 +161,7 @@ class Redriver:
         canary: Canary | None = None,
         transform: Transform | None = None,
         loss: Loss | None = None,
+        due: Chooses | None = None,
         progress: Progress | None = None,
         scanned: Progress | None = None,
     ) -> RedriveReport:
@@ -158,6 +176,7 @@ class Redriver:
                 report=report,
                 transform=transform,
                 loss=loss,
+                due=due,
                 background=background,
                 one_step=OneStep.of(self._store, run, publisher),
             )
@@ -185,9 +204,13 @@ class Redriver:
     ) -> None:
         rate = work.options.rate
         most = None if rate is None else max(1, min(100, int(rate)))
-        pace = Pace(rate, work.beat)
+        pace: Pace | GrowingPace = Pace(rate, work.beat)
+        parts = self._batches(publisher, work, found, most)
+        if work.options.growing:
+            pace = growing = GrowingPace(work.beat)
+            parts = _growing(found, growing)
         refusals, settled = 0, work.run.job.position
-        for batch in self._batches(publisher, work, found, most):
+        for batch in parts:
             work.beat()
             pace.wait(len(batch))  # before the claim, whose lease is short
             before = work.report.published + work.report.finished
@@ -337,7 +360,9 @@ class Redriver:
         now = self._clock()
         for found in batch:
             try:
-                message = outgoing(found, work.options, redrive_id=work.report.redrive_id, now=now)
+                message = self._message_of(
+                    found, work.options, redrive_id=work.report.redrive_id, now=now
+                )
                 if work.transform is not None:
                     message = work.transform(message)
                     message.headers_text = ""  # it may have changed them
@@ -379,9 +404,10 @@ class Redriver:
 
     def _key(self, work: Work, message: Outgoing) -> MessageKey:
         """The key under which the redriven message is counted."""
-        target, name = work.options.to_queue, work.queue
-        if target is not None and self._dead_letter_queue_of is not None:
-            name = self._dead_letter_queue_of(target)
+        name = work.queue
+        if self._counted_in is not None:
+            came_from = work.queue if work.options.to_queue is None else None
+            name = self._counted_in(came_from, message.queue, str(message.headers.get("task")))
         return MessageKey(
             dead_letter_queue=name,
             task_id=message.task_id,
@@ -396,6 +422,7 @@ class Redriver:
         span = PositionRange(after=work.run.job.position, until=work.run.job.until)
         letters = min(canary.letters, work.options.limit or canary.letters)
         found = select(self._store, work.queue, where, span=span, scanned=work.scanned(None))
+        found = filter(work.due, found) if work.due is not None else found
         if work.loss is not None:
             found = (one for one in found if not work.loss(one))
         letter_ids = chosen(found, letters)
@@ -495,6 +522,7 @@ def _live(
 
 def _safe(work: Work, found: Iterable[RawEntry]) -> Iterable[RawEntry]:
     """The letters whose messages would not be lost; counts the others, which stay."""
+    found = filter(work.due, found) if work.due is not None else found
     return found if work.loss is None else _refusing(work, work.loss, found)
 
 
@@ -520,3 +548,10 @@ def _last_delivery(found: RawEntry) -> Delivery:
     return Delivery(
         number=1, started_at=died, ended_at=died, worker_hostname=found.text("worker_hostname")
     )
+
+
+def _growing(found: Iterable[RawEntry], pace: GrowingPace) -> Iterator[list[RawEntry]]:
+    """Batches of what may be published within about a second."""
+    entries = iter(found)
+    while batch := list(islice(entries, max(1, min(_MOST_AT_ONCE, int(pace.rate))))):
+        yield batch

@@ -19,7 +19,7 @@ _POLL_SECONDS = 2.0
 
 
 class RunsJobs(Protocol):
-    """What a thread of the runner needs of `Operations`."""
+    """What a thread of the runner needs of `Running`."""
 
     def run_next(self, stopping: Callable[[], bool]) -> Job | None:
         """Run the job that waits longest; ``None`` if none waits."""
@@ -32,7 +32,7 @@ class Runner:
     waits for another; a job whose process was killed is ``interrupted`` until it is resumed.
 
     Args:
-        make: Makes the operations of one thread, with connections of their own.
+        make: Makes what runs the jobs of one thread, with connections of their own.
         threads: Number of jobs that run at once.
     """
 
@@ -76,24 +76,25 @@ class Runner:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
-        with self._make() as operations:
+        with self._make() as running:
             while not self._closing.is_set():
-                if not self._run(operations):
+                if not run_next(running, self._closing.is_set):
                     self._wake.acquire(timeout=_POLL_SECONDS)
 
-    def _run(self, operations: RunsJobs) -> bool:
-        """Run one job, whose note gets its error; false to wait before the next one."""
-        try:
-            job = operations.run_next(self._closing.is_set)
-        except StoreUnavailable as exc:
-            logger.warning("Cannot run jobs until the store answers: %s", exc)
-        except DLQError as exc:
-            logger.warning("A job failed: %s", exc)
-        except Exception:
-            logger.exception("A job failed")
-        else:
-            if job is not None:
-                said = "waits for the next process" if job.state == WAITING else f"is {job.state}"
-                logger.info("Job %s, a %s of %s, %s", job.id, job.kind, job.queue, said)
-            return job is not None
-        return False
+
+def run_next(running: RunsJobs, stopping: Callable[[], bool]) -> bool:
+    """Run one job, whose note gets its error; false to wait before the next one."""
+    try:
+        job = running.run_next(stopping)
+    except StoreUnavailable as exc:
+        logger.warning("Cannot run jobs until the store answers: %s", exc)
+    except DLQError as exc:
+        logger.warning("A job failed: %s", exc)
+    except Exception:
+        logger.exception("A job failed")
+    else:
+        if job is not None:
+            said = "waits for the next process" if job.state == WAITING else f"is {job.state}"
+            logger.info("Job %s, a %s of %s, %s", job.id, job.kind, job.queue, said)
+        return job is not None
+    return False

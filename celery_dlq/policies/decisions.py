@@ -6,11 +6,21 @@ carries the verdict out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from celery_dlq.backends.base import Count, CountStatus
+from celery_dlq.policies.exceptions import Action, ExceptionRule
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import Outcome, Reason
+from celery_dlq.record import Delivery, Outcome, Reason
+
+CRASHES = {
+    Outcome.WORKER_LOST: Reason.WORKER_LOST,
+    Outcome.VANISHED: Reason.WORKER_LOST,
+    Outcome.TIME_LIMIT: Reason.TIME_LIMIT_EXCEEDED,
+}
+"""The outcomes that ``max_crashes`` counts, and the reason if the last one is the last straw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +31,12 @@ class Start:
         retries: Its ``retries`` header.
         deliveries: How often it was delivered before, or ``None`` if that is not known
             (a first delivery, or the store does not answer).
+        crashes: The outcomes of those that crashed, as `crashes_of` returns them.
     """
 
     retries: int
     deliveries: int | None = None
+    crashes: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +49,8 @@ class End:
         demanded: The task raised `RejectToDLQ`: dead-letter whatever the policy says.
         retries_spent: The exception came out of ``Task.retry()`` refusing one more.
         retry_not_published: The exception came out of ``Task.retry()`` failing to publish.
-        exception_names: Dotted names of the exception's class and its bases.
+        exception_names: Dotted names of the exception's class and its bases, in the order in
+            which Python looks for their attributes.
         expected: The exception is one of the task's own ``throws``.
         text: What the rejecter or the exception said.
     """
@@ -75,11 +88,13 @@ class Die:
         reason: Why.
         description: The same in words.
         kept: Whether it becomes a letter; the policy's ``reasons`` may say no.
+        rule: What the policy says about the exception, if it does.
     """
 
     reason: Reason
     description: str
     kept: bool = True
+    rule: ExceptionRule | None = None
 
 
 _REASON_OF_OUTCOME = {
@@ -104,12 +119,44 @@ def decide_start(policy: Policy, start: Start) -> Run | Die:
     elif deliveries is not None and start.deliveries is not None and start.deliveries >= deliveries:
         reason = Reason.MAX_DELIVERIES_EXCEEDED
         text = f"not executed again: max_deliveries is {deliveries}"
+    elif policy.max_crashes is not None and len(start.crashes) >= policy.max_crashes:
+        reason = CRASHES[start.crashes[-1]]
+        window = "" if policy.crash_window is None else f" within {policy.crash_window:g} s"
+        text = f"not executed again: max_crashes is {policy.max_crashes}{window}"
     else:
         return Run()
     return Die(reason, text, kept=policy.keeps(reason))
 
 
-def decide_redelivery(policy: Policy, retries: int, count: Count) -> Run | PutOff | Leave | Die:
+def crashes_of(
+    policy: Policy, retries: int, history: Iterable[Delivery], now: datetime
+) -> tuple[Outcome, ...]:
+    """The crashes of a message that count for ``max_crashes``, oldest first.
+
+    A delivery without a recorded end counts as vanished; when is not known, so the latest moment
+    that is possible counts: the start of the next delivery.
+
+    Args:
+        policy: Its policy.
+        retries: Its ``retries`` header; a retry is another message.
+        history: The deliveries of its task, oldest first.
+        now: The time, aware UTC.
+    """
+    found: list[Outcome] = []
+    until = now
+    mine = [each for each in history if each.retries == retries]
+    for delivery in reversed(mine):
+        outcome, at = delivery.outcome or Outcome.VANISHED, delivery.ended_at or until
+        within = policy.crash_window is None or (now - at).total_seconds() <= policy.crash_window
+        if outcome in CRASHES and within:
+            found.append(outcome)
+        until = delivery.started_at
+    return tuple(reversed(found))
+
+
+def decide_redelivery(
+    policy: Policy, retries: int, count: Count, crashes: tuple[Outcome, ...] = ()
+) -> Run | PutOff | Leave | Die:
     """Whether a message that was, or may have been, delivered before may be executed.
 
     Args:
@@ -117,6 +164,7 @@ def decide_redelivery(policy: Policy, retries: int, count: Count) -> Run | PutOf
         retries: Its ``retries`` header.
         count: What counting this delivery found. Limit and count are compared where they are
             kept, in one step with the count.
+        crashes: The outcomes of its deliveries that crashed; see `crashes_of`.
 
     Returns:
         `PutOff` while its last delivery may still run, or while another message that may have
@@ -128,7 +176,9 @@ def decide_redelivery(policy: Policy, retries: int, count: Count) -> Run | PutOf
     if count.status is CountStatus.DEAD:
         return Leave()
     if count.status is CountStatus.LIMIT_REACHED:
-        return decide_start(policy, Start(retries=retries, deliveries=count.number))
+        return decide_start(
+            policy, Start(retries=retries, deliveries=count.number, crashes=crashes)
+        )
     return Run()
 
 
@@ -139,9 +189,15 @@ def decide_end(policy: Policy | None, end: End) -> Leave | Die:
     if policy is None or not end.final:
         return Leave()
     reason = _reason(end)
-    if reason is None or not policy.keeps(reason) or _is_expected(policy, end):
+    if reason is None:
         return Leave()
-    return Die(reason, end.text)
+    # Only of exceptions that the task raised; e.g. a lost process has the bases of one, too.
+    rule = policy.rule_of(end.exception_names) if end.outcome is Outcome.FAILED else None
+    if rule is not None and rule.action is Action.DEAD_LETTER:
+        return Die(reason, end.text, rule=rule)
+    if not policy.keeps(reason) or _is_expected(policy, end, rule):
+        return Leave()
+    return Die(reason, end.text, rule=rule)
 
 
 def decide_drop(policy: Policy | None, reason: Reason, text: str) -> Leave | Die:
@@ -159,7 +215,9 @@ def _reason(end: End) -> Reason | None:
     return _REASON_OF_OUTCOME.get(end.outcome)
 
 
-def _is_expected(policy: Policy, end: End) -> bool:
+def _is_expected(policy: Policy, end: End, rule: ExceptionRule | None) -> bool:
     if end.expected:
         return True
+    if rule is not None:
+        return rule.action is Action.IGNORE
     return any(name in end.exception_names for name in policy.ignore or ())

@@ -32,12 +32,19 @@ def differences(mine: WorkerInfo, other: WorkerInfo) -> list[str]:
 
 
 def _difference(own: Policy, its: Policy) -> str:
-    mine, theirs = own.to_json(), its.to_json()
+    mine, theirs = _flat(own), _flat(its)
     return ", ".join(
         f"{key} {mine.get(key, 'not set')} and {theirs.get(key, 'not set')}"
         for key in sorted({*mine, *theirs})
         if mine.get(key) != theirs.get(key)
     )
+
+
+def _flat(policy: Policy) -> dict[str, Any]:
+    """The fields that are set; each exception of ``exceptions`` is one."""
+    fields = policy.to_json()
+    rules = fields.pop("exceptions", {})
+    return {**fields, **{f"exceptions[{name!r}]": rule for name, rule in rules.items()}}
 
 
 def _table(info: WorkerInfo) -> PolicyTable:

@@ -17,12 +17,16 @@ logger = get_logger("celery_dlq")
 
 KEYS = (
     "max_deliveries",
+    "max_crashes",
+    "crash_window",
     "max_retries",
     "reasons",
     "ignore",
     "dead_letter_ttl",
     "dead_letter_max_length",
     "keep_until_exported",
+    "auto_redrive",
+    "circuit_breaker",
 )
 """Only keys that workers apply can be overridden."""
 
@@ -31,6 +35,7 @@ MAX_OVERRIDE = timedelta(days=30)
 _ELSEWHERE = {
     "default_delay": "it acts where messages are published, and publishers do not ask Redis",
     "ignore_message_delay": "it acts where messages are published, and publishers do not ask Redis",
+    "exceptions": "it acts in the processes that run tasks, and these do not ask Redis",
     "dead_letter_queue": "the counts of messages under way are kept beside their letters",
 }
 
@@ -82,10 +87,15 @@ def _value(key: str, value: Any) -> Any:
     """Parse text of the command line; other values stay as they are."""
     if not isinstance(value, str):
         return value
-    if key == "dead_letter_ttl" and (duration := duration_seconds(value)) is not None:
+    if (
+        key in {"dead_letter_ttl", "crash_window"}
+        and (duration := duration_seconds(value)) is not None
+    ):
         return duration
     if key in {"reasons", "ignore"}:
         return [part.strip() for part in value.split(",") if part.strip()]
+    if key == "auto_redrive" and value.lower() == "off":
+        return False
     try:
         return json.loads(value.lower())
     except ValueError:

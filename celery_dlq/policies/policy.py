@@ -11,12 +11,24 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, Literal, TypeVar
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
+from celery_dlq.policies.auto_redrive import (
+    MOST_CANARY,
+    MOST_TIMES,
+    AutoRedrive,
+    auto_redrive,
+    backoff,
+    count,
+)
+from celery_dlq.policies.circuit_breaker import CircuitBreaker, circuit_breaker
+from celery_dlq.policies.exceptions import IGNORE, KEYS_OF_ACTION, Action, Backoff, ExceptionRule
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
     dead_letter_exchange,
@@ -25,6 +37,8 @@ from celery_dlq.policies.exchange import (
 from celery_dlq.record import Reason
 
 DLQ_SUFFIX = "-DLQ"
+
+_Choice = TypeVar("_Choice", bound=Enum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +49,11 @@ class Policy:
         max_deliveries: A message is executed at most this many times; the delivery
             after that is not executed, the message is dead-lettered. At least 1.
             Unset: not limited by count.
+        max_crashes: A message whose deliveries ended this often by a crash (its process or
+            worker was lost, or a hard time limit) is dead-lettered before the next one, even if
+            ``max_deliveries`` allows more. 1 to 50. Unset: only ``max_deliveries`` counts.
+        crash_window: Only crashes of the last so many seconds (or timedelta) count for
+            ``max_crashes``. More than 0. Unset: all that are on record.
         max_retries: A message that ``Task.retry()`` published is executed at most up
             to this retry number; the next one is dead-lettered. 0 or more. Unset:
             only the task's own ``max_retries`` counts.
@@ -55,12 +74,25 @@ class Policy:
             At least 1. Unset: no limit.
         keep_until_exported: Whether letters are trimmed only once they are exported.
             Unset: no.
+        auto_redrive: When letters are redriven without an operator: a mapping of ``after``
+            (seconds, timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2),
+            ``reasons`` and ``canary``; or ``False``. Unset: never.
         reasons: Which deaths are kept, as reason names. Unset: all.
         ignore: Exception types (classes or dotted names) that are expected: a failure
             with one of them is no death. Unset: none.
+        exceptions: What to do about an exception, by its class or dotted name, for subclasses
+            too: a mapping of names to mappings with the keys of
+            `celery_dlq.policies.exceptions.ExceptionRule`. Unset: as Celery does.
+        circuit_breaker: When nearly all executions of a task die of one cause, its messages are
+            held, and probes find out when they may run again: a mapping with any of ``deaths``
+            (20 letters of one fingerprint), ``window`` (within 60 seconds), ``share`` (0.9 of
+            the executions), ``probe_every`` (30 seconds) and ``probes`` (3 that succeed in a
+            row). Unset: none.
     """
 
     max_deliveries: int | None = None
+    max_crashes: int | None = None
+    crash_window: float | None = None
     max_retries: int | None = None
     dead_letter_queue: str | None = None
     dead_letter_exchange: DeadLetterExchange | None = None
@@ -70,8 +102,11 @@ class Policy:
     dead_letter_ttl: float | None = None
     dead_letter_max_length: int | None = None
     keep_until_exported: bool | None = None
+    auto_redrive: AutoRedrive | Literal[False] | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
+    exceptions: tuple[tuple[str, ExceptionRule], ...] | None = None
+    circuit_breaker: CircuitBreaker | None = None
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Policy:
@@ -100,12 +135,19 @@ class Policy:
         )
 
     def over(self, other: Policy) -> Policy:
-        """This policy; fields that it does not set are taken from ``other``."""
+        """This policy; fields that it does not set are taken from ``other``.
+
+        Each exception of ``exceptions`` counts as a field of its own.
+        """
         filled = {
             f.name: getattr(other, f.name)
             for f in dataclasses.fields(self)
             if getattr(self, f.name) is None
         }
+        if self.exceptions is not None and other.exceptions is not None:
+            filled["exceptions"] = tuple(
+                sorted({**dict(other.exceptions), **dict(self.exceptions)}.items())
+            )
         return dataclasses.replace(self, **filled)
 
     def to_json(self) -> dict[str, Any]:
@@ -128,6 +170,21 @@ class Policy:
     def dead_letter_queue_of(self, queue: str) -> str:
         """The dead-letter queue of a source queue under this policy."""
         return self.dead_letter_queue or f"{queue}{DLQ_SUFFIX}"
+
+    @property
+    def other_dead_letter_queues(self) -> tuple[str, ...]:
+        """The dead-letter queues that ``exceptions`` names."""
+        named = {rule.dead_letter_queue for _name, rule in self.exceptions or ()}
+        return tuple(sorted(name for name in named if name is not None))
+
+    def rule_of(self, exception_names: Iterable[str]) -> ExceptionRule | None:
+        """What to do about an exception; ``None`` if no key says anything about it.
+
+        Args:
+            exception_names: The names of its class and bases; the first one with a rule counts.
+        """
+        rules = {**dict.fromkeys(self.ignore or (), IGNORE), **dict(self.exceptions or ())}
+        return next((rules[name] for name in exception_names if name in rules), None)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -162,6 +219,12 @@ def positive_seconds(where: str, value: object) -> float:
     if duration <= 0:
         raise SettingsError(_expected(where, "a duration of more than 0 seconds", value))
     return duration
+
+
+def _wait_seconds(where: str, value: object) -> float:
+    if isinstance(value, str) and (duration := duration_seconds(value)) is not None:
+        value = duration
+    return positive_seconds(where, value)
 
 
 def duration_seconds(text: str) -> float | None:
@@ -245,13 +308,87 @@ def _exception_name(where: str, value: object) -> str:
     raise SettingsError(_expected(where, "exception classes or their dotted names", value))
 
 
+def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
+    if isinstance(value, tuple):  # of a policy that was parsed before
+        with suppress(TypeError, ValueError):
+            value = dict(value)
+    if not isinstance(value, Mapping):
+        raise SettingsError(_expected(where, "a mapping of exceptions to actions", value))
+    rules = {}
+    for key, rule in value.items():
+        name = _exception_name(where, key)
+        if not _DOTTED_NAME.fullmatch(name):
+            what = "exception classes or their dotted names as keys"
+            raise SettingsError(_expected(where, what, name))
+        rules[name] = _exception_rule(f"{where}[{name!r}]", rule)
+    return tuple(sorted(rules.items())) or None
+
+
+def _exception_rule(where: str, value: object) -> ExceptionRule:
+    if isinstance(value, ExceptionRule):
+        value = value.to_json()
+    if not isinstance(value, Mapping) or "action" not in value:
+        what = "a mapping with an action (retry, dead_letter or ignore)"
+        raise SettingsError(_expected(where, what, value))
+    action = _one_of(Action)(f"{where}['action']", value["action"])
+    known = ("action", *KEYS_OF_ACTION[action])
+    for key in value:
+        if key not in known:
+            raise SettingsError(
+                f"expected only keys of the action {action} in {where}, got "
+                f"{safe_repr(key, _SHOWN_CHARS)}; {suggestion(str(key), known)}"
+            )
+    set_ = {key: item for key, item in value.items() if key != "action" and item is not None}
+    rule = ExceptionRule(
+        action=action,
+        **{key: _RULE_CHECKS[key](f"{where}[{key!r}]", item) for key, item in set_.items()},
+    )
+    if rule.backoff is Backoff.FIXED:
+        for key in ("retry_backoff_max", "retry_jitter"):
+            if key in set_:
+                what = "left out with a fixed backoff"
+                raise SettingsError(_expected(f"{where}[{key!r}]", what, set_[key]))
+    return rule
+
+
+def _one_of(kind: type[_Choice]) -> Callable[[str, object], _Choice]:
+    """A check of a value of an enumeration, or its text."""
+
+    def check(where: str, value: object) -> _Choice:
+        known = {item.value: item for item in kind}
+        if not isinstance(value, str) or value not in known:
+            hint = suggestion(str(value), known) if isinstance(value, str) else ""
+            what = f"one of {', '.join(known)}"
+            text = _expected(where, what, value)
+            raise SettingsError(f"{text}; {hint}" if hint.startswith("did") else text)
+        return known[value]
+
+    return check
+
+
+def _crashes(where: str, value: object) -> int:
+    number = integer(1)(where, value)
+    if number > MAX_CRASHES:
+        what = f"a whole number of 1 to {MAX_CRASHES}, the deliveries that are kept on record"
+        raise SettingsError(_expected(where, what, value))
+    return number
+
+
 def qualified_name(cls: type) -> str:
     """``module.QualName`` of a class; built-ins without their module."""
     module = cls.__module__
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
+def _auto_redrive(where: str, value: object) -> AutoRedrive | Literal[False]:
+    return auto_redrive(where, value, _AUTO_REDRIVE_CHECKS)
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return {name: rule.to_json() for name, rule in value}
+    if isinstance(value, (DeadLetterExchange, AutoRedrive, CircuitBreaker)):
+        return value.to_json()
     if isinstance(value, frozenset):
         return sorted(str(item) for item in value)
     return list(value) if isinstance(value, tuple) else value
@@ -263,11 +400,22 @@ def _expected(where: str, what: str, got: object) -> str:
 
 
 _SHOWN_CHARS = 200
+MAX_CRASHES = 50
+_DOTTED_NAME = re.compile(r"[\w<>]+(\.[\w<>]+)*")
 MAX_DURATION_SECONDS = 1000 * 366 * 86400.0
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
+_AUTO_REDRIVE_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "after": _wait_seconds,
+    "times": count(MOST_TIMES),
+    "backoff": backoff,
+    "reasons": _reasons,
+    "canary": count(MOST_CANARY),
+}
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_deliveries": integer(1),
+    "max_crashes": _crashes,
+    "crash_window": positive_seconds,
     "max_retries": integer(0),
     "dead_letter_queue": queue_name,
     "dead_letter_exchange": dead_letter_exchange,
@@ -277,6 +425,18 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "dead_letter_ttl": positive_seconds,
     "dead_letter_max_length": integer(1),
     "keep_until_exported": flag,
+    "auto_redrive": _auto_redrive,
     "reasons": _reasons,
     "ignore": _exception_names,
+    "exceptions": _exceptions,
+    "circuit_breaker": circuit_breaker,
+}
+
+_RULE_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "max_retries": integer(0),
+    "backoff": _one_of(Backoff),
+    "countdown": seconds,
+    "retry_backoff_max": positive_seconds,
+    "retry_jitter": flag,
+    "dead_letter_queue": queue_name,
 }

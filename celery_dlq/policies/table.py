@@ -1,7 +1,7 @@
 """How the policies of an app combine, and which combinations are refused.
 
-For each field, an override made at run time wins, then the task's decorator, then the exact
-queue name, then the most specific pattern.
+For each field, and for each exception of ``exceptions``, an override made at run time wins, then
+the task's decorator, then the exact queue name, then the most specific pattern.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from functools import lru_cache
 from typing import Any
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.policies.auto_redrive import AutoRedrive
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, suggestion
 from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096
 RETENTION = ("dead_letter_ttl", "dead_letter_max_length", "keep_until_exported")
+"""Policy keys that say how long letters are kept."""
+OF_WHOLE_QUEUES = (*RETENTION, "auto_redrive")
 """Policy keys that apply to a whole dead-letter queue, not to one message."""
 
 
@@ -74,7 +77,14 @@ class PolicyTable:
         """The value and source of every key, for a queue or for one task from it."""
         task_policy = self.tasks.get(task_name) if task_name else None
         layers = list(self._layers(queue, task_policy, task_name or ""))
-        return {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
+        found = {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
+        some = [(source, layer) for source, layer in layers if layer.exceptions is not None]
+        if len(some) > 1:
+            merged = Policy()
+            for _source, layer in some:
+                merged = merged.over(layer)
+            found["exceptions"] = Sourced(merged.exceptions, ", ".join(name for name, _ in some))
+        return found
 
     def dead_letter_queue_of(self, queue: str, task_policy: Policy | None = None) -> str:
         """The queue of the letters of a message; that of a dead-letter queue is itself: no chain.
@@ -89,13 +99,27 @@ class PolicyTable:
         return policy.dead_letter_queue_of(queue)
 
     def of_dead_letter_queue(self, name: str) -> Policy | None:
-        """The policy that sets the retention of a dead-letter queue; ``None`` if none does."""
+        """The policy that sets retention and automatic redrives of a dead-letter queue, or none."""
         for where, policy in self._targeting():
             if policy.dead_letter_queue_of(where) == name:
                 return policy
+        named = [policy for _where, policy, target in self._by_exception() if target == name]
+        if named:
+            return next((policy for policy in named if _retains(policy)), named[0])
         source = name.removesuffix(DLQ_SUFFIX)
         ruling = self.resolve(source) if source != name else None
         return ruling if ruling and ruling.dead_letter_queue_of(source) == name else None
+
+    def auto_redrive_of(self, dead_letter_queue: str) -> AutoRedrive | None:
+        """When the letters of a dead-letter queue are redriven automatically; ``None``: never."""
+        policy = self.of_dead_letter_queue(dead_letter_queue)
+        return (policy.auto_redrive or None) if policy is not None else None
+
+    def auto_redrives(self) -> list[AutoRedrive]:
+        """All that the policies say of automatic redrives."""
+        overrides = (policy for policy, _source in self.overrides.values())
+        policies = (*self.queues.values(), *self.tasks.values(), *overrides)
+        return [policy.auto_redrive for policy in policies if policy.auto_redrive]
 
     def unbounded(self, known: Iterable[str]) -> list[str]:
         """The dead-letter queues, or patterns of them, whose letters no policy ever removes.
@@ -108,6 +132,10 @@ class PolicyTable:
             for where, policy in self._targeting()
             if not (policy.dead_letter_ttl or policy.dead_letter_max_length)
         }
+        for target in self.by_exception:
+            policy = self.of_dead_letter_queue(target)
+            if not policy or not (policy.dead_letter_ttl or policy.dead_letter_max_length):
+                found.add(target)
         if any(policy.dead_letter_queue is None for policy in self.tasks.values()):
             found |= {
                 Policy().dead_letter_queue_of(queue)
@@ -125,7 +153,26 @@ class PolicyTable:
             return False
         policies = (*self.queues.values(), *self.tasks.values())
         named = (policy.dead_letter_queue for policy in policies)
-        return queue.endswith(DLQ_SUFFIX) or queue in named
+        return queue.endswith(DLQ_SUFFIX) or queue in named or queue in self.by_exception
+
+    @property
+    def by_exception(self) -> frozenset[str]:
+        """The dead-letter queues that the ``exceptions`` of policies name."""
+        policies = (*self.queues.values(), *self.tasks.values())
+        return frozenset(name for policy in policies for name in policy.other_dead_letter_queues)
+
+    def counted_in(self, letter_queue: str | None, queue: str, task_name: str) -> str:
+        """The dead-letter queue beside whose letters a redriven message is counted.
+
+        Args:
+            letter_queue: The queue that its letter is in; ``None`` if it goes to another queue
+                than it came from.
+            queue: The queue that it goes to.
+            task_name: Its task.
+        """
+        if letter_queue is not None and letter_queue not in self.by_exception:
+            return letter_queue
+        return self.dead_letter_queue_of(queue, self.tasks.get(task_name))
 
     def unknown_queues(self, known: KnownQueues) -> dict[str, str]:
         """Queue names with a policy that the app does not have, each with a suggestion."""
@@ -187,11 +234,18 @@ class PolicyTable:
             if policy.dead_letter_queue is not None:
                 yield f"task {task}", policy
 
+    def _by_exception(self) -> Iterator[tuple[str, Policy, str]]:
+        """Every dead-letter queue that ``exceptions`` name, with the policy that does."""
+        tasks = ((f"task {task}", policy) for task, policy in self.tasks.items())
+        for where, policy in (*self.queues.items(), *tasks):
+            for target in policy.other_dead_letter_queues:
+                yield where, policy, target
+
     def _check_retention(self) -> None:
         seen: dict[tuple[str, str], tuple[str, Any]] = {}
         for where, policy in self._targeting():
             target = policy.dead_letter_queue_of(where)
-            for key in RETENTION:
+            for key in OF_WHOLE_QUEUES:
                 value = getattr(policy, key)
                 other, before = seen.setdefault((target, key), (where, value))
                 if before != value:
@@ -200,6 +254,18 @@ class PolicyTable:
                         f"{before!r} from {other!r} and {value!r} from {where!r}; make them "
                         f"equal or name another dead_letter_queue"
                     )
+        for where, policy, target in self._by_exception():
+            for key in RETENTION:
+                value = getattr(policy, key)
+                other, before = seen.get((target, key), (where, value))
+                if value is not None and before not in (None, value):
+                    raise SettingsError(
+                        f"expected one {key} for the dead-letter queue {target!r}, got "
+                        f"{before!r} from {other!r} and {value!r} from {where!r}, whose "
+                        f"exceptions name it; make them equal or name another queue there"
+                    )
+                if value is not None:
+                    seen[target, key] = (where, value)
 
 
 def check_targets(queues: Mapping[str, Policy]) -> None:
@@ -216,6 +282,8 @@ def check_targets(queues: Mapping[str, Policy]) -> None:
                 f"{name + DLQ_SUFFIX!r}"
             )
     targets = {policy.dead_letter_queue_of(name): name for name, policy in queues.items()}
+    for name, policy in queues.items():
+        _check_by_exception(f"dlq_queues[{name!r}]", policy, queues)
     table = PolicyTable(queues)
     for name in queues:  # the DLQ of a queue that only a pattern guards
         source = name.removesuffix(DLQ_SUFFIX)
@@ -231,14 +299,30 @@ def check_targets(queues: Mapping[str, Policy]) -> None:
             )
 
 
+def _check_by_exception(where: str, policy: Policy, queues: Mapping[str, Policy]) -> None:
+    for exception, rule in policy.exceptions or ():
+        if rule.dead_letter_queue in queues:
+            raise SettingsError(
+                f"expected {where}['exceptions'][{exception!r}]['dead_letter_queue'] to be no "
+                f"guarded queue, got {rule.dead_letter_queue!r}, which has a policy in "
+                f"dlq_queues; name another"
+            )
+
+
+def _retains(policy: Policy) -> bool:
+    return any(getattr(policy, key) is not None for key in RETENTION)
+
+
 def _check_task(task: str, policy: Policy, queues: Mapping[str, Policy]) -> None:
+    _check_by_exception(f"dead_letter_policy of {task}", policy, queues)
     if policy.dead_letter_queue in queues:
         raise SettingsError(
             f"expected the dead_letter_queue of task {task} to be no guarded queue, got "
             f"{policy.dead_letter_queue!r}, which has a policy in dlq_queues; name another"
         )
-    for key in RETENTION:
-        if getattr(policy, key) is not None and policy.dead_letter_queue is None:
+    for key in OF_WHOLE_QUEUES:
+        named = policy.dead_letter_queue or policy.other_dead_letter_queues
+        if getattr(policy, key) is not None and not named:
             raise SettingsError(
                 f"expected {key} of task {task} beside a dead_letter_queue of its own, got it "
                 f"alone; it is about a whole dead-letter queue, so set it in dlq_queues"

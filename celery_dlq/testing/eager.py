@@ -120,6 +120,7 @@ class EagerGuards:
         stack.enter_context(patch.object(Task, "apply", guarded))
         signals.task_postrun.connect(self._ended, weak=False)
         stack.callback(signals.task_postrun.disconnect, self._ended)
+        stack.callback(self._close)
 
     def add(self, app: Any, dlq: DeadLetters) -> None:
         """Guard the tasks of one more app."""
@@ -137,6 +138,7 @@ class EagerGuards:
         task = task.app.tasks.get(task.name, task)
         self.used = True
         request = EagerRequest(task, self._message(task, given))
+        self._guard(task.app).exceptions.install(task)
         start = self._guard(task.app).begin(request)
         if isinstance(start, Refusal):
             return _refused(request, start, throw=given.get("throw"))
@@ -159,6 +161,8 @@ class EagerGuards:
                 self._guard(task.app).succeeded(request)
             elif isinstance(exc, Exception):  # else the process is exiting
                 info = ExceptionInfo((type(exc), exc, exc.__traceback__))
+                rules = self._guard(task.app).exceptions
+                rules.mark(info, task, request.delivery_info, type(exc))
                 failure = failure_of(info, tuple(task.throws or ()))
                 self._guard(task.app).end(request, failure, requeued=False)
         except Exception as problem:  # noqa: BLE001 - raised by the next assertion
@@ -173,8 +177,17 @@ class EagerGuards:
             guard = self._apps[id(app)].assembly.make_guard(
                 hostname=hostname, pid=os.getpid(), flags_redelivery=False
             )
+            guard.exceptions.place = self._place_of
             self._guards[id(app)] = guard
         return guard
+
+    def _place_of(self, request: Any) -> dict[str, Any]:
+        """Exchange and routing key; Celery's eager request has none."""
+        return self._places.get(request.id) or request.delivery_info or {}
+
+    def _close(self) -> None:
+        for guard in self._guards.values():
+            guard.exceptions.close()
 
     def _message(self, task: Any, given: dict[str, Any]) -> Message:
         """The message that would have been published."""

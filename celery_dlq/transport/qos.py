@@ -52,6 +52,14 @@ class ReliableQoS(kombu_redis.QoS):
         else:
             self.ack(delivery_tag)
 
+    def put_first(self, delivery_tag: Any) -> bool:
+        """Return a message as the next of its queue; false if it was not fetched by script."""
+        if not self._leases.is_own(delivery_tag):
+            return False
+        self._leases.restore(delivery_tag, first=True)
+        virtual.QoS.ack(self, delivery_tag)
+        return True
+
     def restore_unacked(self, client: Any = None) -> None:
         """Restore what the channel delivered, but for tasks that run: they go on."""
         own = {tag: None for tag in self._delivered if self._leases.is_own(tag)}

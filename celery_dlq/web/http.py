@@ -130,7 +130,8 @@ class Request:
     def value(self, name: str, default: str = "") -> str:
         """The last value of a field of the form, or else of the URL."""
         found = self.form.get(name) or self.query.get(name)
-        return found[-1] if found else default
+        # Browsers send the lines of a text so.
+        return found[-1].replace("\r\n", "\n") if found else default
 
 
 Access = Callable[[Request], User | None]

@@ -26,6 +26,7 @@ MAX_STREAMS = 100
 MAX_QUEUES = 200
 MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
+_CANARY = ("letters", "succeeded", "died", "open", "verdict")
 _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
 
 
@@ -50,6 +51,8 @@ class Live:
         self._thread: threading.Thread | None = None
         self._streams = 0
         self._latest = (0.0, b"")
+        self._found: dict[str, Any] = {}
+        self._changed_at = 0.0
         self.closed = False
 
     def join(self) -> bool:
@@ -85,6 +88,7 @@ class Live:
             at, state = self._latest
             if time.monotonic() - at < self._seconds * 0.9:
                 return state
+            begun = time.time()
             try:
                 found = _state(self._assembly)
             except DLQError:
@@ -92,6 +96,9 @@ class Live:
             except Exception:
                 logger.exception("The live numbers could not be read")
                 found = {"away": True}
+            if found != self._found:  # a page that is younger than the change knows it already
+                self._found, self._changed_at = found, begun
+            found = {"at": self._changed_at, **found}
             state = json.dumps(found, separators=(",", ":")).encode()
             self._latest = (time.monotonic(), state)
             return state
@@ -120,7 +127,12 @@ def _state(assembly: Assembly) -> dict[str, Any]:
         "letters": {name: queue.letters for name, queue in shown.items()},
         "hour": {name: queue.last_hour for name, queue in shown.items()},
         "jobs": {
-            job.id: {"state": job.state, "counts": dict(job.counts), "total": job.total}
+            job.id: {
+                "state": job.state,
+                "counts": {**job.counts, "handled": job.handled},
+                "total": job.total,
+                "canary": {name: job.canary[name] for name in _CANARY if name in job.canary},
+            }
             for job in jobs[:MAX_JOBS]
         },
     }

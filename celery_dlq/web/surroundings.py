@@ -25,7 +25,7 @@ class Surroundings:
         workers: Live workers and the queues that they consume.
         sources: Source queues by dead-letter queue.
         policies: Policy in a line by dead-letter queue.
-        problems: Drift, unknown queues, and what endangers the letters.
+        problems: Drift, unknown queues, open circuit breakers, and what endangers the letters.
         memory: The memory of the letters' Redis; ``None`` if unknown.
     """
 
@@ -44,9 +44,10 @@ class Surroundings:
         policies: dict[str, str] = {}
         for view in report.views:
             if view.task is None:
-                sources[view.dead_letter_queue].append(view.queue)
-                policies.setdefault(view.dead_letter_queue, _line(view))
-        problems, memory = list(report.warnings), None
+                for name in view.dead_letter_queues:
+                    sources[name].append(view.queue)
+                    policies.setdefault(name, _line(view))
+        problems, memory = [*report.warnings, *_breakers(dlq)], None
         with suppress(NotSupported):
             check = dlq.memory_check()
             memory = check.memory()
@@ -77,3 +78,12 @@ def _line(view: Any) -> str:
             text = duration(value["value"]) if key.endswith("_ttl") else value["value"]
             shown.append(f"{key} {text}")
     return ", ".join(shown)
+
+
+def _breakers(dlq: Any) -> list[str]:
+    """A line for each circuit breaker that is not closed."""
+    return [
+        f"The circuit breaker of {one.hold.circuit.task} is {one.state}: {one.held:,} messages of "
+        f"{one.hold.circuit.queue} are held. {one.hold.reason}"
+        for one in dlq.breakers().breakers()
+    ]

@@ -43,6 +43,7 @@ class Templates:
             "count": count,
             "duration": duration,
             "moment": moment,
+            "plain": plain,
             "short": short,
         }
         self._environment.globals |= {
@@ -124,6 +125,18 @@ def moment(value: datetime | None) -> Markup | str:
 def short(text: object, limit: int = 200) -> str:
     """A text in one line, cut."""
     return shortened(" ".join(str(text).split()), limit)
+
+
+def plain(value: Any) -> str:
+    """The value of a setting or an option, as people write it."""
+    if isinstance(value, Mapping):
+        shown = ((name, plain(each)) for name, each in value.items() if each)
+        return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in shown)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(plain, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.10g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _time(value: datetime, text: str, *, relative: bool) -> Markup:

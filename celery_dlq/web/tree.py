@@ -16,6 +16,7 @@ from celery_dlq.headers import EDITED_HEADER, REDRIVE_HEADER
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
 from celery_dlq.letters.printable import json_text, shortened
+from celery_dlq.redaction.replacing import MARKER
 
 if TYPE_CHECKING:
     from celery_dlq.record import DeadLetter
@@ -154,10 +155,16 @@ def _node(value: Any, key: str, path: str, depth: int, budget: _Budget) -> Node:
                 break
             node.children.append(_node(one, name, below, depth + 1, budget))
         return node
-    text = shortened(json_text(value), MAX_TEXT)
+    text = json_text(value)
     condition = f"{path}={text}"
-    usable = len(condition) <= MAX_CHARS and depth <= MAX_CONDITION_DEPTH
-    return Node(key=key, path=path, text=text, filter=condition if usable else "")
+    usable = (
+        len(condition) <= MAX_CHARS
+        and depth <= MAX_CONDITION_DEPTH
+        and value != MARKER
+        and path.startswith(("args", "kwargs", "headers"))  # no conditions on properties
+    )
+    shown = shortened(text, MAX_TEXT)
+    return Node(key=key, path=path, text=shown, filter=condition if usable else "")
 
 
 def _children(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:

@@ -14,14 +14,18 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from celery_dlq.errors import DLQError
+from celery_dlq.events import DeadLettered
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.frames import read_ahead
 from celery_dlq.worker.amqp_properties import read_leniently
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.held_back import HeldBack
+from celery_dlq.worker.jobs import WorkerJobs
 from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.worker.task_events import TaskEvents
 
 logger = get_logger("celery_dlq.worker")
 
@@ -57,7 +61,10 @@ class GuardStep(bootsteps.StartStopStep):
         worker.dead_letter_guard = self.guard
         worker.dead_letter_retry_later = RetryLater()
         here = starts_here(worker.pool_cls)
-        worker.dead_letter_tasks = TaskGuard(self.guard, worker.dead_letter_retry_later, here)
+        worker.dead_letter_held_back = HeldBack(self.guard.holding)
+        worker.dead_letter_tasks = TaskGuard(
+            self.guard, worker.dead_letter_retry_later, worker.dead_letter_held_back, here
+        )
         worker.dead_letter_tasks(worker.app)
         guarded = any(map(self.guard.may_guard, [None, *worker.app.tasks.values()]))
         if guarded and _driver_type(worker) == "amqp":
@@ -72,6 +79,7 @@ class GuardStep(bootsteps.StartStopStep):
 
     def _close(self, **_: Any) -> None:
         """Close the guard when the pool is gone, so that the last outcomes are written too."""
+        _quietly(self.guard.exceptions.close)
         _quietly(self.guard.close)
 
 
@@ -85,16 +93,21 @@ class TickStep(bootsteps.StartStopStep):
         self._entry: Any = None
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard, worker.dead_letter_retry_later.empty)
+        self._held_back = worker.dead_letter_held_back
         self._fetch = assembly_of(worker.app).reliable_fetch()
         if self._fetch is not None:
             self._fetch.watch(consumer)
         worker.dead_letter_tasks.watch(consumer)
+        self._events = assembly_of(worker.app).events
+        self._task_events = TaskEvents(consumer)
+        self._events.subscribe(self._task_events, lambda kind: kind is DeadLettered)
 
     def start(self, consumer: Any) -> None:
         """Tick with the consumer's timer; called again after a lost connection."""
         guard = consumer.controller.dead_letter_guard
         room = consumer.controller.dead_letter_retry_later
         room.opened(consumer)
+        self._held_back.empty()
 
         def tick() -> None:
             _quietly(guard.look_for_lost, consumer.pool)
@@ -103,6 +116,8 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(guard.tick)
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)
+            _quietly(self._held_back.tick, consumer)
+            _quietly(guard.demands.tick, consumer)
 
         _quietly(read_before_put_back, consumer.pool, consumer.hub)
         if self._fetch is not None:
@@ -127,6 +142,7 @@ class TickStep(bootsteps.StartStopStep):
         guard = consumer.controller.dead_letter_guard
         _quietly(guard.pool_is_gone)
         _quietly(guard.close)
+        self._events.unsubscribe(self._task_events)
         if self._fetch is not None:
             _quietly(self._fetch.close)
 
@@ -176,6 +192,25 @@ class ThreadStep(bootsteps.StartStopStep):
     terminate = stop
 
 
+class JobStep(ThreadStep):
+    """Worker bootstep: run the jobs that wait, and the automatic redrives."""
+
+    thread_name = "dlq-jobs"
+
+    def prepare(self, worker: Any) -> bool:
+        """Return True if this worker can run jobs."""
+        self._jobs: WorkerJobs = worker.dead_letter_guard.jobs
+        return self._jobs is not None
+
+    def run(self, stop: threading.Event) -> None:
+        """Run jobs until the event is set."""
+        self._jobs.run(stop)
+
+    def wake(self) -> None:
+        """Let `run` see the event."""
+        self._jobs.end()
+
+
 class RetryLater:
     """Requests that are handed to the pool again at the next tick.
 
@@ -217,12 +252,20 @@ class TaskGuard:
     Args:
         guard: The worker's guard.
         room: Keeps requests that were put off.
+        held_back: Keeps requests whose holds are full.
         here: True if tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
     """
 
-    def __init__(self, guard: Guard, room: RetryLater, here: bool) -> None:  # noqa: FBT001 - one of three
+    def __init__(
+        self,
+        guard: Guard,
+        room: RetryLater,
+        held_back: HeldBack,
+        here: bool,  # noqa: FBT001 - one of four
+    ) -> None:
         self._guard = guard
         self._room = room
+        self._held_back = held_back
         self._here = here
         self._classes: dict[tuple[Any, bool], type] = {}
 
@@ -233,10 +276,12 @@ class TaskGuard:
             made = self._classes.get(kind)
             if made is None:
                 made = guarded_request_class(
-                    task, self._guard, self._room.add, starts_here=self._here
+                    task, self._guard, self._room.add, self._held_back.add, starts_here=self._here
                 )
                 self._classes[kind] = self._classes[made, kind[1]] = made
             task.Request = made
+            if task is not app.Task:
+                self._guard.exceptions.install(task)
 
     def watch(self, consumer: Any) -> None:
         """Guard newly registered tasks whenever the consumer updates its strategies.

@@ -84,8 +84,8 @@ def captured(message: Any, request: Mapping[str, Any]) -> Message:
         parent_id=_text(request.get("parent_id")),
         group_id=_text(request.get("group")),
         origin=_text(request.get("origin")),
-        eta=_time(request.get("eta")),
-        expires=_time(request.get("expires")),
+        eta=parsed_time(request.get("eta")),
+        expires=parsed_time(request.get("expires")),
     )
 
 
@@ -170,7 +170,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else json_codec.safe_repr(value)
 
 
-def _time(value: object) -> datetime | None:
+def parsed_time(value: object) -> datetime | None:
     """Parse an ISO time to aware UTC; ``None`` for anything else."""
     if not isinstance(value, str):
         return None

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import (
     Ignore,
     MaxRetriesExceededError,
@@ -27,6 +27,9 @@ from celery_dlq.record import Outcome
 
 SENTRY_EVENT_ID = "dlq_sentry_event_id"
 """Attribute of the pool's ``ExceptionInfo``; see `celery_dlq.contrib.sentry`."""
+
+EXCEPTION_NAMES = "dlq_exception_names"
+"""Attribute of the pool's ``ExceptionInfo``; see `celery_dlq.worker.exceptions`."""
 
 MESSAGE_LIMIT = 4_000
 TRACEBACK_LIMIT = 64_000
@@ -72,17 +75,12 @@ def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
     traceback = _capped_traceback(exc_info)
     shown = exc.exc if isinstance(exc, Retry) and exc.exc is not None else exc
     return Failure(
-        end=_end(exc, traceback, throws),
+        end=_end(exc, traceback, throws, getattr(exc_info, EXCEPTION_NAMES, ())),
         exception_type=_type_name(shown),
         exception_message=_message(shown),
         traceback=traceback,
         sentry_event_id=getattr(exc_info, SENTRY_EVENT_ID, None),
     )
-
-
-def failure_of_exc_info(exc_info: Any, throws: Any) -> Failure:
-    """Describe an exception where it was raised, as the pool will report it."""
-    return failure_of(ExceptionInfo(exc_info), tuple(throws or ()))
 
 
 def dropped_failure(exc: BaseException | None, text: str) -> Failure:
@@ -110,7 +108,9 @@ def unwrapped(exc: BaseException) -> BaseException:
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
 
 
-def _end(exc: BaseException, traceback: str, throws: tuple[type, ...]) -> End | None:
+def _end(
+    exc: BaseException, traceback: str, throws: tuple[type, ...], known: tuple[str, ...]
+) -> End | None:
     if isinstance(exc, (Ignore, Terminated)):
         return None
     text = _message(exc)
@@ -134,7 +134,7 @@ def _end(exc: BaseException, traceback: str, throws: tuple[type, ...]) -> End | 
     return End(
         outcome=Outcome.FAILED,
         retries_spent=spent,
-        exception_names=(_type_name(exc), *names),
+        exception_names=known or (_type_name(exc), *names),
         expected=isinstance(exc, throws) if throws else False,
         text=text,
     )

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from billiard.einfo import ExceptionInfo
 from celery.worker import state
 
 from celery_dlq.backends.base import Clock, DeliveryCounter, MessageKey
-from celery_dlq.headers import REDRIVE_HEADER, REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
+from celery_dlq.headers import (
+    HOLD_HEADER,
+    REDRIVE_HEADER,
+    REDRIVES_HEADER,
+    REPLACED_TASK_NESTING,
+    whole_number,
+)
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import (
     DELIVERIES,
@@ -30,12 +37,16 @@ from celery_dlq.policies.decisions import (
     decide_drop,
     decide_end,
 )
-from celery_dlq.record import Delivery, Outcome, Reason
+from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
 from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, message_id
+from celery_dlq.worker.circuit_watch import CircuitWatch
+from celery_dlq.worker.demands import Demands
 from celery_dlq.worker.dispatched import Dispatched
-from celery_dlq.worker.failure import Failure
-from celery_dlq.worker.history import history_of
+from celery_dlq.worker.exceptions import ExceptionRules
+from celery_dlq.worker.failure import Failure, failure_of
+from celery_dlq.worker.history import history_of, last_number
+from celery_dlq.worker.holding import Holding
 from celery_dlq.worker.letter import Death, bare, letter_of
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
 from celery_dlq.worker.lifecycle import (
@@ -45,8 +56,11 @@ from celery_dlq.worker.lifecycle import (
     WaitsForStore,
 )
 from celery_dlq.worker.periodic import PeriodicTasks
-from celery_dlq.worker.policy_cache import PolicyCache, ResolvedPolicy
+from celery_dlq.worker.policy_cache import Executions, PolicyCache, ResolvedPolicy
 from celery_dlq.worker.starts import Starts
+
+if TYPE_CHECKING:
+    from celery_dlq.worker.jobs import WorkerJobs
 
 logger = get_logger("celery_dlq.worker")
 
@@ -85,6 +99,9 @@ class Guard:
         counts: Metrics: deliveries by outcome, and internal errors.
         sampler: Called with each message whose task returned; ``None`` if none is sampled.
         redaction: Masks the letters' descriptive fields.
+        holding: Takes the messages that are held.
+        circuits: Counts for circuit breakers.
+        demands: Knows the messages that operators want dead-lettered.
     """
 
     def __init__(
@@ -101,8 +118,12 @@ class Guard:
         counts: Counts | None = None,
         sampler: Callable[[GuardedRequest, InFlight], None] | None = None,
         redaction: Redaction = NO_REDACTION,
+        holding: Holding,
+        circuits: CircuitWatch,
+        demands: Demands,
     ) -> None:
         self._policies = policy_cache
+        self.exceptions = ExceptionRules(policy_cache)
         self._letter_writer = letter_writer
         self._counter = counter
         self._clock = clock
@@ -113,15 +134,23 @@ class Guard:
         self.counts = self._counts = Counts() if counts is None else counts
         self._sampler = sampler
         self._redaction = redaction
+        self.holding = holding
+        self._circuits = circuits
+        self.demands = demands
         self._dispatched = Dispatched()
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
         self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
         self.periodic_tasks = PeriodicTasks()
+        self.jobs: WorkerJobs | None = None
         self.guards_all = policy_cache.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
         return self._policies.may_guard(task)
+
+    def queue_of(self, request: GuardedRequest) -> str:
+        """The queue of a message."""
+        return self._policies.of(request.delivery_info, request.task).queue
 
     def begin(self, request: GuardedRequest) -> Run | PutOff | Refusal:
         """Count a start of execution and decide whether it may happen.
@@ -181,6 +210,12 @@ class Guard:
     def returned(self, request: GuardedRequest) -> None:
         """Forget a message whose task returned, and sample it perhaps."""
         self.succeeded(request)
+        in_flight = request.dlq_in_flight
+        if in_flight is not None and in_flight.resolved.executions is not None:
+            in_flight.resolved.executions.succeeded += 1
+            self._ended(request, in_flight.resolved, succeeded=True)
+        if self.demands.known:
+            self.demands.met(request.id)
         if self._sampler is not None and request.dlq_in_flight is not None:
             self._sampler(request, request.dlq_in_flight)
 
@@ -191,7 +226,7 @@ class Guard:
             # `_forget`, inlined: every task pays for this.
             self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
             self._starts.uncounted.forget(in_flight.key)
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED)
+            self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED, request.task.name)
             if in_flight.key.redrives:
                 self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
 
@@ -213,13 +248,43 @@ class Guard:
         resolved = self._policies.of(request.delivery_info, request.task)
         end = replace(failure.end, final=failure.end.final and not requeued)
         verdict = decide_end(resolved.policy, end)
+        demand = self.demands.of(request) if self.demands.known and end.final else None
+        if demand is not None:
+            verdict = Die(Reason.OPERATOR, demand.text)
         in_flight = request.dlq_in_flight or self._track(request, resolved)
         self._close_delivery(request, in_flight, failure)
         if isinstance(verdict, Die):
             return self._die(request, in_flight, verdict, failure)
+        self._ended(request, resolved, succeeded=False)
         if resolved.policy is not None:
             self._note(in_flight, final=end.final)
         return DeliveryState.DONE
+
+    def demanded(self, request: GuardedRequest, failure: Failure | None = None) -> Refusal | None:
+        """Dead-letter a message because an operator wants it, before its start or while it runs.
+
+        Args:
+            request: Celery's request.
+            failure: The end of its delivery; ``None`` if it has not started.
+
+        Returns:
+            ``None`` if nobody wants it, or no letter can be made.
+        """
+        demand = self.demands.of(request)
+        if demand is None:
+            return None
+        resolved = self._policies.of(request.delivery_info, request.task)
+        in_flight = request.dlq_in_flight or self._track(request, resolved)
+        if failure is not None:
+            self._close_delivery(request, in_flight, failure)
+        elif not in_flight.first:
+            number = last_number(self._counter, in_flight.key) + 1
+            in_flight.delivery = replace(in_flight.delivery, number=number)
+        verdict = Die(Reason.OPERATOR, demand.text)
+        state = self._die(request, in_flight, verdict, failure)
+        if state is DeliveryState.DONE:
+            return None
+        return Refusal(verdict, in_flight.key.dead_letter_queue, state)
 
     def expired(self, request: GuardedRequest) -> DeliveryState:
         """Decide a message that is past its expiry and will never run; returns as `end` does.
@@ -279,16 +344,24 @@ class Guard:
             outcome=Outcome.SHUTDOWN,
             worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
         )
-        self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.SHUTDOWN.value)
+        self._count(request, in_flight, Outcome.SHUTDOWN)
         if in_flight.charged:
             self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
             in_flight.charged = False
 
-    def keeps(self, task: Any, delivery_info: dict[str, Any], failure: Failure) -> bool:
-        """True if this end of a delivery will become a letter; changes nothing.
+    def keeps(self, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
+        """True if an exception will end in a letter; changes nothing.
 
         Also called in pool processes, which know the configured policies but no override.
+
+        Args:
+            task: The task that raised it.
+            delivery_info: Exchange and routing key of its message.
+            exc_info: The exception, as ``sys.exc_info()`` has it.
         """
+        info = ExceptionInfo(exc_info)
+        self.exceptions.mark(info, task, delivery_info, info.type)
+        failure = failure_of(info, tuple(task.throws or ()))
         if failure.end is None:
             return False
         verdict = decide_end(self._policies.of(delivery_info, task).policy, failure.end)
@@ -342,8 +415,8 @@ class Guard:
             worker_hostname=self._hostname,
             worker_pid=self._pid,
         )
-        first = self._flags_redelivery and not request.delivery_info.get("redelivered")
-        return InFlight(resolved, key, delivery, first)
+        again = request.delivery_info.get("redelivered") or HOLD_HEADER in headers
+        return InFlight(resolved, key, delivery, self._flags_redelivery and not again)
 
     def _refused(
         self, request: GuardedRequest, in_flight: InFlight, verdict: Die | Leave
@@ -381,12 +454,14 @@ class Guard:
             return DeliveryState.STORED
         history = history_of(self._counter, in_flight, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, Outcome.VANISHED.value)
+            self._count(request, in_flight, Outcome.VANISHED)
         message = captured(request.message, request.request_dict)
         number = in_flight.delivery.number
+        resolved = self._policies.of_death(in_flight.resolved, verdict.rule)
+        key = replace(in_flight.key, dead_letter_queue=resolved.dead_letter_queue)
         death = self._death(
-            in_flight.resolved,
-            in_flight.key,
+            resolved,
+            key,
             message,
             verdict,
             failure,
@@ -394,7 +469,12 @@ class Guard:
             number if failure else number - 1,
             pid=in_flight.delivery.worker_pid,
         )
-        return self._write(death, acknowledged=bool(request.acknowledged), waits=request)
+        state = self._write(death, acknowledged=bool(request.acknowledged), waits=request)
+        if state is DeliveryState.STORED and key != in_flight.key:
+            self._counter.died(in_flight.key)  # storing the letter did that beside the letter
+        if verdict.reason is Reason.OPERATOR and state is DeliveryState.STORED:
+            self.demands.met(request.id)
+        return state
 
     def _death(
         self,
@@ -422,6 +502,13 @@ class Guard:
             redaction=self._redaction,
         )
 
+    def _ended(self, request: GuardedRequest, resolved: ResolvedPolicy, *, succeeded: bool) -> None:
+        """Let a circuit breaker see the end of what may be a probe."""
+        if self.holding.holds and resolved.executions is not None:
+            marker = request.request_dict.get(HOLD_HEADER)
+            if marker is not None:
+                self._circuits.ended(resolved.executions, marker, succeeded=succeeded)
+
     def _write(self, death: Death, *, acknowledged: bool, waits: WaitsForStore) -> DeliveryState:
         """Store the letter; after an internal error a plainer one; else leave it to Celery."""
         try:
@@ -431,7 +518,7 @@ class Guard:
                 self._counts.count(INTERNAL_ERRORS, "letter")
                 logger.exception("Task %s died; its letter lacks details", death.key.task_id)
                 letter = letter_of(bare(death))
-            return self._letter_writer.write(PendingLetter(letter, death.key, acknowledged, waits))
+            state = self._letter_writer.write(PendingLetter(letter, death.key, acknowledged, waits))
         except Exception:
             self._counts.count(INTERNAL_ERRORS, "letter")
             logger.critical(
@@ -440,13 +527,23 @@ class Guard:
                 exc_info=True,
             )
             return DeliveryState.DONE
+        if death.resolved.executions is not None and state is DeliveryState.STORED:
+            self._count_death(death.resolved.executions, letter)
+        return state
+
+    def _count_death(self, executions: Executions, letter: DeadLetter) -> None:
+        try:
+            self._circuits.died(executions, letter)
+        except Exception:
+            self._counts.count(INTERNAL_ERRORS, "circuit_breaker")
+            logger.exception("The death of task %s is not counted", letter.task_id)
 
     def _close_delivery(
         self, request: GuardedRequest, in_flight: InFlight, failure: Failure
     ) -> None:
         assert failure.end is not None  # noqa: S101 - the callers checked
         if in_flight.resolved.policy is not None:
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, failure.end.outcome.value)
+            self._count(request, in_flight, failure.end.outcome)
         in_flight.delivery = replace(
             in_flight.delivery,
             ended_at=self._clock(),
@@ -455,6 +552,9 @@ class Guard:
             exception_type=failure.exception_type,
             exception_message=failure.exception_message,
         )
+
+    def _count(self, request: GuardedRequest, in_flight: InFlight, outcome: Outcome) -> None:
+        self._counts.count(DELIVERIES, in_flight.resolved.queue, outcome.value, request.task.name)
 
     def _note(self, in_flight: InFlight, *, final: bool) -> None:
         """Record the end of a delivery whose message did not become a letter."""

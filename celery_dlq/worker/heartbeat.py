@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 
-from celery_dlq.backends.base import WorkerInfo, WorkerRegistry
+from celery_dlq.backends.base import (
+    Demand,
+    DemandStore,
+    Hold,
+    HoldStore,
+    WorkerInfo,
+    WorkerRegistry,
+)
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.drift import differences
@@ -15,40 +22,56 @@ from celery_dlq.policies.policy import Policy
 
 logger = get_logger("celery_dlq.worker")
 
-REST_TICKS = 2
-"""Ticks between two heartbeats."""
-
-HEARTBEATS_PER_LOOK = 4
+HEARTBEATS_PER_LOOK = 12
 """Heartbeats between two comparisons with the other workers' policies."""
 
 _MAX_WARNINGS = 1000
 _SECOND = timedelta(seconds=1)
 
 Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
+ObeyDemands = Callable[[Sequence[Demand]], None]
+ObeyHolds = Callable[[Sequence[Hold], datetime], None]
 
 
 class Heartbeat:
-    """Keeps one worker registered; ticks once a second, and sends a heartbeat every few ticks.
+    """Keeps one worker registered; sends a heartbeat at each tick, once a second.
 
     Args:
         registry: Keeps worker infos and overrides.
         info: This worker's `WorkerInfo`.
+        holds: Keeps holds.
+        demands: Keeps demands.
         obey: Called with the active overrides whenever they change.
+        obey_holds: Called with all holds, and the present by the store's clock, whenever they
+            change or one ends.
+        obey_demands: Called with the demands in force whenever there are new ones.
         clock: Returns monotonic seconds.
+        job_waits: Called while a job waits to be run.
     """
 
     def __init__(
         self,
         registry: WorkerRegistry,
         info: WorkerInfo,
+        holds: HoldStore,
+        demands: DemandStore,
         obey: Obey,
+        obey_holds: ObeyHolds,
+        obey_demands: ObeyDemands,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        job_waits: Callable[[], object] = bool,
     ) -> None:
         self._registry = registry
         self._info = info
+        self._holds = holds
+        self._demands = demands
         self._obey = obey
+        self._obey_holds = obey_holds
+        self._obey_demands = obey_demands
         self._clock = clock
-        self._ticks = self._rest = 0
+        self._job_waits = job_waits
+        self._ticks = 0
         self._revision = 0
         self._next_end: float | None = None
         self._warned: set[str] = set()
@@ -59,12 +82,8 @@ class Heartbeat:
         Raises:
             StoreUnavailable: The store is down.
         """
-        if self._rest > 0 and not self._over():
-            self._rest -= 1
-            return
         self._ticks += 1
         self._alive()  # first: it detects a hanging store at no extra wait
-        self._rest = REST_TICKS
         if self._ticks % HEARTBEATS_PER_LOOK == 1:
             self._look()
 
@@ -76,20 +95,24 @@ class Heartbeat:
             logger.debug("This worker stays registered until its heartbeat expires: %s", exc)
 
     def _alive(self) -> None:
-        known, revision = self._registry.heartbeat(self._info.hostname)
+        known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
+        if job_waits:
+            self._job_waits()
         if not known:
             self._registry.register(self._info)
         if revision != self._revision or self._over():
-            overrides = self._registry.overrides()
+            overrides, holds, now = self._registry.overrides(), self._holds.all(), self._holds.now()
+            demands = self._demands.all()
             self._revision = revision
-            self._next_end = None
-            if overrides:
-                left = min(o.until for o in overrides) - self._registry.now()
-                self._next_end = self._clock() + left / _SECOND
+            ends = [override.until for override in overrides]
+            ends += [hold.until for hold in holds if hold.until is not None and hold.in_force(now)]
+            self._next_end = self._clock() + (min(ends) - now) / _SECOND if ends else None
             self._obey(by_queue(overrides))
+            self._obey_holds(holds, now)
+            self._obey_demands(demands)
 
     def _over(self) -> bool:
-        """True if an override ends about now; the store's clock decides whether it has ended."""
+        """True if an override or a hold ends about now; the store's clock decides if it has."""
         return self._next_end is not None and self._next_end <= self._clock()
 
     def _look(self) -> None:

@@ -61,3 +61,9 @@ def _closed(delivery: Delivery, key: MessageKey) -> Delivery:
         return delivery
     retried = delivery.retries < key.retries
     return replace(delivery, outcome=Outcome.RETRIED if retried else Outcome.VANISHED)
+
+
+def last_number(counter: DeliveryCounter, key: MessageKey) -> int:
+    """The number of a message's last recorded delivery; 0 if there is none."""
+    recorded = _recorded(counter, key)
+    return max((one.number for one in recorded if one.retries == key.retries), default=0)

@@ -11,15 +11,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from celery_dlq.backends.base import DeadLetterStore, LetterOutbox, MessageKey, Stored
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import DEAD_LETTERS, DIED_AGAIN, INTERNAL_ERRORS, STORE_ERRORS, Counts
-from celery_dlq.record import DeadLetter
+from celery_dlq.metrics import (
+    DEAD_LETTERS,
+    DIED_AGAIN,
+    INTERNAL_ERRORS,
+    OTHER,
+    REDRIVES_USED_UP,
+    REGRESSED,
+    STORE_ERRORS,
+    Counts,
+)
+from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.letter import plain
 from celery_dlq.worker.lifecycle import DeliveryState, WaitsForStore
 from celery_dlq.worker.memory_limit import MemoryLimit, MemoryLimitReached
@@ -28,6 +37,7 @@ from celery_dlq.worker.spool import Spool
 logger = get_logger("celery_dlq.worker")
 
 _MAX_WAITING_LETTERS = 10_000
+_NO_TASK = {Reason.UNKNOWN_TASK, Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,8 @@ class LetterWriter:
         events: Emits an event for each stored letter.
         mark: Adds the id of the letter's Sentry event, if there will be one.
         counts: Metrics: letters and errors.
+        used_up: Returns what the letter of a message says that is redriven no more by its policy;
+            asked for messages that were redriven.
     """
 
     def __init__(
@@ -76,8 +88,10 @@ class LetterWriter:
         events: Events | None = None,
         mark: Callable[[DeadLetter], DeadLetter] | None = None,
         counts: Counts | None = None,
+        used_up: Callable[[DeadLetter], str] | None = None,
     ) -> None:
         self._store = store
+        self._used_up = used_up
         self._spool = spool
         self._limit = limit
         self._durable_spool = durable_spool
@@ -175,6 +189,10 @@ class LetterWriter:
         The order matters when the worker is killed in between: every stored letter reaches its
         dead-letter exchange, and no message is acknowledged before its letter is stored.
         """
+        used_up = self._used_up(letter) if letter.redrives and self._used_up is not None else ""
+        if used_up:
+            said = f"{letter.description}; {used_up}" if letter.description else used_up
+            letter = replace(letter, description=said)
         letter = _marked(letter, self._mark)
         try:
             if self._outbox is not None:
@@ -183,23 +201,33 @@ class LetterWriter:
         except StoreUnavailable:
             self._counts.count(STORE_ERRORS, "dead_letter")
             raise
-        if stored is Stored.NEW:
+        if stored is not Stored.ALREADY_THERE:
+            regressed = stored is Stored.REGRESSED
             logger.warning(
-                "Task %s[%s] dead-lettered to %s: %s (%s)",
+                "Task %s[%s] dead-lettered to %s: %s (%s)%s",
                 letter.task_name,
                 letter.task_id,
                 letter.dead_letter_queue,
                 letter.reason,
                 letter.description,
+                f"; group {letter.fingerprint} was resolved" if regressed else "",
             )
-            self._announce(letter)
+            self._announce(letter, regressed=regressed, used_up=bool(used_up))
 
-    def _announce(self, letter: DeadLetter) -> None:
+    def _announce(self, letter: DeadLetter, *, regressed: bool, used_up: bool) -> None:
         queues = (letter.source_queue, letter.dead_letter_queue)
-        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value)
+        # Whoever can publish chooses the names of unknown tasks.
+        task = OTHER if letter.reason in _NO_TASK else letter.task_name
+        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value, task)
         if letter.redrives:
-            self._counts.count(DIED_AGAIN, *queues)
-        self._events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
+            self._counts.count(DIED_AGAIN, *queues, task)
+        if used_up:
+            self._counts.count(REDRIVES_USED_UP, *queues)
+        if regressed:
+            self._counts.count(REGRESSED, *queues, task)
+        self._events.emit(
+            DeadLettered(at=letter.dead_lettered_at, letter=letter, regressed=regressed)
+        )
 
     def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
         """Put a letter into the spool, if it may wait there.

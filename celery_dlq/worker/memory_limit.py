@@ -21,6 +21,8 @@ READINGS_OF_ROOM = 100
 
 _SMALLEST_STEP = 64 * 1024
 _LOG_SECONDS = 60.0
+_IDLE_SECONDS = 5.0  # between two readings of a worker that stores no letter
+_OLD_SECONDS = 2.0  # after which a letter asks first
 _CUT_CHARS = 200
 _OVERHEAD_BYTES = 1_000
 
@@ -67,17 +69,19 @@ class MemoryLimit:
         self._lock = threading.Lock()  # pools of threads store letters in several
         self._memory: ServerMemory | None = None
         self._written = self._step = 0
+        self._read_at = float("-inf")
         self._logged, self._logged_at = _Level.ROOM, -_LOG_SECONDS
 
     def tick(self) -> None:
-        """Read the memory; called once a second.
+        """Read the memory; called once a second. A worker that stores nothing reads it seldom.
 
         Raises:
             StoreUnavailable: The server does not answer.
         """
         if self._share or self._warnings is not None:
             with self._lock:
-                self._read_now()
+                if self._written or self._is_short() or self._age() >= _IDLE_SECONDS:
+                    self._read_now()
 
     def close(self) -> None:
         """Do nothing: the connection is the backend's."""
@@ -101,7 +105,7 @@ class MemoryLimit:
         return without_text(letter) if level is _Level.SHORT else letter
 
     def _level(self, size: int) -> _Level:
-        if self._memory is not None and self._room() > 0 and self._written + size > self._step:
+        if self._memory is not None and self._is_old(size):
             try:
                 self._read_now()
             except StoreUnavailable:
@@ -113,6 +117,19 @@ class MemoryLimit:
         used = self._memory.used + self._written + size
         return _Level.SHORT if used > self._share * self._memory.maximum else _Level.ROOM
 
+    def _is_old(self, size: int) -> bool:
+        """True if the reading says too little: of before a pause, or of before many letters."""
+        if self._age() >= _OLD_SECONDS:
+            return True
+        return self._room() > 0 and self._written + size > self._step
+
+    def _is_short(self) -> bool:
+        memory = self._memory
+        return memory is not None and memory.used > self._share * memory.maximum
+
+    def _age(self) -> float:
+        return self._clock() - self._read_at
+
     def _room(self) -> int:
         """Bytes until letters wait."""
         assert self._memory is not None  # noqa: S101 - the callers checked
@@ -120,7 +137,9 @@ class MemoryLimit:
         return int(full * self._memory.maximum) - self._memory.used - self._written
 
     def _read_now(self) -> None:
+        self._read_at = float("-inf")  # until it is known again
         memory = self._read()
+        self._read_at = self._clock()
         if memory is not None and self._warnings is not None:
             for warning in self._warnings(memory):
                 logger.warning("%s", warning)

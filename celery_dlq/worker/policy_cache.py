@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_dlq.decorators import policy_of
 from celery_dlq.logs import get_logger
+from celery_dlq.policies.circuit_breaker import CircuitBreaker
+from celery_dlq.policies.exceptions import ExceptionRule
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
@@ -15,6 +17,24 @@ from celery_dlq.policies.table import PolicyTable
 logger = get_logger("celery_dlq.worker")
 
 _MAX_RESOLVED = 4096
+
+
+@dataclass(slots=True)
+class Executions:
+    """Executions of one task from one queue, for its circuit breaker.
+
+    Attributes:
+        task: The task's name.
+        queue: The queue.
+        breaker: The policy's circuit breaker.
+        succeeded: Those that succeeded and are not in the store yet. Threads of a thread pool
+            may now and then lose one.
+    """
+
+    task: str
+    queue: str
+    breaker: CircuitBreaker
+    succeeded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +46,14 @@ class ResolvedPolicy:
         dead_letter_queue: The queue of their letters, also of those from `RejectToDLQ`.
         policy: The merged policy; ``None`` if they are not guarded.
         max_retries: The policy's limit, else the task's own; for the letter.
+        executions: Counted for the circuit breaker; ``None`` if the policy has none.
     """
 
     queue: str
     dead_letter_queue: str
     policy: Policy | None
     max_retries: int | None
+    executions: Executions | None = None
 
 
 class PolicyCache:
@@ -47,6 +69,7 @@ class PolicyCache:
         self.policies = policies
         self._queues = queues
         self._default_queue = default_queue
+        self.executions: dict[tuple[str, str], Executions] = {}
         self._warned = False
         self._queue_names = QueueNames(queues)
         self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
@@ -63,6 +86,29 @@ class PolicyCache:
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
         return bool(self.policies) or (task is not None and policy_of(task) is not None)
+
+    def have_exceptions(self, task: Any) -> bool:
+        """True if a policy that could guard messages of this task has ``exceptions``."""
+        policies = [*self.policies.queues.values(), policy_of(task)]
+        return any(policy is not None and policy.exceptions for policy in policies)
+
+    def of_death(self, resolved: ResolvedPolicy, rule: ExceptionRule | None) -> ResolvedPolicy:
+        """The resolved policy of a message that died by an exception.
+
+        Args:
+            resolved: That of the message.
+            rule: What its policy says about the exception. It may name another dead-letter
+                queue, which does not count for what came from one.
+        """
+        if rule is None:
+            return resolved
+        target, limit = rule.dead_letter_queue, rule.max_retries
+        if target is None or self.policies.is_dead_letter_queue(resolved.queue):
+            target = resolved.dead_letter_queue
+        limits = [each for each in (limit, resolved.max_retries) if each is not None]
+        if resolved.policy is None or resolved.policy.max_retries is None:
+            limits = limits[:1]  # the rule's own before the task's
+        return replace(resolved, dead_letter_queue=target, max_retries=min(limits, default=None))
 
     def of(self, delivery_info: dict[str, Any], task: Any = None) -> ResolvedPolicy:
         """The resolved policy of a message.
@@ -89,7 +135,18 @@ class PolicyCache:
         task_policy = None if task is None else policy_of(task)
         policy = self.policies.resolve(queue, task_policy)
         target = self.policies.dead_letter_queue_of(queue, task_policy)
-        return ResolvedPolicy(queue, target, policy, _max_retries(policy, task))
+        retries, executions = _max_retries(policy, task), None
+        if task is not None and policy is not None and policy.circuit_breaker is not None:
+            executions = self._executions(task.name, queue, policy.circuit_breaker)
+        return ResolvedPolicy(queue, target, policy, retries, executions)
+
+    def _executions(self, task: str, queue: str, breaker: CircuitBreaker) -> Executions:
+        place = (task, queue)
+        if place not in self.executions and len(self.executions) >= _MAX_RESOLVED:
+            self.executions.clear()
+        found = self.executions.setdefault(place, Executions(task, queue, breaker))
+        found.breaker = breaker
+        return found
 
     def _known_queue(self, queue: str, routing_key: str) -> str:
         """A queue that the app knows: else every generated routing key would count as a queue.

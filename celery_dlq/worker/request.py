@@ -36,6 +36,8 @@ from celery_dlq.worker.failure import (
     time_limit_failure,
 )
 from celery_dlq.worker.guard import Guard, Refusal
+from celery_dlq.worker.held_back import GivesBack
+from celery_dlq.worker.holding import Held
 from celery_dlq.worker.lifecycle import (
     DECIDED,
     HANDLING,
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
         time_start: float | None
         time_limits: Any
         store_errors: Any
+        _apply_result: Any
+        _already_revoked: bool
         execute_using_pool: Any
         on_success: Any
         _context: Any
@@ -76,6 +80,7 @@ if TYPE_CHECKING:
         def acknowledge(self) -> None: ...
         def reject(self, requeue: Any = ...) -> None: ...
         def revoked(self) -> Any: ...
+        def terminate(self, pool: Any, signal: Any = ...) -> None: ...
         def send_event(self, name: str, **fields: Any) -> None: ...
         def _announce_revoked(
             self, reason: Any, terminated: Any, signum: Any, expired: Any
@@ -98,6 +103,7 @@ class DeadLetterRequest(_Base):
     Attributes:
         dlq_guard: The worker's guard.
         dlq_later: Hands a request to the pool again at the next tick.
+        dlq_held_back: Returns a message whose hold is full to its queue at the next tick.
         dlq_counted: True if starts are counted: some policy could guard the task.
         dlq_starts_here: True if the pool reports a start right before the task, where it runs.
         dlq_state: The delivery's state; changed by `dlq_move` only.
@@ -106,11 +112,13 @@ class DeadLetterRequest(_Base):
 
     dlq_guard: Guard
     dlq_later: Callable[[GuardedRequest], None]
+    dlq_held_back: Callable[[GivesBack, Held], None]
     dlq_counted = False
     dlq_starts_here = False
     dlq_state = DeliveryState.NEW
     dlq_in_flight: InFlight | None = None
 
+    _dlq_terminated = False  # an operator had it terminated, and its letter is made
     _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
     _dlq_let_go: Callable[[], Any] | None = None  # called once the wait for the store is over
 
@@ -153,6 +161,8 @@ class DeadLetterRequest(_Base):
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """The pool reported an exception, a lost child or a hard time limit."""
+        if self._dlq_terminated:
+            return None
         failure = _guarded(failure_of, exc_info, tuple(self.task.throws or ()))
         return self._dlq_while_ending(failure, super().on_failure, exc_info, *args, **kwargs)
 
@@ -232,7 +242,7 @@ class DeadLetterRequest(_Base):
             raise TaskRevokedError(self.id)
         if is_closed(pool):
             return execute()  # the pool drops it, so it is not counted
-        if not self.dlq_starts_here and not self.dlq_begin():
+        if not self._dlq_may_be_dispatched():
             raise TaskRevokedError(self.id)
         try:
             job = execute()
@@ -248,9 +258,19 @@ class DeadLetterRequest(_Base):
             self.dlq_guard.dispatched(self, job, dropped=job is None and is_closed(pool))
         return job
 
+    def _dlq_may_be_dispatched(self) -> bool:
+        """Count the start, unless the pool does so in the thread that runs the task."""
+        if not self.dlq_starts_here:
+            return self.dlq_begin()
+        # Held here already, in order: threads would mix it up.
+        return not self.dlq_guard.holding.holds or self._dlq_may_start()
+
     def dlq_execute_if_ours(self, execute: Callable[[], Any]) -> Any:
         """Hand a task that is not counted to the pool, unless another worker owns its message."""
-        if not self.dlq_starts_here and not self._dlq_is_ours():
+        holds = self.dlq_guard.holding.holds
+        if holds and self._dlq_is_revoked():
+            raise TaskRevokedError(self.id)
+        if (holds or not self.dlq_starts_here) and not self._dlq_may_start():
             raise TaskRevokedError(self.id)
         try:
             return execute()
@@ -273,7 +293,7 @@ class DeadLetterRequest(_Base):
 
     def dlq_begin(self) -> bool:
         """Count the start; return True if it may happen."""
-        if not self._dlq_is_ours():
+        if not self._dlq_may_start():
             return False
         start: Run | PutOff | Refusal
         try:
@@ -290,6 +310,87 @@ class DeadLetterRequest(_Base):
         else:
             self._dlq_end_at_start(start)
         return False
+
+    def _dlq_may_start(self) -> bool:
+        """False if another worker owns the message, an operator ends it, or a hold takes it."""
+        if not self._dlq_is_ours():
+            return False
+        guard = self.dlq_guard
+        if guard.demands.known and self._dlq_is_demanded():
+            return False
+        return not (guard.holding.holds and self._dlq_is_held())  # every task pays
+
+    def _dlq_is_held(self) -> bool:
+        """Put the message into the queue of a hold, if it matches one."""
+        try:
+            held = self.dlq_guard.holding.take(self)
+        except Exception:
+            self.dlq_guard.failed("hold")
+            logger.exception("Task %s is not held, it runs", self.id)
+            return False
+        if held is None:
+            return False
+        if held.stored:
+            self.dlq_move(_S.DONE)
+            self._dlq_discard()
+        else:
+            self.dlq_held_back(self, held)
+        return True
+
+    def _dlq_is_demanded(self, failure: Failure | None = None) -> bool:
+        """Dead-letter the message if an operator wants it; return True if that was done."""
+        try:
+            refusal = self.dlq_guard.demanded(self, failure)
+        except Exception:
+            self.dlq_guard.failed("demand")
+            logger.exception("Task %s is not dead-lettered on demand", self.id)
+            return False
+        if refusal is None:
+            return False
+        self._dlq_end_at_start(refusal)
+        return True
+
+    def dlq_end_waiting(self) -> bool:
+        """Dead-letter a message that waits for its ETA, if an operator wants it."""
+        return self.dlq_state is _S.NEW and self._dlq_is_ours() and self._dlq_is_demanded()
+
+    def dlq_terminate(self, pool: Any) -> None:
+        """Terminate a running task, or one that a prefork pool was given."""
+        if self.time_start is None and self._apply_result is None:
+            return  # its start will be refused
+        if self.dlq_starts_here:
+            logger.warning(
+                "Task %s runs, and only prefork pools can terminate a task: it is dead-lettered "
+                "if it fails or comes back",
+                self.id,
+            )
+        elif self.dlq_state not in OVER:
+            logger.warning("Terminating task %s: an operator wants it dead-lettered", self.id)
+            super().terminate(pool)
+
+    def _dlq_end_terminated(self) -> bool:
+        """Dead-letter a task that was terminated because an operator wants it dead-lettered."""
+        demand = self.dlq_guard.demands.of(self)
+        if demand is None or self.dlq_state in OVER:
+            return False
+        end = End(outcome=Outcome.WORKER_LOST, text=demand.text)
+        self._already_revoked = self._dlq_terminated = True
+        self.dlq_move(_S.ENDING)
+        if self._dlq_is_demanded(Failure(end, None, f"terminated; {demand.text}", None)):
+            return True
+        self._dlq_terminated = False
+        self.dlq_move(_S.RUNNING)
+        return False
+
+    def dlq_give_back(self) -> None:
+        """Return a message to the head of its queue, if the broker can: its hold is full."""
+        self.dlq_move(_S.DONE)
+        task_ready(self)
+        put_first = getattr(getattr(self.message.channel, "qos", None), "put_first", None)
+        if put_first is not None and put_first(self.message.delivery_tag):
+            self.acknowledged = True
+        else:
+            super().reject(requeue=True)
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""
@@ -308,7 +409,7 @@ class DeadLetterRequest(_Base):
 
     def _dlq_begin_here(self) -> None:
         """Count the start; if it may not happen, leave the pool's thread by an exception."""
-        begins = self.dlq_begin if self.dlq_counted else self._dlq_is_ours
+        begins = self.dlq_begin if self.dlq_counted else self._dlq_may_start
         if not begins():
             raise _silent_exit()(self.id)
         if not self.dlq_counted:
@@ -483,6 +584,8 @@ class DeadLetterRequest(_Base):
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
         """Celery revokes a task and acknowledges its message; expiry is a death."""
+        if terminated and self.dlq_guard.demands.known and self._dlq_end_terminated():
+            return
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
         if self.dlq_state is _S.WAITING_FOR_STORE:
             return  # dead already
@@ -524,7 +627,12 @@ _: type[GuardedRequest] = DeadLetterRequest  # checked by mypy
 
 
 def guarded_request_class(
-    task: Any, guard: Guard, later: Callable[[GuardedRequest], None], *, starts_here: bool = False
+    task: Any,
+    guard: Guard,
+    later: Callable[[GuardedRequest], None],
+    held_back: Callable[[GivesBack, Held], None],
+    *,
+    starts_here: bool = False,
 ) -> type:
     """Make the Request class for a task: its own, with the mix-in in front.
 
@@ -532,6 +640,7 @@ def guarded_request_class(
         task: A Celery task; its ``Request`` may be a class or a dotted name.
         guard: The worker's guard.
         later: Hands a request to the pool again at the next tick.
+        held_back: Returns a message whose hold is full to its queue at the next tick.
         starts_here: Tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
     """
     base = symbol_by_name(task.Request)
@@ -540,22 +649,28 @@ def guarded_request_class(
     names = {
         "dlq_guard": guard,
         "dlq_later": staticmethod(later),
+        "dlq_held_back": staticmethod(held_back),
         "dlq_counted": guard.may_guard(task),
         "dlq_starts_here": starts_here,
     }
     return type(base.__name__, (DeadLetterRequest, base), names)
 
 
+_RESULTS: dict[Reason, type[Exception]] = {
+    Reason.MAX_RETRIES_EXCEEDED: MaxRetriesExceededError,
+    Reason.OPERATOR: TaskRevokedError,
+}
+
+
 def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
-    """Make the result of a message that a limit keeps from running.
+    """Make the result of a message that a limit or an operator keeps from running.
 
     Args:
         task: The task's name and id.
         verdict: Its death.
         dead_letter_queue: The queue of its letter, if its policy keeps one.
     """
-    spent = verdict.reason is Reason.MAX_RETRIES_EXCEEDED
-    kind = MaxRetriesExceededError if spent else MaxDeliveriesExceeded
+    kind = _RESULTS.get(verdict.reason, MaxDeliveriesExceeded)
     where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
     return kind(f"{task} {where}: {verdict.description}")
 

@@ -22,6 +22,7 @@ from celery_dlq.policies.decisions import (
     PutOff,
     Run,
     Start,
+    crashes_of,
     decide_redelivery,
     decide_start,
 )
@@ -156,24 +157,54 @@ class Starts:
         now = time.monotonic()
         in_flight.delivery = replace(in_flight.delivery, started_at=self._clock())
         waited = None if in_flight.seen_at is None else now - in_flight.seen_at
+        # Amazon SQS may not mark a second delivery, but it marks no first one.
+        again = self._flags_redelivery or bool(request.delivery_info.get("redelivered"))
+        if again and self._died_by_exception(policy, in_flight.key):
+            return Leave()
+        crashes, limit = self._crashes(policy, in_flight)
         count = self._counter.count(
             in_flight.key,
             in_flight.delivery,
-            policy.max_deliveries,
+            limit,
             uncounted=self.uncounted.of(in_flight.key),
             waited_seconds=waited,
             alone=self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS,
-            # Amazon SQS may not mark a second delivery, but it marks no first one.
-            unless_dead=self._flags_redelivery or bool(request.delivery_info.get("redelivered")),
+            unless_dead=again,
         )
-        verdict = decide_redelivery(policy, in_flight.key.retries, count)
+        verdict = decide_redelivery(policy, in_flight.key.retries, count, crashes)
         if isinstance(verdict, PutOff):
             in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
         else:
-            self._note_count(in_flight, count)
+            self._note_count(in_flight, count, request.task.name)
         return verdict
 
-    def _note_count(self, in_flight: InFlight, count: Count) -> None:
+    def _died_by_exception(self, policy: Policy, key: MessageKey) -> bool:
+        """True if its letter is in a dead-letter queue that ``exceptions`` names.
+
+        Its counts are on another hash slot, so the worker may have been killed in between.
+        """
+        return any(
+            self._counter.is_dead(replace(key, dead_letter_queue=name))
+            for name in policy.other_dead_letter_queues
+        )
+
+    def _crashes(
+        self, policy: Policy, in_flight: InFlight
+    ) -> tuple[tuple[Outcome, ...], int | None]:
+        """The crashes so far, and the limit of deliveries: reached if there were too many."""
+        if policy.max_crashes is None:
+            return (), policy.max_deliveries
+        retries, history = in_flight.key.retries, self._counter.history(in_flight.key)
+        crashes = crashes_of(policy, retries, history, in_flight.delivery.started_at)
+        if len(crashes) < policy.max_crashes:
+            return crashes, policy.max_deliveries
+        # The last one may still run on a live worker: only the count can tell.
+        reached = max(
+            d.number for d in history if d.retries == retries and d.outcome is not Outcome.SHUTDOWN
+        )
+        return crashes, min(reached, policy.max_deliveries or reached)
+
+    def _note_count(self, in_flight: InFlight, count: Count, task: str) -> None:
         """Apply the result of a count to the message, the metrics and the log."""
         status, queue, number = count.status, in_flight.resolved.queue, count.number
         if status in (CountStatus.COUNTED, CountStatus.LIMIT_REACHED):
@@ -184,7 +215,7 @@ class Starts:
         in_flight.suspect = count.suspect
         in_flight.charged = status is CountStatus.COUNTED
         if count.suspect and in_flight.charged:
-            self._counts.count(DELIVERIES, queue, Outcome.VANISHED.value)
+            self._counts.count(DELIVERIES, queue, Outcome.VANISHED.value, task)
         if status in (CountStatus.DEAD, CountStatus.RUNNING):
             self._counts.count(DUPLICATES, queue)
         if status is CountStatus.RUNNING:

@@ -101,6 +101,17 @@ def healthy(key: str) -> str:
     return key
 
 
+@app.task
+def calls_downstream(key: str) -> str:
+    """Fail while the test says that another service is away."""
+    trace("ran", key)
+    with redis.Redis.from_url(f"{URL}/2") as client:
+        if client.exists("outage"):
+            raise ConnectionError("the service is away")
+        client.rpush("succeeded", key)
+    return key
+
+
 @app.task(rate_limit="1/h")
 def limited(key: str) -> str:
     trace("ran", key)
@@ -326,6 +337,13 @@ def sleeps(key: str, seconds: float) -> str:
     trace("ran", key)
     time.sleep(seconds)
     return key
+
+
+@app.task
+def fails_late(key: str, seconds: float) -> None:
+    trace("ran", key)
+    time.sleep(seconds)
+    raise LookupError("no price")
 
 
 @app.task

@@ -83,6 +83,45 @@ def test_notes_are_written_and_shown(dlq: Dlq, poison: ModuleType) -> None:
     assert dlq("note", "0123").exit_code == 2
 
 
+def test_a_group_is_resolved_muted_and_reopened(dlq: Dlq, poison: ModuleType) -> None:
+    """`groups` shows the state, and finds groups by it; the audit has who did it."""
+    letter = a_letter(fingerprint="0123456789abcdef", release="2026.2")
+    poison.dlq.store.dead_letter(letter, key_of(letter))
+    of_group = (letter.fingerprint, "--queue", "orders-DLQ")
+
+    said = dlq("resolve", *of_group, "--release", "2026.3", "--note", "see SHOP-17").stdout
+    assert "Resolved 0123456789abcdef of orders-DLQ in release 2026.3." in said
+    assert "see SHOP-17" in dlq("note", *of_group).stdout
+    again = a_letter(fingerprint=letter.fingerprint, release="2026.4")
+    poison.dlq.store.dead_letter(again, key_of(again))
+    (group,) = dlq("groups", "orders-DLQ", "--state", "regressed", "--json").lines
+    assert (group["state"], group["letters"]) == ("regressed", 2)
+    status = group["status"]
+    assert (status["release"], status["regressed_in"]) == ("2026.3", "2026.4")
+    assert (status["releases"], status["letter_id"]) == (["2026.2"], again.id)
+    assert "regressed" in dlq("groups", "orders-DLQ").stdout
+    assert (
+        "orders-DLQ has no resolved group."
+        in dlq("groups", "orders-DLQ", "--state", "resolved").stdout
+    )
+
+    assert (
+        "Muted 0123456789abcdef of orders-DLQ until 2"
+        in dlq("mute", *of_group, "--for", "2h").stdout
+    )
+    assert dlq("mute", *of_group, "--json").lines[0]["until"] is None
+    assert "Reopened 0123456789abcdef of orders-DLQ." in dlq("reopen", *of_group).stdout
+    (group,) = dlq("groups", "orders-DLQ", "--json").lines
+    assert group["state"] == "open"
+    audit = dlq("audit").stdout
+    assert all(word in audit for word in ("resolved", "muted", "reopened"))
+    refused = dlq("resolve", "0123", "--queue", "orders-DLQ")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert dlq("mute", *of_group, "--for", "0").exit_code == 1
+    assert dlq("mute", *of_group, "--for", "9" * 20).exit_code == 2
+    assert dlq("groups", "orders-DLQ", "--state", "fixed").exit_code == 2
+
+
 def test_redrive_and_export_do_what_they_say(
     dlq: Dlq, dead: list[DeadLetter], tmp_path: Path, poison: ModuleType
 ) -> None:

@@ -5,16 +5,26 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
 import redis
-from builders import a_letter, a_request, an_app, key_of
-from django_project import DISCARD, EDIT_POLICIES, PAGES, REDRIVE, USERS, VIEW, Project, Visitor
+from django_project import (
+    DISCARD,
+    EDIT_POLICIES,
+    PAGES,
+    REDRIVE,
+    USERS,
+    VIEW,
+    Project,
+    Visitor,
+    letters_in,
+    put,
+)
 from servers import RedisServer
 from waiting import poll
 
@@ -23,7 +33,7 @@ from celery_dlq.web.http import Permission
 from celery_dlq.web.routes import Route
 from celery_dlq.web.site import ROUTES
 
-pytest.importorskip("django", reason="these tests need Django")
+django = pytest.importorskip("django", reason="these tests need Django")
 
 QUEUE = "orders-DLQ"
 KINDS = ["wsgi", "asgi"]
@@ -79,29 +89,6 @@ def dlq(redis_url: str) -> Iterator[DeadLetters]:
     yield from letters_in(redis_url)
 
 
-def letters_in(url: str) -> Iterator[DeadLetters]:
-    """Those of a database."""
-    app = an_app(broker_url=url, task_default_queue="orders")
-    app.conf.dlq_queues = {"orders": {"max_deliveries": 5}}
-    dlq = DeadLetters(app)
-    yield dlq
-    dlq.close()
-    app.close()
-
-
-def put(dlq: DeadLetters, number: int = 1, **changes: Any) -> list[str]:
-    """Store letters; their ids."""
-    found = []
-    for _ in range(number):
-        values = {"task_name": "orders.tasks.charge", "properties": '{"priority": 0}', **changes}
-        letter = a_letter(**values)
-        headers = a_request(id=letter.task_id, root_id=letter.task_id, task=letter.task_name)
-        letter = replace(letter, headers=json.dumps(headers))
-        dlq.store.dead_letter(letter, key_of(letter))
-        found.append(letter.id)
-    return found
-
-
 # -- Who may ask for what ------------------------------------------------------
 
 REDRIVES = {"start", "cancel", "resume"}
@@ -109,6 +96,9 @@ REDRIVES = {"start", "cancel", "resume"}
 
 POSTS: dict[str, tuple[dict[str, Any], int]] = {
     "add_note": ({"text": "seen"}, 303),
+    "set_state": ({"state": "muted"}, 303),
+    "hold": ({"queue": "orders"}, 303),
+    "end_hold": ({"id": "{hold}"}, 303),
     "plan_redrive": ({"force": "1"}, 303),
     "plan_discard": ({"ids": "{letter}"}, 303),
     "restore": ({"id": "{discarded}"}, 303),
@@ -156,6 +146,7 @@ def seeded(dlq: DeadLetters, route: Route) -> dict[str, str]:
         "file": "style.css",
         "hash": static["style.css"],
         "job": job_for(dlq, route.name),
+        "hold": dlq.hold(queue="orders").id,
     }
 
 
@@ -174,6 +165,8 @@ def all_of(dlq: DeadLetters) -> dict[str, Any]:
         "jobs": [(job.id, job.state, job.actor) for job in dlq.jobs()],
         "changes": dlq.changes(),
         "overrides": dlq.registry.overrides(),
+        "holds": [(hold.id, hold.until) for hold in dlq.assembly.backend.holds.all()],
+        "states": [(group.fingerprint, group.status.state) for group in dlq.groups(QUEUE)],
         "notes": dlq.notes(QUEUE, "0123456789abcdef") if letters else [],
     }
 
@@ -279,7 +272,7 @@ def test_the_audit_names_the_user_of_django(visit: Visit, dlq: DeadLetters) -> N
     found = {str(change.action): change.actor.partition(" via ")[0] for change in dlq.changes()}
     assert found == {"redriven": "operator", "policy_set": "lawgiver"}
     page = operator.get(f"{PAGES}/audit").text
-    assert set(re.findall(r"<td>(\w+) via ", page)) == {"operator", "lawgiver"}
+    assert set(re.findall(r">(\w+) via ", page)) == {"operator", "lawgiver"}
     assert dlq.queues()[0].letters == 0
 
 
@@ -333,6 +326,8 @@ def test_pages_below_a_path_of_the_proxy(
     """FORCE_SCRIPT_NAME, whether the proxy leaves it in the path (ASGI) or not."""
     if kept and kind == "wsgi":
         pytest.skip("a WSGI server gives the rest of the path apart")
+    if kept and django.VERSION < (5, 0):
+        pytest.skip("Django 4.2 does not know its paths there")
     put(dlq, dead_letter_queue="a/b")
     prefix = "/shop%20of%20today"
     with project.served(kind, FORCE_SCRIPT_NAME=unquote(prefix)) as served:
@@ -536,15 +531,16 @@ def test_a_job_goes_on_in_the_next_process(
     sent_once(there, ids, elsewhere)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_job_of_a_server_that_was_killed_is_resumed(
-    project: Project, there: DeadLetters, elsewhere: str
+    project: Project, there: DeadLetters, elsewhere: str, number: signal.Signals
 ) -> None:
-    """Nobody in the process could give it back."""
+    """So ends uvicorn also after SIGTERM: it sends it to itself once requests are answered."""
     ids = put(there, 400)
     with project.served("asgi", elsewhere) as served:
         job_id = started(served.port, there)
-        served.kill()
-        served.process.wait(10)
+        served.process.send_signal(number)
+        assert served.process.wait(20) == -number
         poll(lambda: there.job(job_id).state == "interrupted", timeout_seconds=30)
         served.start()
         operator = Visitor(served.port).log_in("operator")

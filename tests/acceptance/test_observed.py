@@ -92,21 +92,28 @@ def test_one_exporter_serves_the_metrics_of_all_workers(
         found = exporter.scrape()
         assert found["celery_dlq_up",] == 1
         assert found["celery_dlq_workers",] == 1
-        outcomes = {k[1]: v for k, v in found.items() if k[0] == "celery_dlq_deliveries_total"}
-        assert outcomes == {"failed": 1, "rejected": 1, "retried": 2, "succeeded": 1 + HEALTHY}
-        assert found["celery_dlq_dead_letters_total", "orders-DLQ", "orders", "failed"] == 1
+        outcomes = {k[1:]: v for k, v in found.items() if k[0] == "celery_dlq_deliveries_total"}
+        assert outcomes == {
+            ("failed", "orders", "observed_app.fails"): 1,
+            ("rejected", "orders", "observed_app.rejects"): 1,
+            ("retried", "orders", "observed_app.works_at_last"): 2,
+            ("succeeded", "orders", "observed_app.works_at_last"): 1,
+            ("succeeded", "orders", "observed_app.healthy"): HEALTHY,
+        }
+        dead = ("celery_dlq_dead_letters_total", "orders-DLQ", "orders", "failed")
+        assert found[(*dead, "observed_app.fails")] == 1
         assert found["celery_dlq_letters", "orders-DLQ", "rejected"] == 1
         assert found["celery_dlq_queue_length", "orders-DLQ"] == 2
         assert 0 < found["celery_dlq_oldest_letter_age_seconds", "orders-DLQ"] < 600
         assert found["celery_dlq_spool_letters", f"celery@{socket.gethostname()}"] == 0
 
         observed.dlq.redrive("orders-DLQ", task_name="observed_app.fails")
-        again = Worker(redis_url, tmp_path / "again.log", app="observed_app")
-        with again:
+        with Worker(redis_url, tmp_path / "again.log", app="observed_app"):
             poll(lambda: letters_there(observed, 2), timeout_seconds=30)
         found = exporter.scrape()
         assert found["celery_dlq_redriven_total", "orders-DLQ"] == 1
-        assert found["celery_dlq_died_again_total", "orders-DLQ", "orders"] == 1
+        again = ("celery_dlq_died_again_total", "orders-DLQ", "orders", "observed_app.fails")
+        assert found[again] == 1
 
         exporter.process.send_signal(signal.SIGTERM)
         assert exporter.process.wait(30) == 0

@@ -57,6 +57,19 @@ def starts(counter: DeliveryCounter, key: MessageKey) -> list[tuple[int, int]]:
     return [(delivery.retries, delivery.number) for delivery in counter.history(key)]
 
 
+def test_a_message_whose_letter_is_elsewhere_is_dead_here(counter: DeliveryCounter) -> None:
+    """Its counts go; a copy that comes late is recognised, a retry of it is not meant."""
+    key, other = a_key(), a_key()
+    delivered(counter, key)
+    counter.died(key)
+    assert counter.is_dead(key)
+    assert not counter.is_dead(other)
+    assert counter.history(key) == ()
+    assert counter.count(key, a_start(), None, unless_dead=True).status is CountStatus.DEAD
+    assert counter.count(key, a_start(), None) == Count(CountStatus.COUNTED, 1)
+    assert not counter.is_dead(key)
+
+
 # -- counting --------------------------------------------------------------------------
 
 

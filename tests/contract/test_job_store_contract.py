@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from celery_dlq.backends.base import MOST_JOBS, Backend, JobStore
 from celery_dlq.backends.redis.jobs import RedisJobStore
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.record import to_micros
 
 
 @pytest.fixture
@@ -56,6 +59,38 @@ def test_a_job_is_deleted_with_its_cancel_request_unless_it_was_changed(jobs: Jo
     assert jobs.replace("1", known, None)
     assert (jobs.read("1"), jobs.all()) == (None, [])
     assert not jobs.write("1", known)
+
+
+def test_jobs_that_wait_are_due_at_their_time(jobs: JobStore) -> None:
+    """Who waits longest comes first; what starts, ends or is deleted is due no more."""
+    now = to_micros(jobs.now())
+
+    def waiting(since: int, start_at: int | None = None) -> dict[str, Any]:
+        return {"state": "waiting", "run": 0, "updated_at": now + since, "start_at": start_at}
+
+    jobs.write("1", waiting(-1_000_000))
+    jobs.write("2", waiting(-2_000_000))
+    jobs.write("3", waiting(-3_000_000, now + 3_600_000_000))
+    jobs.write("4", waiting(-4_000_000, now - 500_000))
+    jobs.write("5", {"state": "planned", "run": 0, "updated_at": now - 9_000_000})
+    assert jobs.due() == ["2", "1", "4"]
+    assert jobs.replace("2", waiting(0), {"state": "running", "run": 1})
+    jobs.write("1", {"state": "cancelled", "run": 0})
+    assert jobs.due() == ["4"]
+    assert jobs.replace("4", waiting(0), None)
+    assert jobs.due() == []
+    assert jobs.replace("2", {"state": "running", "run": 1}, waiting(-1_000_000))
+    assert jobs.due() == ["2"]
+
+
+def test_a_job_that_waits_is_not_forgotten(jobs: JobStore) -> None:
+    """Not even if many others come before its time."""
+    later = to_micros(jobs.now()) + 3_600_000_000
+    jobs.write("0000", {"state": "waiting", "run": 0, "start_at": later})
+    for number in range(1, MOST_JOBS + 5):
+        jobs.write(f"{number:04d}", {"state": "done", "run": 1})
+    assert jobs.read("0000") is not None
+    assert len(jobs.all()) <= MOST_JOBS + 1
 
 
 def test_the_oldest_jobs_are_forgotten(jobs: JobStore) -> None:

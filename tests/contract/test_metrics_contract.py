@@ -14,6 +14,8 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.metrics import _MOST_FIELDS, RedisMetrics
 from celery_dlq.metrics import (
     DELIVERIES,
+    DUPLICATES,
+    MAX_TASKS,
     OTHER,
     STORE_ERRORS,
     Counts,
@@ -46,13 +48,13 @@ def test_counts_of_several_processes_add_up(metrics: MetricsStore) -> None:
     """And gauges are those of the worker's last word."""
     for waiting in (3, 0):
         counts = Counts()
-        counts.count(DELIVERIES, "süß: orders", "failed", by=2)
+        counts.count(DELIVERIES, "süß: orders", "failed", "shop.charge", by=2)
         counts.count(STORE_ERRORS, "count")
         counts.flush(metrics, WorkerGauges(worker="celery@web-1", spool=7, waiting=waiting))
         assert counts.empty
     measured = metrics.read()
     assert measured.counts == {
-        (DELIVERIES.name, "süß: orders", "failed"): 4,
+        (DELIVERIES.name, "süß: orders", "failed", "shop.charge"): 4,
         (STORE_ERRORS.name, "count"): 2,
     }
     assert measured.workers == (WorkerGauges(worker="celery@web-1", spool=7, waiting=0),)
@@ -64,25 +66,38 @@ def test_label_values_beyond_the_bound_become_one(redis_url: str) -> None:
         for worker in range(3):
             counts = Counts()
             for number in range(2_500):
-                counts.count(DELIVERIES, f"q{worker}-{number}", "failed")
+                counts.count(DUPLICATES, f"q{worker}-{number}")
             counts.flush(metrics)
         found = metrics.read().counts
     assert sum(found.values()) == 7_500
     assert len(found) <= _MOST_FIELDS + 1
-    assert found[DELIVERIES.name, OTHER, OTHER] > 500
+    assert found[DUPLICATES.name, OTHER] > 500
+
+
+def test_tasks_beyond_the_bound_are_counted_as_one(metrics: MetricsStore) -> None:
+    """The queue and the outcome stay known; the first tasks keep their names in later flushes."""
+    counts = Counts()
+    for _ in range(2):
+        for number in range(MAX_TASKS + 50):
+            counts.count(DELIVERIES, "orders", "failed", f"shop.task{number}")
+        counts.flush(metrics)
+    found = metrics.read().counts
+    assert len(found) == MAX_TASKS + 1
+    assert found[DELIVERIES.name, "orders", "failed", "shop.task0"] == 2
+    assert found[DELIVERIES.name, "orders", "failed", OTHER] == 100
 
 
 def test_what_cannot_be_written_is_written_later(redis_url: str) -> None:
     """A Redis that is away costs no count and no exception."""
     counts = Counts()
-    counts.count(DELIVERIES, "orders", "failed")
+    counts.count(DUPLICATES, "orders")
     with redis_metrics("redis://127.0.0.1:1/0") as away:
         counts.flush(away)
     assert not counts.empty
-    counts.count(DELIVERIES, "orders", "failed")
+    counts.count(DUPLICATES, "orders")
     with redis_metrics(redis_url) as metrics:
         counts.flush(metrics)
-        assert metrics.read().counts == {(DELIVERIES.name, "orders", "failed"): 2}
+        assert metrics.read().counts == {(DUPLICATES.name, "orders"): 2}
 
 
 def test_a_redis_that_lost_its_scripts_is_no_loss(redis_url: str) -> None:
@@ -90,7 +105,7 @@ def test_a_redis_that_lost_its_scripts_is_no_loss(redis_url: str) -> None:
     with redis_metrics(redis_url) as metrics, redis.Redis.from_url(redis_url) as client:
         for _ in range(2):
             counts = Counts()
-            counts.count(DELIVERIES, "orders", "failed")
+            counts.count(DUPLICATES, "orders")
             counts.flush(metrics)
             client.script_flush()
     with redis_metrics(redis_url) as again:

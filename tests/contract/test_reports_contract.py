@@ -17,7 +17,7 @@ from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.backends.redis.reports import RedisReports
-from celery_dlq.backends.redis.scripts import ReportReply, source
+from celery_dlq.backends.redis.scripts import ReportReply, whole
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.record import DeadLetter
 
@@ -89,8 +89,8 @@ end
 local states, groups = {{}}, {{unpack(ARGV, 9)}}
 for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
   local group = groups[number % #groups + 1]
-  local reply = ask({{KEYS[1] .. group, KEYS[2], KEYS[3]}},
-    {{'letter-' .. number, group, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], '0'}})
+  local reply = ask({{KEYS[1] .. group, KEYS[2], KEYS[3], KEYS[4]}},
+    {{'letter-' .. number, group, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], '0', ''}})
   states[#states + 1] = reply[1]
 end
 return states
@@ -101,9 +101,9 @@ def ask_in_bulk(url: str, groups: list[str], count: int) -> Counter[int]:
     """Run the script itself for many letters, in few journeys; how often each reply came."""
     reports, keys = redis_reports(url), Keys()
     states: Counter[int] = Counter()
-    places = (keys.report(DLQ, ""), keys.tally(DLQ), keys.allowance(DLQ))
+    places = (keys.report(DLQ, ""), keys.tally(DLQ), keys.allowance(DLQ), keys.states(DLQ))
     with redis.Redis.from_url(url) as client:
-        script = client.register_script(IN_BULK.format(script=source("report")))
+        script = client.register_script(IN_BULK.format(script=whole("report")))
         for begin in range(0, count, 5_000):
             args = [begin, begin + 4_999, *reports._options, *groups]
             states.update(script(keys=places, args=args))

@@ -10,6 +10,7 @@ from builders import NOW
 
 from celery_dlq.backends.base import Backend, Override, WorkerInfo, WorkerRegistry
 from celery_dlq.events import Action, Change
+from celery_dlq.record import to_micros
 
 
 @pytest.fixture
@@ -61,6 +62,18 @@ def test_a_worker_is_registered_until_it_deregisters(registry: WorkerRegistry) -
     assert registry.heartbeat("celery@web-2")[0] is True
 
 
+def test_a_heartbeat_tells_if_a_job_waits(parts: Backend) -> None:
+    """Not of one whose time has not come, nor of one that runs."""
+    now, jobs = to_micros(parts.jobs.now()), parts.jobs
+    assert not parts.workers.heartbeat("celery@web-1").job_waits
+    jobs.write("1", {"state": "waiting", "run": 0, "start_at": now + 3_600_000_000})
+    assert not parts.workers.heartbeat("celery@web-1").job_waits
+    jobs.write("2", {"state": "waiting", "run": 0, "updated_at": now - 1_000_000})
+    assert parts.workers.heartbeat("celery@web-1").job_waits
+    jobs.write("2", {"state": "running", "run": 1})
+    assert not parts.workers.heartbeat("celery@web-1").job_waits
+
+
 def test_the_newest_changes_come_first(registry: WorkerRegistry) -> None:
     """A change has who did what, to how many letters."""
     changes = [
@@ -85,11 +98,11 @@ def test_an_override_is_in_force_until_its_end(
 ) -> None:
     """A worker notices by the revision; the store's clock says when the end is."""
     now = registry.now()
-    _, before = registry.heartbeat("celery@web-1")
+    before = registry.heartbeat("celery@web-1").revision
     registry.override(an_override(value=5))
     registry.override(an_override(until=now + timedelta(hours=1)))
     registry.override(an_override(key="reasons", value=["failed"], until=now + timedelta(hours=2)))
-    _, after = registry.heartbeat("celery@web-1")
+    after = registry.heartbeat("celery@web-1").revision
 
     assert after > before
     assert [o.value for o in registry.overrides()] == [3, ["failed"]]

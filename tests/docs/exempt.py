@@ -13,6 +13,11 @@ EXEMPT: tuple[tuple[str, str, str], ...] = (
     (".*", r".* --follow$", "runs until Ctrl-C: test_cli.py, test_adopting.py, test_export.py"),
     (".*", r".*dlq exporter ", "serves until it is stopped: test_observed.py"),
     (".*", r".*dlq web ?", "serves until it is stopped: test_web_server.py"),
+    (
+        "docs/how-to/django.md",
+        r"python manage.py",
+        "its admin is in tests/acceptance/test_django.py",
+    ),
     ("README.md", r".*dlq triage ", "run by docs/how-to/triage.md: Java takes seconds to start"),
     (
         "docs/guarantees.md",
@@ -21,6 +26,12 @@ EXEMPT: tuple[tuple[str, str, str], ...] = (
     ),
     ("docs/how-to/apps-you-do-not-own.md", r".*(airflow|superset)", "needs them: tried by hand"),
     ("docs/how-to/triage.md", r"spark-submit|databricks|aws ", "needs somebody's cluster"),
+    ("docs/how-to/hold.md", r".*dlq release hold-", "the id is another each time: test_holds.py"),
+    (
+        "docs/how-to/dead-letter-a-task.md",
+        r".*dlq dead-letter ",
+        "the id is another each time: test_dead_letter_command.py",
+    ),
     (".*", r".*--edit$", "opens an editor: test_cli.py has one that types"),
 )
 

@@ -12,6 +12,12 @@ from rabbit import RabbitServer
 from readme import EXAMPLES, run_readme
 
 
+def free_port() -> str:
+    """A port of this machine that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
 def test_the_minimal_app(redis_url: str, tmp_path: Path) -> None:
     """Four of seven die, the killer after three starts; two are redriven after the fix."""
     said = run_readme("minimal", tmp_path, SHOP_REDIS=redis_url)
@@ -27,12 +33,14 @@ def test_the_minimal_app(redis_url: str, tmp_path: Path) -> None:
 def test_the_django_project(redis_url: str, tmp_path: Path) -> None:
     """Settings by namespace, tasks by autodiscovery, a policy on a shared task."""
     pytest.importorskip("django", reason="the example needs Django")
-    said = run_readme("django", tmp_path, SHOP_REDIS=redis_url)
+    said = run_readme("django", tmp_path, SHOP_REDIS=redis_url, PORT=(port := free_port()))
     assert "order 1: SUCCESS" in said
     assert "order 2: FAILURE" in said
     assert "there is no order 2" in said
     assert "dead_letter_policy of orders.tasks.charge" in said
     assert "Canary: 1 of 1 succeeded" in said
+    pages = f"127.0.0.1:{port}/admin/login/?next=/admin/celery_dlq/deadletters/"
+    assert said.splitlines()[-1] == f"http://{pages}"
 
 
 def test_rabbitmq_with_quorum_queues(
@@ -55,9 +63,7 @@ def test_rabbitmq_with_quorum_queues(
 def test_the_pages_inside_a_web_app(redis_url: str, tmp_path: Path) -> None:
     """Mounted below a path, for those whom the app knows."""
     pytest.importorskip("starlette", reason="the example needs Starlette")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    said = run_readme("web", tmp_path, SHOP_REDIS=redis_url, PORT=port)
+    said = run_readme("web", tmp_path, SHOP_REDIS=redis_url, PORT=free_port())
     lines = said.splitlines()
     assert "The shop. Its dead letters are at /ops/dlq/" in lines
     assert "401" in lines

@@ -62,6 +62,7 @@ def redis_keys() -> str:
         {
             "dead_letter_queue": "orders-DLQ",
             "fingerprint": "c6a56e9b25a57fc5",
+            "breaker": "breaker-0a1b2c3d4e5f",
             "job_id": "20260304-050607891-c6a56e",
             "token": "0f9f2b1e",
             "key": MessageKey(

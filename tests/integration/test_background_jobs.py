@@ -283,7 +283,7 @@ def test_what_has_not_begun_is_cancelled_at_once(operators: Operators) -> None:
     dlq.start(waiting)
     assert [dlq.cancel(job_id).state for job_id in (plan, waiting)] == ["cancelled", "cancelled"]
     assert dlq.start(waiting).state == "cancelled"
-    assert dlq.assembly.operations().run_next(lambda: False) is None
+    assert dlq.assembly.running().run_next(lambda: False) is None
     assert left(dlq) == set(ids)
     assert dlq.resume(waiting).to_json()["removed"] == 2
 
@@ -314,7 +314,7 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
         asked.append(1)
         return len(asked) > 4
 
-    job = one.assembly.operations().run_next(stopping)
+    job = one.assembly.running().run_next(stopping)
     assert job is not None
     assert (job.state, job.run, job.ended_at) == ("waiting", 1, None)
     here = left(one)
@@ -383,7 +383,7 @@ def test_a_job_that_fails_says_why_and_the_next_one_runs(
     bad, good = dlq.plan("redrive", DLQ).id, dlq.plan("purge", DLQ).id
     nothing: dict[str, str] = {}
     monkeypatch.setattr(
-        "celery_dlq.operations.api.Operations._redrive", lambda *_: nothing["no such key"]
+        "celery_dlq.operations.running.Running._redrive", lambda *_: nothing["no such key"]
     )
     dlq.start(bad)
     dlq.start(good)
@@ -446,7 +446,7 @@ def test_an_edit_that_was_paused_goes_on_with_its_change(operators: Operators) -
     where = LetterFilter(ids=frozenset({letter_id}))
     plan = dlq.plan("edit", DLQ, where, change=Edit(args=[2]))
     dlq.start(plan.id)
-    job = dlq.assembly.operations().run_next(lambda: True)
+    job = dlq.assembly.running().run_next(lambda: True)
     assert job is not None
     assert (job.state, left(dlq)) == ("waiting", {letter_id})
     assert dlq.resume(plan.id).to_json()["published"] == 1

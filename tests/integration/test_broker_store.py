@@ -19,7 +19,7 @@ from kombu.connection import Connection
 from rabbit import RabbitServer
 
 from celery_dlq import DeadLetter, DeadLetters
-from celery_dlq.backends.base import ClaimState
+from celery_dlq.backends.base import ClaimState, GroupState, Stored
 from celery_dlq.backends.broker import BrokerStore, queue
 from celery_dlq.backends.broker.message import decoded
 from celery_dlq.backends.broker.queue import QueueDriver
@@ -413,3 +413,22 @@ def test_letters_that_were_removed_stay_away_when_the_connection_closes(
     held.remove([entry for entry in held.snapshot.ordered() if entry.key in chosen])
     held.drop()
     assert set(ids(dead_letters)) == set(letters) - chosen
+
+
+def test_a_resolved_group_of_letters_on_the_broker_regresses(
+    rabbit: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """Its state is in Redis and outlives the letters; a copy that is put again changes nothing."""
+    dead_letters = operators(rabbit)
+    letter = put(dead_letters, fingerprint="aa", release="1")
+    dead_letters.resolve(DLQ, "aa", release="2")
+    dead_letters.purge(DLQ)
+    assert [group.letters for group in dead_letters.groups(DLQ, state="resolved")] == [0]
+    late = a_letter(fingerprint="aa", release="1")
+    assert dead_letters.store.dead_letter(late, key_of(late)) is Stored.NEW
+    again = a_letter(fingerprint="aa", release="2")
+    assert dead_letters.store.dead_letter(again, key_of(again)) is Stored.REGRESSED
+    assert dead_letters.store.dead_letter(again, key_of(again)) is not Stored.REGRESSED
+    status = dead_letters.group(DLQ, "aa").status
+    assert (status.state, status.letter_id) == (GroupState.REGRESSED, again.id)
+    assert status.task_name == letter.task_name

@@ -100,7 +100,7 @@ def test_every_table_is_harmless(shop: DeadLetters) -> None:
     """Names keep to their lines, and nothing steers the terminal."""
     job = shop.discard(STORED, limit=1, grep="forged").job_id
     shop.override_policy(f"orders{EVIL}", timedelta(hours=1), max_deliveries=4)
-    shop.assembly.operations()._record(Action.EDITED, EVIL, 1, {EVIL: EVIL, "other": [EVIL]})
+    shop.assembly.running().record(Action.EDITED, EVIL, 1, {EVIL: EVIL, "other": [EVIL]})
     for command in (
         ["queues"],
         ["list", STORED],
@@ -121,7 +121,7 @@ def test_every_table_is_harmless(shop: DeadLetters) -> None:
 
 def test_json_says_what_is_there(shop: DeadLetters) -> None:
     """Each line is JSON, of the very values that Python gives."""
-    shop.assembly.operations()._record(Action.EDITED, EVIL, 1, {"x": EVIL})
+    shop.assembly.running().record(Action.EDITED, EVIL, 1, {"x": EVIL})
     shop.override_policy(f"orders{EVIL}", timedelta(hours=1), max_deliveries=4)
     expected: dict[str, Any] = {
         "list": [letter.to_json() for letter in shop.letters(STORED, newest_first=True)],
@@ -187,7 +187,7 @@ def test_a_question_is_one_line(shop: DeadLetters, monkeypatch: pytest.MonkeyPat
 def test_metrics_can_be_scraped(shop: DeadLetters, redis_url: str) -> None:
     """One name that is no UTF-8 must not take away the metrics of all."""
     store = shop.assembly.backend.metrics
-    assert store.add({(DEAD_LETTERS.name, EVIL, QUEUE, "failed"): 3})
+    assert store.add({(DEAD_LETTERS.name, EVIL, QUEUE, "failed", EVIL): 3})
     server = shop.serve_metrics(port=0)
     try:
         url = f"http://127.0.0.1:{server.server_port}/metrics"

@@ -15,7 +15,7 @@ from celery_dlq.contrib.prometheus import Collector
 from celery_dlq.errors import NotFound
 
 QUEUES = 350
-MOST_WRITES = QUEUES // 10
+MOST_WRITES = QUEUES // 9
 
 
 @pytest.fixture(scope="module")

@@ -189,6 +189,33 @@ def test_an_eager_failure_is_neither_a_result_nor_a_raised_exception(
     assert "in fails" in (letter.traceback or "")
 
 
+def test_exceptions_that_a_policy_names_end_as_it_says(
+    shop: SimpleNamespace, dead_letters: WatchedLetters
+) -> None:
+    """As on a worker: retried by Celery, dead-lettered elsewhere, or ignored."""
+    shop.app.conf.dlq_queues = {
+        shop.queue: {
+            "exceptions": {
+                "LookupError": {"action": "retry", "max_retries": 2},
+                "ConnectionError": {"action": "dead_letter", "dead_letter_queue": "fatal-DLQ"},
+                "Exception": {"action": "ignore"},
+            }
+        }
+    }
+    dead_letters.watch(shop.app, **EAGER)
+
+    assert shop.fails.delay().failed()
+    assert shop.retries.delay().failed()
+    assert shop.requeues.delay().state == "REJECTED"
+
+    letter = dead_letters.assert_dead_lettered(shop.fails, reason="max_retries_exceeded")
+    assert [d.outcome for d in letter.history] == [Outcome.RETRIED, Outcome.RETRIED, Outcome.FAILED]
+    assert letter.max_retries == 2
+    assert (letter.dead_letter_queue, letter.source_queue) == (shop.letters, shop.queue)
+    elsewhere = dead_letters.assert_dead_lettered(shop.retries)
+    assert (elsewhere.dead_letter_queue, elsewhere.source_queue) == ("fatal-DLQ", shop.queue)
+
+
 def test_apply_counts_as_a_message_without_eager_mode(
     shop: SimpleNamespace, dead_letters: WatchedLetters
 ) -> None:

@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.operations.job import RUNNING
-from celery_dlq.worker.heartbeat import REST_TICKS, Heartbeat
+from celery_dlq.worker.heartbeat import Heartbeat
 from celery_dlq.worker.info import worker_info
 
 HOUR = timedelta(hours=1)
@@ -76,20 +76,28 @@ def test_an_override_lasts_as_long_as_was_said(machine: Machine, hours: int) -> 
 
 def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
     """It sleeps by a clock that cannot be set, and asks the store whether the end has come."""
-    dlq, obeyed, seconds = machine(-HOUR), list[int](), [0.0]
+    dlq, obeyed, in_force, seconds = machine(-HOUR), list[int](), list[int](), [0.0]
     info = worker_info(dlq.app, dlq.settings)
     heartbeat = Heartbeat(
-        dlq.registry, info, lambda overrides: obeyed.append(len(overrides)), lambda: seconds[0]
+        dlq.registry,
+        info,
+        dlq.assembly.backend.holds,
+        dlq.assembly.backend.demands,
+        lambda overrides: obeyed.append(len(overrides)),
+        lambda holds, now: in_force.append(sum(hold.in_force(now) for hold in holds)),
+        lambda _demands: None,
+        lambda: seconds[0],
     )
+    dlq.hold(queue="celery", span=timedelta(seconds=0.3))
     dlq.override_policy("orders", timedelta(seconds=0.3), max_deliveries=3)
-    for _ in range(REST_TICKS + 2):
+    for _ in range(2):
         heartbeat.tick()
-    assert obeyed == [1]
+    assert (obeyed, in_force) == ([1], [1])
     while dlq.registry.overrides():
         pass
     seconds[0] += 0.3
     heartbeat.tick()
-    assert obeyed == [1, 0]
+    assert (obeyed, in_force) == ([1, 0], [1, 0])
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -97,7 +105,7 @@ def test_a_job_that_runs_is_not_taken_for_dead(machine: Machine, hours: int) -> 
     """Otherwise somebody resumes it, and two processes publish the same letters."""
     wrong, right = machine(hours * HOUR), machine(timedelta(0))
     for at_work, other in ((wrong, right), (right, wrong)):
-        run = at_work.assembly.operations()._new_job("redrive", DLQ, LetterFilter(), {})
+        run = at_work.assembly.running().new("redrive", DLQ, LetterFilter(), {})
         run.beat()
         assert other.job(run.job.id).state == RUNNING
     assert [job.state for job in right.jobs()] == [RUNNING, RUNNING]

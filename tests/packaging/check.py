@@ -54,9 +54,7 @@ import importlib, pkgutil, celery_dlq
 from celery_dlq.errors import MissingExtra
 missing = set()
 for module in pkgutil.walk_packages(celery_dlq.__path__, "celery_dlq.", onerror=lambda _: None):
-    if module.name == "celery_dlq.__main__" or module.name.endswith(
-        ("django.models", "django.admin")
-    ):
+    if module.name.endswith((".__main__", "django.models", "django.admin")):
         continue  # Django's need a project; USE has one
     try:
         importlib.import_module(module.name)

@@ -87,7 +87,8 @@ def operate() -> list[str]:
         return [str(exc)]
     names = [queue.name for queue in dlq.queues()]
     groups = [group.fingerprint for group in dlq.groups(names[0])]
-    told = [one.condition or one.text for one in dlq.apart(names[0], reason="failed").findings]
+    told = [dlq.resolve(names[0], one, release="2026.3").state.value for one in groups]
+    told += [one.condition or one.text for one in dlq.apart(names[0], reason="failed").findings]
     return [report.redrive_id, str(exported.letters), *groups, *told, dlq.get("id").id]
 
 

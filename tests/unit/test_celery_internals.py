@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 import socket
+import sys
 import weakref
 from typing import Any
 
@@ -13,15 +15,21 @@ import pytest
 from amqp.transport import TCPTransport
 from billiard.pool import RUN, TERMINATE, ApplyResult
 from billiard.pool import Pool as BilliardPool
-from celery import VERSION, Celery, shared_task
+from celery import VERSION, Celery, shared_task, signals
+from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.routes import MapRoute
 from celery.app.task import Context, Task
+from celery.app.trace import build_tracer
 from celery.concurrency import asynpool
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import apply_target
+from celery.events.dispatcher import EventDispatcher, group_from
+from celery.events.state import TASK_EVENT_TO_STATE
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.local import PromiseProxy
-from celery.worker import loops, state
+from celery.worker import control, loops, state
 from celery.worker.consumer.consumer import Consumer
+from celery.worker.consumer.events import Events
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
@@ -34,6 +42,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
+from celery_dlq.demands.delayed import DELAY_QUEUES
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
 from celery_dlq.transport.envelope import _STEPS
 from celery_dlq.transport.qos import ReliableQoS
@@ -217,6 +226,59 @@ def test_a_retry_keeps_our_headers() -> None:
     """``dlq_redrives`` is part of a message's key, over all its retries."""
     context = Context({"id": "x", "retries": 1, "headers": None, "dlq_redrives": 2})
     assert context.as_execution_options()["headers"] == {"dlq_redrives": 2}
+
+
+def test_a_tasks_run_is_what_celery_calls_and_what_autoretry_wraps() -> None:
+    """`celery_dlq.worker.exceptions` wraps it; under autoretry, what that wraps."""
+    assert "else task.run" in inspect.getsource(build_tracer)
+    assert "return self.run(" in inspect.getsource(Task.__call__)
+    source = inspect.getsource(add_autoretry_behaviour)
+    assert "task._orig_run, task.run = task.run, run" in source
+    assert "return task._orig_run(*args, **kwargs)" in source
+    assert "except Retry:" in source
+    assert issubclass(Reject, TaskPredicate)
+    assert issubclass(Ignore, TaskPredicate)
+    assert issubclass(Retry, TaskPredicate)
+
+
+def test_a_retry_reads_its_limit_from_the_task_and_is_published_in_its_name() -> None:
+    """It is called on a copy of the task, with the limit of a policy."""
+    source = inspect.getsource(Task.retry)
+    assert parameters(Task.retry)[:8] == [
+        *("self", "args", "kwargs", "exc", "throw", "eta", "countdown", "max_retries")
+    ]
+    assert "max_retries = self.max_retries if max_retries is None else max_retries" in source
+    assert "raise_with_context(exc)" in source
+    assert "self.signature_from_request(" in source
+    assert not hasattr(Task, "__slots__")
+
+
+def test_a_failure_is_signalled_while_its_exception_is_handled() -> None:
+    """The original is found there; the signal's own may be a base class in its place."""
+    seen: list[object] = []
+    app = Celery("internals", set_as_current=False, backend="cache+memory://")
+
+    class LocalError(ValueError):
+        def __init__(self, code: int, text: str) -> None:
+            super().__init__(text)
+
+    @app.task(name="internals.fails", shared=False)
+    def fails() -> None:
+        raise LocalError(1, "x")
+
+    def note(einfo: Any, **_: Any) -> None:
+        einfo.noted = "x"
+        seen.append(sys.exc_info()[0])
+
+    app.finalize()
+    signals.task_failure.connect(note)
+    try:
+        task = app.tasks["internals.fails"]
+        done = build_tracer(task.name, task, app=app)("t-1", (), {}, {"id": "t-1"})
+    finally:
+        signals.task_failure.disconnect(note)
+    assert seen == [LocalError]
+    assert pickle.loads(pickle.dumps(done.retval)).noted == "x"
 
 
 def test_the_state_of_a_cold_shutdown_is_where_we_look() -> None:
@@ -463,3 +525,40 @@ def test_a_channel_that_closes_restores_and_acknowledges_as_we_override_it() -> 
         assert list(mine.parameters) == list(
             inspect.signature(getattr(kombu_redis.QoS, name)).parameters
         )
+
+
+def test_a_worker_sends_events_of_tasks_as_we_send_ours() -> None:
+    """The consumer has a dispatcher, or none yet; a name's first word decides if it is sent."""
+    assert "c.event_dispatcher = None" in inspect.getsource(Events.__init__)
+    assert "c.event_dispatcher = c.app.events.Dispatcher(" in inspect.getsource(Events.start)
+    assert parameters(EventDispatcher.send)[:2] == ["self", "type"]
+    assert group_from("task-dead-lettered") == "task"
+    assert "if groups and group not in groups:" in inspect.getsource(EventDispatcher.send)
+    assert "task-dead-lettered" not in TASK_EVENT_TO_STATE
+
+
+def test_a_timer_has_the_requests_that_wait_for_their_eta() -> None:
+    """`dlq dead-letter` and `dlq delayed` look for them there, as Celery's own commands do."""
+    source = inspect.getsource(control._iter_schedule_requests)
+    assert "in timer.schedule.queue" in source
+    assert "waiting.entry.args[0]" in source
+    assert Hub().timer.schedule.queue == []
+    consumed = inspect.getsource(Consumer.apply_eta_task)
+    assert "self.qos.decrement_eventually()" in consumed
+
+
+def test_a_terminated_request_is_announced_as_such() -> None:
+    """A demand of an operator makes a letter of it there, before Celery acknowledges it."""
+    source = inspect.getsource(Request.terminate)
+    assert "self._announce_revoked('terminated', True, signal, False)" in source
+    assert "if self.time_start:" in source
+    assert "self._terminate_on_ack = pool, signal" in source
+    assert "self._apply_result is not None" in source
+
+
+def test_kombu_names_its_delay_queues_as_they_are_counted() -> None:
+    """`dlq delayed` asks RabbitMQ for their lengths."""
+    name = "kombu.transport.native_delayed_delivery"
+    delays = pytest.importorskip(name)  # new in kombu 5.5
+    names = [delays.level_name(level) for level in range(delays.MAX_LEVEL, -1, -1)]
+    assert names == list(DELAY_QUEUES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
+from builders import NOW, a_delivery
 
 from celery_dlq.backends.base import Count, CountStatus
 from celery_dlq.policies.decisions import (
@@ -14,11 +16,13 @@ from celery_dlq.policies.decisions import (
     PutOff,
     Run,
     Start,
+    crashes_of,
     decide_drop,
     decide_end,
     decide_redelivery,
     decide_start,
 )
+from celery_dlq.policies.exceptions import Action, ExceptionRule
 from celery_dlq.policies.policy import Policy
 from celery_dlq.record import Outcome, Reason
 
@@ -89,6 +93,8 @@ def test_a_limit_holds_also_where_its_letters_are_not_kept(policy: Policy, start
 
 THREE = Policy(max_deliveries=3)
 AGAIN = "not executed again: max_deliveries is 3"
+NINE = "not executed again: max_deliveries is 9"
+TWO_CRASHES = Policy(max_deliveries=9, max_crashes=2, crash_window=60.0)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +114,15 @@ AGAIN = "not executed again: max_deliveries is 3"
         (THREE, CountStatus.UNCERTAIN, 3, PutOff()),
         (THREE, CountStatus.SUSPECT, 3, PutOff()),
         (THREE, CountStatus.DEAD, 3, Leave()),
+        (TWO_CRASHES, CountStatus.COUNTED, 3, Run()),
+        (TWO_CRASHES, CountStatus.RUNNING, 2, Run()),
+        (
+            TWO_CRASHES,
+            CountStatus.LIMIT_REACHED,
+            2,
+            Die(Reason.TIME_LIMIT_EXCEEDED, "not executed again: max_crashes is 2 within 60 s"),
+        ),
+        (TWO_CRASHES, CountStatus.LIMIT_REACHED, 9, Die(Reason.MAX_DELIVERIES_EXCEEDED, NINE)),
         (Policy(), CountStatus.COUNTED, 99, Run()),
         (Policy(), CountStatus.UNCERTAIN, 1, PutOff()),
         (Policy(), CountStatus.SUSPECT, 1, PutOff()),
@@ -119,7 +134,8 @@ def test_what_a_count_found_and_the_policy_decide_on_a_redelivery(
     policy: Policy, status: CountStatus, number: int, verdict: Run | PutOff | Leave | Die
 ) -> None:
     """A copy of what runs elsewhere runs; one of what is dead does not; the rest waits or ends."""
-    assert decide_redelivery(policy, 0, Count(status, number)) == verdict
+    crashes = (Outcome.WORKER_LOST, Outcome.TIME_LIMIT)
+    assert decide_redelivery(policy, 0, Count(status, number), crashes) == verdict
 
 
 @pytest.mark.parametrize(
@@ -219,3 +235,98 @@ def test_a_demanded_death_needs_no_policy(policy: Policy | None, final: bool) ->
         expected=True,
     )
     assert decide_end(policy, end) == Die(Reason.REJECTED, "no such order")
+
+
+ELSEWHERE = ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
+RETRIED = ExceptionRule(action=Action.RETRY, max_retries=2)
+IGNORED = ExceptionRule(action=Action.IGNORE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "end", "verdict"),
+    [
+        (Policy(exceptions=(("shop.Bad", ELSEWHERE),)), FAILED, Reason.FAILED),
+        (Policy(exceptions=(("ValueError", ELSEWHERE),)), FAILED, Reason.FAILED),
+        (
+            Policy(exceptions=(("ValueError", ELSEWHERE),), reasons=frozenset()),
+            replace(FAILED, expected=True),
+            Reason.FAILED,
+        ),
+        (
+            Policy(exceptions=(("ValueError", ELSEWHERE),)),
+            replace(FAILED, retries_spent=True),
+            Reason.MAX_RETRIES_EXCEEDED,
+        ),
+        (Policy(exceptions=(("ValueError", ELSEWHERE),)), replace(FAILED, final=False), None),
+        (Policy(exceptions=(("shop.Bad", IGNORED), ("ValueError", ELSEWHERE))), FAILED, None),
+        (Policy(exceptions=(("ValueError", RETRIED),)), replace(FAILED, expected=True), None),
+        (
+            Policy(exceptions=(("ValueError", RETRIED),)),
+            replace(FAILED, retries_spent=True),
+            Reason.MAX_RETRIES_EXCEEDED,
+        ),
+        (
+            Policy(exceptions=(("shop.Bad", RETRIED),), ignore=("ValueError",)),
+            FAILED,
+            Reason.FAILED,
+        ),
+        (Policy(exceptions=(("KeyError", IGNORED),)), FAILED, Reason.FAILED),
+        # A process that was lost, or killed at its time limit, raised nothing.
+        (
+            Policy(exceptions=(("Exception", IGNORED),)),
+            End(outcome=Outcome.WORKER_LOST, exception_names=("Exception",)),
+            Reason.WORKER_LOST,
+        ),
+        (
+            Policy(exceptions=(("Exception", IGNORED),)),
+            End(outcome=Outcome.TIME_LIMIT, exception_names=("Exception",)),
+            Reason.TIME_LIMIT_EXCEEDED,
+        ),
+    ],
+)
+def test_a_rule_for_its_exception_decides_on_a_failure(
+    policy: Policy, end: End, verdict: Reason | None
+) -> None:
+    """``dead_letter`` beats ``throws`` and ``reasons``; the most specific rule counts."""
+    decided = decide_end(policy, end)
+    assert (decided.reason if isinstance(decided, Die) else None) is verdict
+    if isinstance(decided, Die) and policy.exceptions[0][1] is ELSEWHERE:  # type: ignore[index]
+        assert decided.rule is ELSEWHERE
+
+
+def seconds(number: float) -> timedelta:
+    """Seconds before now."""
+    return timedelta(seconds=number)
+
+
+def test_crashes_are_lost_processes_lost_workers_and_time_limits() -> None:
+    """Of this message, not of its retries; a delivery that was given back is none."""
+    history = [
+        a_delivery(number=1, outcome=Outcome.WORKER_LOST, retries=1),
+        a_delivery(number=1, outcome=Outcome.WORKER_LOST, ended_at=NOW),
+        a_delivery(number=2, outcome=Outcome.REQUEUED, ended_at=NOW),
+        a_delivery(number=3, outcome=Outcome.TIME_LIMIT, ended_at=NOW),
+        a_delivery(number=4, outcome=Outcome.SHUTDOWN, ended_at=NOW),
+        a_delivery(number=4),
+    ]
+    lost = (Outcome.WORKER_LOST, Outcome.TIME_LIMIT, Outcome.VANISHED)
+    assert crashes_of(Policy(max_crashes=3), 0, history, NOW) == lost
+
+
+def test_only_crashes_within_the_window_count() -> None:
+    """When a worker vanished is not known: at the latest when the message started again."""
+    history = [
+        a_delivery(number=1, started_at=NOW - seconds(900)),
+        a_delivery(
+            number=2,
+            started_at=NOW - seconds(61),
+            ended_at=NOW - seconds(61),
+            outcome=Outcome.WORKER_LOST,
+        ),
+        a_delivery(number=3, started_at=NOW - seconds(59)),
+        a_delivery(number=4, started_at=NOW - seconds(50)),
+    ]
+    policy = Policy(max_crashes=2, crash_window=60.0)
+    assert crashes_of(policy, 0, history[:3], NOW) == (Outcome.VANISHED,)
+    assert crashes_of(policy, 0, history, NOW) == (Outcome.VANISHED, Outcome.VANISHED)
+    assert len(crashes_of(replace(policy, crash_window=61.0), 0, history, NOW)) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -11,84 +12,16 @@ from uuid import uuid4
 import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
-from builders import a_message, a_request, an_app
 from celery.concurrency import prefork
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.worker import state
-from celery.worker.request import create_request_cls
+from guarded_worker import Pool, Worker
 
-from celery_dlq import DeadLetters
-from celery_dlq.backends.memory import MemoryMetrics
-from celery_dlq.errors import StoreUnavailable
+from celery_dlq.backends.base import Demand
+from celery_dlq.headers import REDRIVE_HEADER
 from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS
-from celery_dlq.worker.guard import Guard
+from celery_dlq.record import Reason, to_micros
 from celery_dlq.worker.lifecycle import DeliveryState
-from celery_dlq.worker.request import guarded_request_class
-
-
-class Pool:
-    """Takes tasks, and never runs one."""
-
-    def apply_async(self, *_: Any, **__: Any) -> None:
-        """Not even this one."""
-
-
-class Worker:
-    """A worker's main process, as far as one request goes."""
-
-    def __init__(self, tmp_path: Any, pool: Any = None, **policy: int) -> None:
-        orders = policy or {"max_deliveries": 1}
-        conf: dict[str, Any] = {"dlq_store": "memory", "dlq_queues": {"orders": orders}}
-        self.app = app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")
-        self.dlq = DeadLetters(app)
-        self.guard: Guard = self.dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
-        self.id = str(uuid4())  # Celery remembers what is revoked
-        self.said: list[str] = []
-        self.later: list[Any] = []
-
-        @app.task(name="shop.charge", acks_late=True, shared=False)
-        def charge() -> None:
-            """Do nothing."""
-
-        self.task = charge
-        kind = guarded_request_class(charge, self.guard, self.later.append)
-        self._kind = create_request_cls(kind, charge, pool or Pool(), "w", None, app=app)
-        self._store, self.down = self.dlq.store.dead_letter, False
-        self.dlq.store.dead_letter = self._dead_letter  # type: ignore[method-assign]
-
-    def _dead_letter(self, *args: Any) -> Any:
-        if self.down:
-            raise StoreUnavailable("away")
-        self.said.append("letter")
-        return self._store(*args)
-
-    def receive(self, *, redelivered: bool = False, **headers: Any) -> Any:
-        """A request for a message."""
-        info = {"exchange": "", "routing_key": "orders", "redelivered": redelivered}
-        message = a_message(delivery_info=info, headers=a_request(id=self.id, **headers))
-        return self._kind(
-            message,
-            app=self.app,
-            task=self.task,
-            on_ack=lambda *_: self.said.append("ack"),
-            on_reject=lambda _log, _errors, requeue: self.said.append(f"reject {requeue}"),
-        )
-
-    def start(self, **headers: Any) -> Any:
-        """A request that a process has accepted."""
-        request = self.receive(**headers)
-        request.execute_using_pool(Pool())
-        assert request.dlq_state is DeliveryState.DISPATCHED
-        request.on_accepted(4711, 0.0)
-        assert request.dlq_state is DeliveryState.RUNNING
-        return request
-
-    def counted(self, metric: Any) -> dict[tuple[str, ...], int]:
-        """A metric's values, by its labels."""
-        store = MemoryMetrics()
-        self.guard._counts.flush(store)
-        counts = store.read().counts
-        return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}
 
 
 @pytest.fixture(autouse=True)
@@ -257,7 +190,7 @@ def test_a_revoked_task_is_over_once(worker: Worker) -> None:
     request.on_failure(an_error(ValueError("x")), return_ok=True)
     request.on_success((False, None, 0.1))
     assert (worker.said, request.dlq_state) == (["ack"], DeliveryState.DONE)
-    assert worker.counted(DELIVERIES) == {("orders", "succeeded"): 1}
+    assert worker.counted(DELIVERIES) == {("orders", "succeeded", "shop.charge"): 1}
 
 
 def test_an_ignored_message_is_done(worker: Worker) -> None:
@@ -388,3 +321,86 @@ def test_no_event_in_any_state_fails_or_lets_go_of_a_message_that_waits(
     if state is DeliveryState.WAITING_FOR_STORE:
         assert worker.said == []
     assert len(worker.counted(INTERNAL_ERRORS)) <= 1
+
+
+def demand(worker: Worker) -> None:
+    """An operator wants the worker's task dead-lettered, and the worker knows."""
+    demands = worker.dlq.assembly.backend.demands
+    now = demands.now()
+    one = Demand(task_id=worker.id, reason="wrong", at=now, until=now + timedelta(hours=1))
+    assert demands.add(one)
+    worker.guard.demands.obey(demands.all())
+
+
+def test_a_message_that_an_operator_ends_does_not_start(worker: Worker) -> None:
+    """Its letter comes first; a message of another task starts."""
+    demand(worker)
+    request = worker.receive()
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(Pool())
+    assert worker.said == ["letter", "ack"]
+    (letter,) = worker.dlq.letters("orders-DLQ")
+    assert (letter.reason, letter.deliveries, letter.history) == (Reason.OPERATOR, 0, ())
+    assert not worker.guard.demands.known
+
+    worker.id = str(uuid4())
+    worker.start()
+
+
+def test_a_demand_is_forgotten_only_after_the_acknowledgement(worker: Worker) -> None:
+    """A worker that is killed before that must not run the message when it comes back."""
+    demand(worker)
+    with pytest.raises(TaskRevokedError):
+        worker.receive().execute_using_pool(Pool())
+    consumer = SimpleNamespace(timer=SimpleNamespace(schedule=SimpleNamespace(queue=[])))
+    demands = worker.dlq.assembly.backend.demands
+    worker.guard.demands.tick(consumer)
+    assert demands.get(worker.id) is not None
+    worker.guard.demands.tick(consumer)
+    assert demands.get(worker.id) is None
+
+
+def test_a_terminated_task_waits_for_the_store(worker: Worker) -> None:
+    """It is not acknowledged before its letter is stored; what the pool reports changes nothing."""
+    request = worker.start()
+    demand(worker)
+    worker.down = True
+    request._announce_revoked("terminated", True, 15, False)
+    request.on_failure(an_error(WorkerLostError("signal 15")))
+    assert worker.said == []
+    assert request.dlq_state is DeliveryState.WAITING_FOR_STORE
+
+    worker.down = False
+    worker.guard.tick()
+    assert worker.said == ["letter", "ack"]
+    (letter,) = worker.dlq.letters("orders-DLQ")
+    assert (letter.reason, letter.deliveries) == (Reason.OPERATOR, 1)
+    assert letter.history[0].exception_message == "terminated; wrong (dead-lettered by )"
+
+
+def test_a_task_that_celery_terminates_is_no_death(worker: Worker) -> None:
+    """Revoked as ever, if no operator wants it dead-lettered."""
+    request = worker.start()
+    request._announce_revoked("terminated", True, 15, False)
+    assert worker.said == ["ack"]
+
+
+def test_a_redrive_after_the_demand_runs(worker: Worker) -> None:
+    """Its job began later; one that began before does not count."""
+    demand(worker)
+    jobs = worker.dlq.assembly.backend.jobs
+    at = to_micros(worker.guard.demands.known[worker.id].at)
+    jobs.write("earlier", {"started_at": at - 1})
+    jobs.write("later", {"started_at": at + 1})
+    worker.start(**{REDRIVE_HEADER: "later", "dlq_redrives": 1})
+    with pytest.raises(TaskRevokedError):
+        worker.receive(**{REDRIVE_HEADER: "earlier"}).execute_using_pool(Pool())
+
+
+def test_a_task_that_succeeds_in_spite_of_a_demand_has_succeeded(worker: Worker) -> None:
+    """The demand is forgotten with it."""
+    request = worker.start()
+    demand(worker)
+    request.on_success((False, None, 0.1))
+    assert worker.said == ["ack"]
+    assert not worker.guard.demands.known

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from builders import a_letter, key_of
 
-from celery_dlq.backends.base import MessageKey, ServerMemory
+from celery_dlq.backends.base import GroupState, GroupStatus, MessageKey, ServerMemory
 from celery_dlq.backends.memory import MemoryStore
+from celery_dlq.backends.memory.metrics import MemoryMetrics
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
-from celery_dlq.record import DeadLetter
+from celery_dlq.metrics import OTHER, REGRESSED, Counts
+from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker import spool
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
 from celery_dlq.worker.lifecycle import DeliveryState
@@ -46,6 +48,11 @@ class Said:
         self.note("letter")
         return self._store.dead_letter(letter, key)
 
+    def resolve(self, letter: DeadLetter) -> None:
+        """Resolve the group of a letter."""
+        resolved = GroupStatus(state=GroupState.RESOLVED, at=letter.dead_lettered_at)
+        self._store.notes.set_status(letter.dead_letter_queue, letter.fingerprint, resolved)
+
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         self.note(f"settle {state.value}")
 
@@ -68,6 +75,46 @@ def test_the_outbox_has_an_entry_before_the_letter_is_stored(tmp_path: Path) -> 
     said = Said()
     assert written(a_writer(said, tmp_path), said) is DeliveryState.STORED
     assert said.said == ["mark", "entry", "letter", "event"]
+
+
+def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> None:
+    """In its event, by a counter and in the log; also if it had to wait for the store."""
+    said, counts = Said(), Counts()
+    seen: list[Any] = []
+    events = Events()
+    events.subscribe(seen.append)
+    writer = LetterWriter(said, Spool(str(tmp_path), "x"), events=events, counts=counts)
+    letters = [a_letter(fingerprint="aa") for _ in range(3)]
+    said.resolve(letters[0])
+    said.down = {"letter"}
+    for letter in letters:
+        writer.write(PendingLetter(letter, key_of(letter), False, said))
+    said.down.clear()
+    writer.tick()
+    assert [(event.letter.id, event.regressed) for event in seen] == [
+        (letters[0].id, True),
+        (letters[1].id, False),
+        (letters[2].id, False),
+    ]
+    store = MemoryMetrics()
+    counts.flush(store)
+    found = {s[1:]: n for s, n in store.read().counts.items() if s[0] == REGRESSED.name}
+    assert found == {("orders", "orders-DLQ", letters[0].task_name): 1}
+
+
+def test_a_name_that_anybody_can_publish_is_no_label(tmp_path: Path) -> None:
+    """Or a flood of invented tasks would take the place of the app's own."""
+    said, counts = Said(), Counts()
+    writer = LetterWriter(said, Spool(str(tmp_path), "x"), counts=counts)
+    for reason in (Reason.UNKNOWN_TASK, Reason.FAILED):
+        letter = a_letter(reason=reason)
+        writer.write(PendingLetter(letter, key_of(letter), False, said))
+    store = MemoryMetrics()
+    counts.flush(store)
+    assert {series[-2:] for series in store.read().counts} == {
+        ("unknown_task", OTHER),
+        ("failed", letter.task_name),
+    }
 
 
 @pytest.mark.parametrize("away", ["entry", "letter"])

@@ -178,6 +178,17 @@ def test_a_duration_may_be_written_as_people_do(policy_admin: PolicyAdmin) -> No
     assert policy_admin.in_force().explain("default")["dead_letter_ttl"].value == 14 * 86400
 
 
+def test_the_limit_of_crashes_can_be_overridden_and_exceptions_cannot(
+    policy_admin: PolicyAdmin,
+) -> None:
+    """Only main processes read overrides; exceptions are met where tasks run."""
+    policy_admin.override_policy("default", HOUR, max_crashes="2", crash_window="10m")
+    explained = policy_admin.in_force().explain("default")
+    assert (explained["max_crashes"].value, explained["crash_window"].value) == (2, 600)
+    with pytest.raises(SettingsError, match="processes that run tasks"):
+        policy_admin.override_policy("default", HOUR, exceptions={"a.A": {"action": "ignore"}})
+
+
 def test_workers_that_differ_are_named() -> None:
     """For queues that both have to do with, as each resolves them."""
     one = a_worker("one", {"*": {"max_deliveries": 20}, "a": {}}, "orders", "mails")
@@ -200,6 +211,15 @@ def test_workers_that_differ_are_named() -> None:
         "For task t, two and three have different policies: max_retries 1 and 2"
     ]
     assert differences(two, two) == []
+    ignore, retry = {"action": "ignore"}, {"action": "retry"}
+    four = a_worker("four", {"orders": {"exceptions": {"a.A": ignore, "a.B": retry}}}, "orders")
+    five = a_worker("five", {"orders": {"exceptions": {"a.A": ignore, "a.B": ignore}}}, "orders")
+    assert differences(four, five) == [
+        (
+            "For queue 'orders', four and five have different policies: "
+            "exceptions['a.B'] {'action': 'retry'} and {'action': 'ignore'}"
+        )
+    ]
 
 
 def test_apps_that_share_a_redis_do_not_differ() -> None:

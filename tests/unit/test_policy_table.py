@@ -236,3 +236,95 @@ def test_a_policy_for_a_queue_that_nobody_knows_is_named() -> None:
     known = KnownQueues(frozenset({"orders", "mails"}), complete=True)
     assert table.unknown_queues(known) == {"ordesr": "did you mean 'orders'?"}
     assert table.unknown_queues(replace(known, complete=False)) == {}
+
+
+def elsewhere(*names: str, **keys: Any) -> Policy:
+    """A policy whose exceptions have dead-letter queues of their own."""
+    rules = {
+        f"a.E{n}": {"action": "dead_letter", "dead_letter_queue": x} for n, x in enumerate(names)
+    }
+    return Policy.parse({"exceptions": rules, **keys}, "x")
+
+
+def test_exceptions_are_merged_one_by_one_and_say_where_they_come_from() -> None:
+    """Each exception is a field of its own."""
+    retry, ignore = {"action": "retry"}, {"action": "ignore"}
+    queue = Policy.parse({"exceptions": {"a.A": retry, "a.B": retry}}, "x")
+    task = Policy.parse({"exceptions": {"a.B": ignore}}, "x")
+    table = PolicyTable({"*": queue}, {"shop.charge": task})
+    both = Policy.parse({"exceptions": {"a.A": retry, "a.B": ignore}}, "x")
+    assert table.resolve("orders", task) == both
+    assert table.explain("orders", "shop.charge")["exceptions"] == Sourced(
+        both.exceptions, "dead_letter_policy of shop.charge, dlq_queues['*']"
+    )
+    assert table.explain("orders")["exceptions"] == Sourced(queue.exceptions, "dlq_queues['*']")
+
+
+@pytest.mark.parametrize(
+    ("queues", "tasks", "said"),
+    [
+        ({"orders": elsewhere("mail"), "mail": Policy()}, {}, "which has a policy in dlq_queues"),
+        ({"orders": elsewhere("orders")}, {}, "which has a policy in dlq_queues"),
+        ({"mail": Policy()}, {"t": elsewhere("mail")}, "which has a policy in dlq_queues"),
+        (
+            {
+                "orders": elsewhere("fatal", dead_letter_ttl=5),
+                "mail": elsewhere("fatal", dead_letter_ttl=6),
+            },
+            {},
+            "expected one dead_letter_ttl for the dead-letter queue 'fatal'",
+        ),
+        (
+            {"orders": elsewhere("mail-DLQ", dead_letter_ttl=5), "mail": Policy(dead_letter_ttl=6)},
+            {},
+            "expected one dead_letter_ttl for the dead-letter queue 'mail-DLQ'",
+        ),
+    ],
+)
+def test_a_queue_of_an_exception_is_a_dead_letter_queue_as_others_are(
+    queues: dict[str, Policy], tasks: dict[str, Policy], said: str
+) -> None:
+    """No chain, and one retention."""
+    with pytest.raises(SettingsError) as raised:
+        PolicyTable(queues, tasks).check()
+    assert said in one_line(raised)
+
+
+def test_a_queue_of_an_exception_has_the_retention_of_who_names_it() -> None:
+    """Of a policy that sets any; it is listed as one without bounds if none does."""
+    table = PolicyTable(
+        {
+            "*": elsewhere("fatal", "other"),
+            "orders": elsewhere("fatal", dead_letter_ttl=5),
+        },
+        {"shop.charge": elsewhere("charges", dead_letter_max_length=7)},
+    )
+    table.check()
+    found = {name: table.of_dead_letter_queue(name) for name in ("fatal", "other", "charges")}
+    assert found["fatal"].dead_letter_ttl == 5  # type: ignore[union-attr]
+    assert found["charges"].dead_letter_max_length == 7  # type: ignore[union-attr]
+    assert table.resolve("fatal") is None
+    assert table.dead_letter_queue_of("fatal") == "fatal"
+    assert table.by_exception == {"fatal", "other", "charges"}
+    assert "other" in table.unbounded([])
+    assert not {"fatal", "charges"} & {*table.unbounded([])}
+
+
+@pytest.mark.parametrize(
+    ("letter_queue", "task", "counted"),
+    [
+        ("orders-DLQ", "x", "orders-DLQ"),
+        ("old-DLQ", "x", "old-DLQ"),
+        ("fatal", "x", "orders-DLQ"),
+        ("fatal", "shop.charge", "charges"),
+        (None, "x", "orders-DLQ"),
+    ],
+)
+def test_a_redriven_message_is_counted_where_workers_will_look(
+    letter_queue: str | None, task: str, counted: str
+) -> None:
+    """Not beside the letter that it left, if an exception put that elsewhere."""
+    table = PolicyTable(
+        {"orders": elsewhere("fatal")}, {"shop.charge": Policy(dead_letter_queue="charges")}
+    )
+    assert table.counted_in(letter_queue, "orders", task) == counted

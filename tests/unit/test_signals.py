@@ -22,18 +22,19 @@ def test_a_receiver_gets_the_letters_of_its_task_alone(dlq: DeadLetters) -> None
     """The sender is the task's name."""
     received: list[Any] = []
 
-    def receiver(sender: str, letter: Any, **_: Any) -> None:
-        received.append((sender, letter))
+    def receiver(sender: str, letter: Any, regressed: bool, **_: Any) -> None:
+        received.append((sender, letter, regressed))
 
     task_dead_lettered.connect(receiver, sender="shop.charge")
     try:
         letter = a_letter()
         dlq.events.emit(DeadLettered(at=NOW, letter=letter))
+        dlq.events.emit(DeadLettered(at=NOW, letter=letter, regressed=True))
         dlq.events.emit(DeadLettered(at=NOW, letter=a_letter(task_name="shop.mail")))
         dlq.events.emit(Change(at=NOW, action=Action.PURGED, actor="ann@desk", target="orders-DLQ"))
     finally:
         task_dead_lettered.disconnect(receiver, sender="shop.charge")
-    assert received == [("shop.charge", letter)]
+    assert received == [("shop.charge", letter, False), ("shop.charge", letter, True)]
 
 
 def test_a_receiver_that_raises_harms_nothing(dlq: DeadLetters) -> None:

@@ -250,7 +250,9 @@ def test_without_a_rule_everybody_looks_and_nobody_changes() -> None:
     celery = Celery("mounted", broker="memory://")
     celery.conf.dlq_store = "memory"
     app = DeadLetters(celery).asgi(title="staging", home="/")
-    assert ask(app, "GET", "/events/poll").json() == {"letters": {}, "hour": {}, "jobs": {}}
+    state = ask(app, "GET", "/events/poll").json()
+    assert state.pop("at") > 0
+    assert state == {"letters": {}, "hour": {}, "jobs": {}}
     page = ask(app, "GET", "/nowhere").text
     assert "staging" in page
     assert "Back to the application" in page
@@ -455,7 +457,7 @@ def test_a_store_that_is_away_is_said_and_no_end(
         raise ValueError("a mistake")
 
     monkeypatch.setattr("celery_dlq.web.live._state", state)
-    assert json.loads(app.web.live.read()) == {"away": True}
+    assert json.loads(app.web.live.read())["away"] is True
     assert "could not be read" in caplog.text
 
 

@@ -10,9 +10,19 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
+from celery_dlq.backends.base.circuits import (
+    OPEN,
+    RELEASING,
+    Circuit,
+    CircuitStore,
+    Ends,
+    Succeeded,
+)
 from celery_dlq.backends.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
+from celery_dlq.backends.base.demands import MOST_DEMANDS, Demand, DemandStore
 from celery_dlq.backends.base.exports import ExportLease, ExportLeaseStore
-from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore
+from celery_dlq.backends.base.holds import MOST_HOLDS, Hold, HoldStore
+from celery_dlq.backends.base.jobs import MOST_JOBS, JobStore, may_start_at
 from celery_dlq.backends.base.letters import (
     Capabilities,
     ClaimState,
@@ -32,32 +42,53 @@ from celery_dlq.backends.base.letters import (
     StoredLetter,
 )
 from celery_dlq.backends.base.memory import ServerMemory
-from celery_dlq.backends.base.notes import GroupNotes, Note
+from celery_dlq.backends.base.notes import OPEN_GROUP, GroupNotes, GroupState, GroupStatus, Note
 from celery_dlq.backends.base.outbox import LetterOutbox, Outbox, OutboxEntry
 from celery_dlq.backends.base.positions import ordered, position_at, stored_at
 from celery_dlq.backends.base.reports import Reports
 from celery_dlq.backends.base.samples import SUCCEEDED, Samples
-from celery_dlq.backends.base.workers import MAX_TASKS, Override, WorkerInfo, WorkerRegistry
+from celery_dlq.backends.base.workers import (
+    MAX_TASKS,
+    HeartbeatReply,
+    Override,
+    WorkerInfo,
+    WorkerRegistry,
+)
 from celery_dlq.metrics import MetricsStore
 
 __all__ = [
     "MAX_TASKS",
+    "MOST_DEMANDS",
+    "MOST_HOLDS",
     "MOST_JOBS",
+    "OPEN",
+    "OPEN_GROUP",
+    "RELEASING",
     "SUCCEEDED",
     "Backend",
     "Capabilities",
+    "Circuit",
+    "CircuitStore",
     "ClaimState",
     "Clock",
     "Count",
     "CountStatus",
     "DeadLetterStore",
     "DeliveryCounter",
+    "Demand",
+    "DemandStore",
+    "Ends",
     "ExportLease",
     "ExportLeaseStore",
     "Glance",
     "Group",
     "GroupNotes",
     "GroupOrder",
+    "GroupState",
+    "GroupStatus",
+    "HeartbeatReply",
+    "Hold",
+    "HoldStore",
     "JobStore",
     "LetterOutbox",
     "LetterSummary",
@@ -77,8 +108,10 @@ __all__ = [
     "ServerMemory",
     "Stored",
     "StoredLetter",
+    "Succeeded",
     "WorkerInfo",
     "WorkerRegistry",
+    "may_start_at",
     "ordered",
     "position_at",
     "stored_at",
@@ -103,7 +136,11 @@ class Backend(Protocol):
         samples: Records samples of messages that succeeded.
         sampled: The same samples, read like letters.
         reports: Decides which letters are reported to an error tracker.
-        notes: Notes of operators on groups of letters.
+        notes: Notes of operators on groups of letters, and the groups' states.
+        demands: Demands of operators that a message become a letter.
+        holds: Holds: which messages are not executed for now.
+        circuits: Counts how executions ended, for circuit breakers.
+        held: The messages that they hold, read like letters; the queue is named by the hold.
     """
 
     @property
@@ -126,6 +163,14 @@ class Backend(Protocol):
     def reports(self) -> Reports: ...  # noqa: D102
     @property
     def notes(self) -> GroupNotes: ...  # noqa: D102
+    @property
+    def demands(self) -> DemandStore: ...  # noqa: D102
+    @property
+    def holds(self) -> HoldStore: ...  # noqa: D102
+    @property
+    def held(self) -> DeadLetterStore: ...  # noqa: D102
+    @property
+    def circuits(self) -> CircuitStore: ...  # noqa: D102
 
     def memory(self) -> ServerMemory | None:
         """Return the memory of the server that counts and keeps letters; ``None`` if unknown.

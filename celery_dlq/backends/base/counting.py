@@ -114,6 +114,19 @@ class DeliveryCounter(Protocol):
     def forget(self, key: MessageKey) -> None:
         """Delete the counts of the task over all its retries. Never raises."""
 
+    def died(self, key: MessageKey) -> None:
+        """Delete the counts of the task and record that this message is dead. Never raises.
+
+        For a message whose letter is in another dead-letter queue than its counts.
+        """
+
+    def is_dead(self, key: MessageKey) -> bool:
+        """True if a letter of this message was stored beside these counts, not long ago.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success for a redrive; may be postponed until `flush`. Never raises."""
 

@@ -10,8 +10,18 @@ MOST_JOBS = 550
 """Number of jobs that a store keeps: 500 that were started, and 50 plans."""
 
 
+def may_start_at(state: Mapping[str, Any]) -> int | None:
+    """When a job that waits may start, in milliseconds since 1970; ``None`` if it does not wait."""
+    if state.get("state") != "waiting":
+        return None
+    return int(state.get("start_at") or state.get("updated_at") or 0) // 1000
+
+
 class JobStore(Protocol):
-    """Keeps the newest `MOST_JOBS` jobs. Every method may raise `StoreUnavailable`."""
+    """Keeps the newest `MOST_JOBS` jobs, and all that wait.
+
+    Every method may raise `StoreUnavailable`.
+    """
 
     def now(self) -> datetime:
         """Return the current time by the store's clock, which decides if a job has gone silent."""
@@ -24,6 +34,9 @@ class JobStore(Protocol):
 
     def all(self) -> list[Mapping[str, Any]]:
         """Return the states of all jobs, newest first."""
+
+    def due(self) -> list[str]:
+        """Return the ids of the jobs that wait and may start now, who waits longest first."""
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
         """Request the cancellation of a job, or withdraw the request."""

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 from celery_dlq.backends.base.counting import MessageKey
+from celery_dlq.backends.base.notes import OPEN_GROUP, GroupStatus
 from celery_dlq.record import DeadLetter, Delivery
 
 
@@ -16,6 +17,7 @@ class Stored(Enum):
     """Result of storing a letter."""
 
     NEW = 1
+    REGRESSED = 2  # new, and its group was resolved
     ALREADY_THERE = 0
 
 
@@ -93,6 +95,7 @@ class Group:
         last_hour: Letters stored in the last hour, to five minutes. The same holds.
         releases: The `DeadLetter.release` of its letters, that of the newest letter first: at
             most five, among them the first one.
+        status: Its state; `DeadLetters.groups` and `DeadLetters.group` fill it in.
     """
 
     fingerprint: str
@@ -106,6 +109,7 @@ class Group:
     course: Sequence[int] = field(default=(), compare=False)
     last_hour: int = field(default=0, compare=False)
     releases: Sequence[str] = ()
+    status: GroupStatus = field(default=OPEN_GROUP, compare=False)
 
 
 GroupOrder = Literal["letters", "newest"]
@@ -260,6 +264,7 @@ class DeadLetterStore(Protocol):
 
         A letter whose id is there already is not stored again. Exception: a store without
         `Capabilities.tells_twins` may store a copy, and deletes the counters afterwards.
+        The first letter of a resolved group makes it regressed; see `GroupStatus.ended_by`.
         """
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:

@@ -3,7 +3,8 @@
 A flood of letters must not become a flood of events. So the processes of an app decide
 together, in the store, once per letter. Reported are the first letter of a group, the first
 after it came back (a redriven message died again, or the group had been emptied), and then
-numbers 10, 100, 1,000 and so on. Against floods of groups each dead-letter queue also has an
+numbers 10, 100, 1,000 and so on. The letter that ends the resolution of its group is reported too;
+those of a muted group are not. Against floods of groups each dead-letter queue also has an
 allowance; a report that exceeds it is made with the group's next letter.
 """
 
@@ -32,11 +33,13 @@ MOST_IDS = 10
 
 
 class Why(str, Enum):
-    """Reason for reporting a letter."""
+    """Reason for reporting a letter; ``USED_UP`` if ``auto_redrive`` redrives it no more."""
 
     NEW = "new"
     CAME_BACK = "came_back"
     GREW = "grew"
+    USED_UP = "used_up"
+    REGRESSED = "regressed"
 
     def __str__(self) -> str:
         return self.value

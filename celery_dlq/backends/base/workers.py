@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from celery_dlq.events import Change
 
@@ -55,6 +55,20 @@ class Override:
     actor: str
 
 
+class HeartbeatReply(NamedTuple):
+    """What a worker learns with its heartbeat.
+
+    Attributes:
+        known: True if its info is stored; else it registers again.
+        revision: The revision of the overrides, which changes with every `override` and `lift`.
+        job_waits: True if a job waits for a process that runs jobs, and may start now.
+    """
+
+    known: bool
+    revision: int
+    job_waits: bool
+
+
 class WorkerRegistry(Protocol):
     """Stores what the processes of one app share. Every method may raise `StoreUnavailable`."""
 
@@ -64,13 +78,8 @@ class WorkerRegistry(Protocol):
     def register(self, info: WorkerInfo) -> None:
         """Save a worker's info; it is kept while the worker sends heartbeats."""
 
-    def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Record that a worker is alive.
-
-        Returns:
-            True if its info is stored (else register again), and the revision of the overrides,
-            which changes with every `override` and `lift`.
-        """
+    def heartbeat(self, hostname: str) -> HeartbeatReply:
+        """Record that a worker is alive."""
 
     def deregister(self, hostname: str) -> None:
         """Remove a worker's info."""

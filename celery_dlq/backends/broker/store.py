@@ -90,8 +90,7 @@ class BrokerStore:
         name = letter.dead_letter_queue
         position = self._index.place(name, letter.id)
         self._driver.put(name, letter_message(letter, position))
-        self._index.placed(letter, key)
-        return Stored.NEW
+        return Stored.REGRESSED if self._index.placed(letter, key) else Stored.NEW
 
     # -- reading ------------------------------------------------------------------
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from celery_dlq.backends.memory.circuits import MemoryCircuits
+from celery_dlq.backends.memory.demands import MemoryDemands
+from celery_dlq.backends.memory.holds import MemoryHolds
 from celery_dlq.backends.memory.jobs import MemoryJobStore
 from celery_dlq.backends.memory.letters import MemoryStore
 from celery_dlq.backends.memory.metrics import MemoryMetrics
-from celery_dlq.backends.memory.notes import MemoryNotes
 from celery_dlq.backends.memory.outbox import MemoryOutbox
 from celery_dlq.backends.memory.reports import MemoryReports
 from celery_dlq.backends.memory.workers import MemoryWorkerRegistry
@@ -33,14 +35,18 @@ class MemoryBackend:
     def __init__(self, letters: MemoryStore | None = None) -> None:
         self.letters = letters or MemoryStore()
         self.counter = self.letters.counter
-        self.workers = MemoryWorkerRegistry()
         self.jobs = MemoryJobStore()
+        self.workers = MemoryWorkerRegistry(self.jobs)
         self.outbox = MemoryOutbox()
         self.metrics = MemoryMetrics()
         self.samples = MemorySamples()
         self.sampled = MemoryStore()
-        self.reports = MemoryReports()
-        self.notes = MemoryNotes()
+        self.notes = self.letters.notes
+        self.reports = MemoryReports(self.notes)
+        self.held = MemoryStore()
+        self.demands = MemoryDemands(self.workers.changed)
+        self.holds = MemoryHolds(self.workers.changed, self.held.length)
+        self.circuits = MemoryCircuits()
 
     def memory(self) -> None:
         """Return ``None``: letters in memory are for tests."""

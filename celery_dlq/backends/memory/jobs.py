@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from celery_dlq.backends.base import MOST_JOBS
+from celery_dlq.backends.base import MOST_JOBS, may_start_at
+from celery_dlq.record import to_micros
 
 
 class MemoryJobStore:
@@ -27,7 +28,8 @@ class MemoryJobStore:
         with self._lock:
             self._states[job_id] = dict(state)
             for old in sorted(self._states)[:-MOST_JOBS]:
-                self._forget(old)
+                if may_start_at(self._states[old]) is None:
+                    self._forget(old)
             return job_id in self._cancelled
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
@@ -38,6 +40,18 @@ class MemoryJobStore:
         """Return all states, newest first."""
         with self._lock:
             return [state for _, state in sorted(self._states.items(), reverse=True)]
+
+    def due(self) -> list[str]:
+        """Return the ids of the jobs that may start now."""
+        millis = to_micros(self.now()) // 1000
+        with self._lock:
+            starts = [(may_start_at(state), job_id) for job_id, state in self._states.items()]
+        return [
+            job_id
+            for start, job_id in sorted(
+                (start, job_id) for start, job_id in starts if start is not None and start <= millis
+            )
+        ]
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
         """Request or withdraw the cancellation of a job."""

@@ -27,6 +27,7 @@ from celery_dlq.backends.base import (
 )
 from celery_dlq.backends.grouping import by_minute, groups_of
 from celery_dlq.backends.memory.counter import MemoryCounter
+from celery_dlq.backends.memory.notes import MemoryNotes
 from celery_dlq.record import DeadLetter, Delivery, end_of, ended
 
 _HOUR = timedelta(hours=1)
@@ -43,6 +44,7 @@ class MemoryStore:
 
     def __init__(self, counter: MemoryCounter | None = None) -> None:
         self.counter = counter or MemoryCounter()
+        self.notes = MemoryNotes()
         self._queues: dict[str, dict[str, tuple[int, DeadLetter]]] = {}
         self._stored_at: dict[tuple[str, str], datetime] = {}
         self._claims: dict[tuple[str, str], tuple[str, str, float]] = {}
@@ -69,7 +71,7 @@ class MemoryStore:
             self._put(letter)
             arrivals = self._arrivals.setdefault(letter.dead_letter_queue, deque())
             arrivals.append((self.now(), letter.reason.value))
-            return Stored.NEW
+            return Stored.REGRESSED if self.notes.stored(letter) else Stored.NEW
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """Return one letter by its id or position."""

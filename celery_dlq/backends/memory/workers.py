@@ -7,16 +7,22 @@ from collections import deque
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from celery_dlq.backends.base import Override, WorkerInfo
+from celery_dlq.backends.base import HeartbeatReply, JobStore, Override, WorkerInfo
+from celery_dlq.backends.memory.jobs import MemoryJobStore
 from celery_dlq.events import Change
 
 _MAX_CHANGES = 10_000
 
 
 class MemoryWorkerRegistry:
-    """The `WorkerRegistry` in memory; infos never expire."""
+    """The `WorkerRegistry` in memory; infos never expire.
 
-    def __init__(self) -> None:
+    Args:
+        jobs: Knows if a job waits; ``None`` for none.
+    """
+
+    def __init__(self, jobs: JobStore | None = None) -> None:
+        self._jobs = jobs or MemoryJobStore()
         self._infos: dict[str, WorkerInfo] = {}
         self._changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self._overrides: dict[tuple[str, str], Override] = {}
@@ -31,9 +37,10 @@ class MemoryWorkerRegistry:
         """Save a worker's info."""
         self._infos[info.hostname] = info
 
-    def heartbeat(self, hostname: str) -> tuple[bool, int]:
-        """Return if the worker is registered, and the revision."""
-        return hostname in self._infos, self._revision
+    def heartbeat(self, hostname: str) -> HeartbeatReply:
+        """Return if the worker is registered, the revision, and if a job waits."""
+        waits = bool(self._jobs.due())
+        return HeartbeatReply(hostname in self._infos, self._revision, waits)
 
     def deregister(self, hostname: str) -> None:
         """Remove a worker's info."""
@@ -63,6 +70,11 @@ class MemoryWorkerRegistry:
         with self._lock:
             self._revision += 1
             return self._overrides.pop((queue, key), None) is not None
+
+    def changed(self) -> None:
+        """Let all workers read again: a hold was changed."""
+        with self._lock:
+            self._revision += 1
 
     def overrides(self) -> list[Override]:
         """Return the overrides in force."""

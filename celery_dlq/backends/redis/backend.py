@@ -9,8 +9,11 @@ from typing import Any
 
 from celery_dlq.backends.base import DeadLetterStore, ServerMemory
 from celery_dlq.backends.redis.address import Address
+from celery_dlq.backends.redis.circuits import RedisCircuits
 from celery_dlq.backends.redis.connect import connect
 from celery_dlq.backends.redis.counter import RedisCounter
+from celery_dlq.backends.redis.demands import RedisDemands
+from celery_dlq.backends.redis.holds import RedisHolds
 from celery_dlq.backends.redis.jobs import RedisJobStore
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
@@ -24,6 +27,8 @@ from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.backends.redis.slots import pipelined
 from celery_dlq.backends.redis.workers import RedisWorkerRegistry
 from celery_dlq.letters.printable import url_without_secrets
+
+_HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
 
 MakeLetters = Callable[["RedisBackend"], DeadLetterStore]
 
@@ -122,6 +127,27 @@ class RedisBackend:
         return RedisNotes(self.client, self.url, self.keys)
 
     @cached_property
+    def demands(self) -> RedisDemands:
+        """Demands of operators that a message become a letter."""
+        return RedisDemands(self.client, self.url, self.keys)
+
+    @cached_property
+    def holds(self) -> RedisHolds:
+        """Holds: which messages are not executed for now."""
+        return RedisHolds(self.client, self.url, self.keys)
+
+    @cached_property
+    def circuits(self) -> RedisCircuits:
+        """Counts how executions ended, for circuit breakers."""
+        return RedisCircuits(self.client, self.url, self.keys, self.connection)
+
+    @cached_property
+    def held(self) -> DeadLetterStore:
+        """The held messages, in streams like letters; also if those are on a broker."""
+        keys = Keys(f"{self.keys.prefix}:held")
+        return RedisStore(self.client, self.url, keys, _HELD_TTL_SECONDS, self.connection)
+
+    @cached_property
     def _memory(self) -> RedisMemory:
         return RedisMemory(self.client, self.url, self.keys)
 
@@ -141,7 +167,7 @@ class RedisBackend:
 
     def close(self) -> None:
         """Close the parts that were used."""
-        for name in ("counter", "letters", "sampled", "connection", "client"):
+        for name in ("counter", "letters", "sampled", "held", "connection", "client"):
             if name in vars(self):
                 with suppress(Exception):
                     vars(self)[name].close()

@@ -169,6 +169,20 @@ class RedisCounter:
         """Delete the counts, or leave them to expiry if Redis does not answer."""
         self._connection.send_unanswered([("UNLINK", self._keys.run(key))])
 
+    def died(self, key: MessageKey) -> None:
+        """Write what storing a letter writes into the hash of the counts."""
+        run = self._keys.run(key)
+        commands: list[Command] = [
+            ("DEL", run),
+            ("HSET", run, f"dead:{key.retries}", 1),
+            ("PEXPIRE", run, self._ttl),
+        ]
+        self._connection.send_unanswered(commands, commands, keep=True)
+
+    def is_dead(self, key: MessageKey) -> bool:
+        """Look for what storing a letter wrote."""
+        return bool(self._connection.call("HEXISTS", self._keys.run(key), f"dead:{key.retries}"))
+
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success, to be written with the next flush; bounded."""
         if len(self._successes) < self._MAX_REDRIVES or redrive_id in self._successes:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from celery_dlq.backends.base import MOST_JOBS
+from celery_dlq.backends.base import MOST_JOBS, may_start_at
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.part import RedisPart
-from celery_dlq.backends.redis.scripts import ReplaceJobReply
+from celery_dlq.backends.redis.scripts import SaveJobReply
 from celery_dlq.logs import get_logger
+from celery_dlq.record import to_micros
 
 logger = get_logger("celery_dlq.store")
 
@@ -23,13 +24,8 @@ class RedisJobStore(RedisPart):
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Save a state; delete the oldest ones when there are too many."""
-        text = _text(state)
         with translated(self._url):
-            pipe = self._client.pipeline(transaction=False)
-            pipe.hset(self._keys.jobs(), job_id, text)
-            pipe.hlen(self._keys.jobs())
-            pipe.hget(self._keys.cancel_requests(), job_id)
-            _new, known, request = pipe.execute()
+            _saved, known, request = self._save(job_id, b"", state)
             if known > MOST_JOBS:
                 self._prune()
         return bool(request == _CANCEL)
@@ -46,6 +42,13 @@ class RedisJobStore(RedisPart):
             found = self._client.hgetall(self._keys.jobs())
         states = (_state(text) for _job_id, text in sorted(found.items(), reverse=True))
         return [state for state in states if state is not None]
+
+    def due(self) -> list[str]:
+        """Return the ids of the jobs that may start now."""
+        millis = to_micros(self.now()) // 1000
+        with translated(self._url):
+            found = self._client.zrangebyscore(self._keys.waiting_jobs(), "-inf", millis)
+        return [job_id.decode() for job_id in found]
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
         """Request or withdraw the cancellation of a job."""
@@ -65,23 +68,30 @@ class RedisJobStore(RedisPart):
     ) -> bool:
         """Save or delete a state if nobody has changed it."""
         jobs, there = self._keys.jobs(), spelled(job_id)
-        args = "" if state is None else _text(state)
         with translated(self._url):
             while True:  # a heartbeat in between changes neither state nor run
                 text = self._client.hget(jobs, there)
                 found = _state(text) if text else None
                 if found is None or any(found.get(k) != known.get(k) for k in ("state", "run")):
                     return False
-                reply = self._scripts.replace_job(keys=[jobs], args=[there, text, args])
-                if reply == ReplaceJobReply.REPLACED:
+                if self._save(there, text, state)[0] == SaveJobReply.SAVED:
                     break
             if state is None:
                 self._forget([there])
         return True
 
+    def _save(self, job_id: str, known: bytes, state: Mapping[str, Any] | None) -> Any:
+        keys, start = self._keys, None if state is None else may_start_at(state)
+        text = "" if state is None else _text(state)
+        return self._scripts.save_job(
+            keys=[keys.jobs(), keys.waiting_jobs(), keys.cancel_requests()],
+            args=[job_id, known, text, "" if start is None else start],
+        )
+
     def _prune(self) -> None:
         job_ids = sorted(self._client.hkeys(self._keys.jobs()))
-        old = job_ids[: len(job_ids) - MOST_JOBS]
+        waiting = {*self._client.zrange(self._keys.waiting_jobs(), 0, -1)}
+        old = [one for one in job_ids[: len(job_ids) - MOST_JOBS] if one not in waiting]
         if old:
             self._client.hdel(self._keys.jobs(), *old)
             self._forget(old)

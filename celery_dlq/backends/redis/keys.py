@@ -45,6 +45,18 @@ class Keys:
         """HASH: ``[queue, key]`` as JSON to a policy override, as JSON; and ``revision``."""
         return f"{self.prefix}:{{app}}:overrides"
 
+    def demands(self) -> str:
+        """HASH: task id to a demand that it become a letter, as JSON; bounded."""
+        return f"{self.prefix}:{{app}}:demands"
+
+    def holds(self) -> str:
+        """HASH: hold id to the hold, as JSON; bounded."""
+        return f"{self.prefix}:{{app}}:holds"
+
+    def breaker_ends(self, breaker: str) -> str:
+        """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""
+        return f"{self.prefix}:{{app}}:breaker_ends:{breaker}"
+
     def changes(self) -> str:
         """STREAM: the audit log; bounded."""
         return f"{self.prefix}:{{app}}:changes"
@@ -72,6 +84,10 @@ class Keys:
     def jobs(self) -> str:
         """HASH: job id to its state, as JSON; bounded."""
         return f"{self.prefix}:{{app}}:jobs"
+
+    def waiting_jobs(self) -> str:
+        """ZSET: ids of jobs that wait, by when they may start (milliseconds)."""
+        return f"{self.prefix}:{{app}}:waiting_jobs"
 
     def cancel_requests(self) -> str:
         """HASH: job id to ``cancel``; bounded like jobs."""
@@ -106,8 +122,17 @@ class Keys:
         return f"{self._of(dead_letter_queue)}:notes"
 
     def noted(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints with notes, by when they last had a note or were seen with letters."""
+        """ZSET: fingerprints with notes or a state, by when they last got one or had letters."""
         return f"{self._of(dead_letter_queue)}:noted"
+
+    def states(self, dead_letter_queue: str) -> str:
+        """HASH: fingerprint to the state of its group; kept like notes. Without one: open.
+
+        ``muted|until in milliseconds, or nothing|||JSON``, ``resolved|release, or
+        nothing|releases before|microseconds|JSON`` or ``regressed|microseconds|release|letter
+        id|JSON of the resolution``.
+        """
+        return f"{self._of(dead_letter_queue)}:states"
 
     def arrivals(self, dead_letter_queue: str) -> str:
         """HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."""

@@ -65,6 +65,12 @@ PAGE = 200
 _REMOVED_PER_CALL = 100  # takes a few milliseconds, in which Redis serves nobody else
 _FACTS = ("task_name", "reason", "exception_type")
 
+STORED = {
+    DeadLetterReply.ALREADY_THERE: Stored.ALREADY_THERE,
+    DeadLetterReply.STORED: Stored.NEW,
+    DeadLetterReply.REGRESSED: Stored.REGRESSED,
+}
+
 _RESTORED = {
     RestoreReply.RESTORED: Restored.RESTORED,
     RestoreReply.NOT_THERE: Restored.NOT_THERE,
@@ -102,7 +108,8 @@ class RedisStore(RedisPart):
         self._overviews = RedisOverviews(client, url, keys)
         self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
         self._named: set[str] = set()
-        self._unreplicated: set[str] = set()  # ids of letters that no replica has confirmed
+        # Replies by the ids of letters that no replica has confirmed.
+        self._unreplicated: dict[str, int] = {}
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""
@@ -119,6 +126,7 @@ class RedisStore(RedisPart):
             keys.ids(name),
             keys.ends(name),
             keys.newest_groups(name),
+            keys.states(name),
         ]
         args = [
             letter.id,
@@ -133,8 +141,7 @@ class RedisStore(RedisPart):
             *entry,
         ]
         # The name first: operators would never find a letter in a queue that is not listed.
-        is_new = self._write(name, places, args) == DeadLetterReply.STORED
-        return Stored.NEW if is_new else Stored.ALREADY_THERE
+        return STORED[DeadLetterReply(self._write(name, places, args))]
 
     def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
         """Name the queue, then store: in one write once naming it has worked."""
@@ -146,12 +153,12 @@ class RedisStore(RedisPart):
         ):
             try:
                 reply = connection.call_script(_DEAD_LETTER, places, *args, before=named)
-                if args[0] in self._unreplicated:  # new, and not announced yet
-                    reply = DeadLetterReply.STORED
-                if reply == DeadLetterReply.STORED and len(self._unreplicated) < _MAX_UNREPLICATED:
-                    self._unreplicated.add(args[0])
+                # If it is there, it is new all the same, and not announced yet.
+                reply = self._unreplicated.get(args[0], reply)
+                if reply and len(self._unreplicated) < _MAX_UNREPLICATED:
+                    self._unreplicated[args[0]] = reply
                 connection.wait_for_replica(places[0])
-                self._unreplicated.discard(args[0])
+                self._unreplicated.pop(args[0], None)
             except StoreUnavailable as exc:
                 # Redis would refuse again, and a second timeout would delay the tasks. Where a
                 # replica takes over, the connection has looked for it.

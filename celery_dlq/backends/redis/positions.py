@@ -10,10 +10,11 @@ from celery_dlq.backends.redis.claims import RedisClaims
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.exports import RedisExports
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.overviews import RedisOverviews
+from celery_dlq.backends.redis.overviews import RedisOverviews, release_text
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.redriven import RedrivenMessages
-from celery_dlq.record import DeadLetter
+from celery_dlq.backends.redis.scripts import DeadLetterReply
+from celery_dlq.record import DeadLetter, to_micros
 
 PATIENCE_SECONDS = 600.0
 """Maximum wait for a letter that has a position and is not in its queue yet."""
@@ -62,14 +63,27 @@ class PositionIndex(RedisPart):
             )
         return str(position.decode())
 
-    def placed(self, letter: DeadLetter, key: MessageKey) -> None:
-        """Record that a letter is in its queue, and delete the message's counters."""
+    def placed(self, letter: DeadLetter, key: MessageKey) -> bool:
+        """Record that a letter is in its queue, and delete the message's counters.
+
+        Returns:
+            True if its group was resolved, and is regressed now.
+        """
         keys, name = self._keys, letter.dead_letter_queue
         with translated(self._url):
-            self._scripts.placed(
-                keys=[keys.placing(name), keys.arrivals(name), keys.run(key)],
-                args=[spelled(letter.id), key.retries, self._ttl_millis, letter.reason.value],
+            reply = self._scripts.placed(
+                keys=[keys.placing(name), keys.arrivals(name), keys.run(key), keys.states(name)],
+                args=[
+                    spelled(letter.id),
+                    key.retries,
+                    self._ttl_millis,
+                    letter.reason.value,
+                    letter.fingerprint,
+                    to_micros(letter.dead_lettered_at),
+                    release_text(letter.release),
+                ],
             )
+        return bool(reply == DeadLetterReply.REGRESSED)
 
     def last(self, dead_letter_queue: str) -> str | None:
         """Return the newest position assigned, or ``None``."""

@@ -15,6 +15,7 @@ from celery_dlq.backends.base.reports import (
 )
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.overviews import release_text
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import ReportReply
@@ -24,6 +25,7 @@ _WHY = {
     ReportReply.NEW: Why.NEW,
     ReportReply.CAME_BACK: Why.CAME_BACK,
     ReportReply.GREW: Why.GREW,
+    ReportReply.REGRESSED: Why.REGRESSED,
 }
 
 
@@ -66,10 +68,18 @@ class RedisReports(RedisPart):
             self._keys.report(queue, fingerprint),
             self._keys.tally(queue),
             self._keys.allowance(queue),
+            self._keys.states(queue),
         ]
         with translated(self._url):
             state, number, ids = self._scripts.report(
-                keys=places, args=[letter.id, fingerprint, *self._options, letter.redrives]
+                keys=places,
+                args=[
+                    letter.id,
+                    fingerprint,
+                    *self._options,
+                    letter.redrives,
+                    release_text(letter.release),
+                ],
             )
         if state == ReportReply.NONE:
             return None

@@ -40,10 +40,11 @@ class EndedReply(IntEnum):
 
 
 class DeadLetterReply(IntEnum):
-    """Replies of ``dead_letter.lua``."""
+    """Replies of ``dead_letter.lua`` and ``placed.lua``."""
 
     ALREADY_THERE = 0
     STORED = 1
+    REGRESSED = 2
 
 
 class ClaimReply(IntEnum):
@@ -77,6 +78,7 @@ class ReportReply(IntEnum):
     NEW = 1
     CAME_BACK = 2
     GREW = 3
+    REGRESSED = 4
 
 
 class RestoreReply(IntEnum):
@@ -87,11 +89,32 @@ class RestoreReply(IntEnum):
     TAKEN = 2
 
 
-class ReplaceJobReply(IntEnum):
-    """Replies of ``replace_job.lua``."""
+class SaveJobReply(IntEnum):
+    """First number of the replies of ``save_job.lua``."""
+
+    CHANGED = 0
+    SAVED = 1
+
+
+class DemandReply(IntEnum):
+    """Replies of ``demand.lua``."""
+
+    FULL = 0
+    ADDED = 1
+
+
+class ReplaceHoldReply(IntEnum):
+    """Replies of ``replace_hold.lua``."""
 
     CHANGED = 0
     REPLACED = 1
+
+
+class DropHeldReply(IntEnum):
+    """Replies of ``drop_held.lua``."""
+
+    KEPT = 0
+    DROPPED = 1
 
 
 class ExportLeaseReply(IntEnum):
@@ -105,13 +128,17 @@ REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
+    "placed": DeadLetterReply,
     "claim": ClaimReply,
     "redrive": ClaimReply,
     "note_exported": NoteExportedReply,
     "node": NodeReply,
     "report": ReportReply,
     "restore": RestoreReply,
-    "replace_job": ReplaceJobReply,
+    "save_job": SaveJobReply,
+    "demand": DemandReply,
+    "replace_hold": ReplaceHoldReply,
+    "drop_held": DropHeldReply,
     "export_lease": ExportLeaseReply,
 }
 
@@ -163,6 +190,7 @@ class Scripts:
 
     count: Script
     ended: Script
+    ends: Script
     dead_letter: Script
     remove: Script
     redrive: Script
@@ -175,14 +203,18 @@ class Scripts:
     positions: Script
     seed: Script
     note: Script
+    group_state: Script
     mark_published: Script
     release: Script
     note_exported: Script
     node: Script
     due: Script
     glance: Script
-    replace_job: Script
+    save_job: Script
     end_of_queue: Script
+    demand: Script
+    replace_hold: Script
+    drop_held: Script
     report: Script
     measure: Script
     export_lease: Script

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
-from celery_dlq.backends.base import Override, WorkerInfo
+from celery_dlq.backends.base import HeartbeatReply, Override, WorkerInfo
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.part import RedisPart
@@ -50,7 +50,7 @@ class RedisWorkerRegistry(RedisPart):
         tasks = text.pop("tasks")
         self._node(info.hostname, _json(text), _json(tasks))
 
-    def heartbeat(self, hostname: str) -> tuple[bool, int]:
+    def heartbeat(self, hostname: str) -> HeartbeatReply:
         """Record that a worker is alive."""
         return self._node(hostname, "", "")
 
@@ -126,16 +126,22 @@ class RedisWorkerRegistry(RedisPart):
         with translated(self._url):
             return bool(self._scripts.override(keys=[self._keys.overrides()], args=["", *fields]))
 
-    def _node(self, hostname: str, info: str, tasks: str) -> tuple[bool, int]:
+    def _node(self, hostname: str, info: str, tasks: str) -> HeartbeatReply:
         keys = self._keys
-        places = [keys.nodes(), keys.worker_infos(), keys.tasks(), keys.overrides()]
+        places = [
+            keys.nodes(),
+            keys.worker_infos(),
+            keys.tasks(),
+            keys.overrides(),
+            keys.waiting_jobs(),
+        ]
         args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), info, tasks]
         if self._connection is not None:
-            known, revision = self._connection.call_script(_NODE, places, *args)
+            known, revision, jobs = self._connection.call_script(_NODE, places, *args)
         else:
             with translated(self._url):
-                known, revision = self._scripts.node(keys=places, args=args)
-        return known == NodeReply.KNOWN, int(revision)
+                known, revision, jobs = self._scripts.node(keys=places, args=args)
+        return HeartbeatReply(known == NodeReply.KNOWN, int(revision), bool(jobs))
 
     def _live(self) -> list[bytes]:
         millis = to_micros(self.now()) // 1000 - int(SILENT_SECONDS * 1000)

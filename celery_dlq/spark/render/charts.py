@@ -47,6 +47,7 @@ COLOURS: Mapping[str, str] = {
     Reason.EXPIRED.value: "#7d9f6b",
     Reason.RETRY_NOT_PUBLISHED.value: "#3f7d74",
     Reason.ADOPTED.value: "#a68a64",
+    Reason.OPERATOR.value: "#5c6b3c",
 }
 OTHER = "#b9bec4"
 INK, FAINT, GRID = "#22282e", "#5d6872", "#8b95a055"

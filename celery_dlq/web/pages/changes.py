@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError
-from celery_dlq.web.pages.common import filter_of, query_of
+from celery_dlq.web.pages.common import filter_of, json_text, outlined, query_of
+from celery_dlq.web.pages.letters import gone
 
 if TYPE_CHECKING:
     from celery_dlq.web.http import Response
@@ -70,14 +71,17 @@ def plan_discard(call: Call) -> Response:
 
 
 def _planned(call: Call, kind: str, options: dict[str, Any]) -> Response:
-    job = call.dlq.operations().plan(kind, call.parts["queue"], filter_of(call), **options)
+    job = call.dlq.plans().plan(kind, call.parts["queue"], filter_of(call), **options)
     return call.to("job", job=job.id)
 
 
 def edit_form(call: Call) -> Response:
     """Show a message's arguments to be edited."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
-    return _edit_page(call, queue, letter_id)
+    try:
+        return _edit_page(call, queue, letter_id)
+    except NotFound as exc:
+        return gone(call, queue, letter_id, exc)
 
 
 def plan_edit(call: Call) -> Response:
@@ -86,7 +90,7 @@ def plan_edit(call: Call) -> Response:
     try:
         args = _json(call, "args", list)
         kwargs = _json(call, "kwargs", dict)
-        job = call.dlq.operations().plan(
+        job = call.dlq.plans().plan(
             "edit",
             queue,
             LetterFilter(ids=frozenset({letter_id})),
@@ -94,7 +98,11 @@ def plan_edit(call: Call) -> Response:
             to_queue=call.request.value("to_queue").strip() or None,
             force=bool(call.request.value("force")),
         )
-    except (RequestError, DLQError) as exc:
+    except NotFound as exc:
+        return gone(call, queue, letter_id, exc)
+    except (StoreUnavailable, BrokerUnavailable):
+        raise
+    except DLQError as exc:
         return _edit_page(call, queue, letter_id, error=str(exc))
     return call.to("job", job=job.id)
 
@@ -112,8 +120,8 @@ def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Respo
         title=f"Edit a letter of {queue}",
         queue=queue,
         letter_id=letter_id,
-        args=typed("args") or json.dumps(args, indent=2, ensure_ascii=False),
-        kwargs=typed("kwargs") or json.dumps(kwargs, indent=2, ensure_ascii=False),
+        args=typed("args") or json_text(args),
+        kwargs=typed("kwargs") or json_text(kwargs),
         error=error,
         redacts=bool(redaction),
     )
@@ -123,18 +131,10 @@ def discarded(call: Call) -> Response:
     """Show the newest discarded letters of a queue."""
     queue = call.parts["queue"]
     rows = []
-    operations = call.dlq.operations()
     length = call.dlq.backend.letters.length(queue)
     try:
-        for entry in operations.discarded(queue):
-            rows.append(
-                {
-                    "id": entry.key,
-                    "task_name": entry.text("task_name"),
-                    "reason": entry.text("reason"),
-                    "description": call.web.redaction.text(entry.text("description")),
-                }
-            )
+        for entry in call.dlq.removal().discarded(queue):
+            rows.append(outlined(call, entry))
             if len(rows) >= 100:  # noqa: PLR2004
                 break
         problem = ""
@@ -154,7 +154,11 @@ def discarded(call: Call) -> Response:
 def restore(call: Call) -> Response:
     """Put a discarded letter back."""
     queue, letter_id = call.parts["queue"], call.request.value("id")
-    call.dlq.operations().restore(letter_id, queue)
+    try:
+        call.dlq.removal().restore(letter_id, queue)
+    except NotFound as exc:  # or another operator was faster
+        if call.dlq.backend.letters.entry(queue, letter_id) is None:
+            return gone(call, queue, letter_id, exc)
     return call.to("letter", queue=queue, letter=letter_id)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, TypeVar
 
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import CorruptLetter, DLQError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.policies.policy import duration_seconds
@@ -15,12 +17,15 @@ from celery_dlq.web.http import RequestError
 
 if TYPE_CHECKING:
     from celery_dlq.backends.base import Group
+    from celery_dlq.operations.job import Job
+    from celery_dlq.operations.selection import RawEntry
     from celery_dlq.record import DeadLetter
     from celery_dlq.web.web import Call
 
 _Value = TypeVar("_Value")
 
 MAX_TICKED = 200
+MAX_LINES_CHARS = 200_000
 
 
 def suppressed(read: Callable[[], _Value], *errors: type[DLQError]) -> _Value | None:
@@ -73,6 +78,46 @@ def filter_of(call: Call) -> LetterFilter:
 def query_of(where: LetterFilter) -> dict[str, list[str]]:
     """A filter as fields of a URL or form."""
     return suppressed(where.to_query, DLQError) or {}
+
+
+def json_text(value: object) -> str:
+    """A value as JSON in lines; in one where its indents would be most of the text."""
+    lines = json.dumps(value, indent=2, ensure_ascii=False)
+    return lines if len(lines) < MAX_LINES_CHARS else json.dumps(value, ensure_ascii=False)
+
+
+def unreadable(call: Call, exc: CorruptLetter) -> str:
+    """Why an entry is no letter; the reason may quote the entry."""
+    return "an entry that cannot be read" if call.web.redaction else str(exc)
+
+
+def outlined(call: Call, entry: RawEntry) -> dict[str, str]:
+    """What a list says about a letter: a description may quote what the arguments hide."""
+    description = entry.text("description")
+    if call.web.redaction:
+        letter = suppressed(entry.letter, CorruptLetter)
+        shown = "" if letter is None else call.web.redaction.letter(letter).description
+        description = shown or ""
+    return {
+        "id": entry.key,
+        "task_name": entry.text("task_name"),
+        "reason": entry.text("reason"),
+        "description": description,
+    }
+
+
+def masked(call: Call, job: Job) -> Job:
+    """A job as it may be shown: its filter, its options and its errors may quote letters."""
+    redaction = call.web.redaction
+    if not redaction:
+        return job
+    return replace(
+        job,
+        filter=redaction.value(job.filter),
+        options=redaction.value(job.options),
+        note=redaction.text(job.note),
+        failed={letter_id: redaction.text(why) for letter_id, why in job.failed.items()},
+    )
 
 
 def columns_of_day(group: Group) -> list[tuple[str, dict[str, int]]]:

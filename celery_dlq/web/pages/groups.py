@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import NotFound, NotSupported
-from celery_dlq.web.http import Permission
-from celery_dlq.web.pages.common import check_text, columns_of_day, frames_of, suppressed
+from celery_dlq.backends.base import GroupState
+from celery_dlq.errors import CorruptLetter, NotFound, NotSupported
+from celery_dlq.policies.policy import duration_seconds
+from celery_dlq.web.http import Permission, RequestError
+from celery_dlq.web.pages.common import (
+    check_text,
+    columns_of_day,
+    frames_of,
+    masked,
+    suppressed,
+)
 
 if TYPE_CHECKING:
     from celery_dlq.backends.base import GroupOrder
@@ -14,13 +23,15 @@ if TYPE_CHECKING:
     from celery_dlq.web.web import Call
 
 PAGE = 100
+MAX_MUTE_SECONDS = 10 * 365 * 86400.0
 
 
 def groups(call: Call) -> Response:
     """Show the groups of a queue."""
     queue = call.parts["queue"]
     by: GroupOrder = "letters" if call.request.value("by") == "letters" else "newest"
-    found = call.dlq.reading().groups(queue, limit=PAGE, by=by)
+    state = call.request.value("state") or None
+    found = call.dlq.reading().groups(queue, limit=PAGE, by=by, state=state)
     if by == "newest":
         found = sorted(found, key=lambda group: (-group.last_hour, -group.letters))
     return call.page(
@@ -30,6 +41,8 @@ def groups(call: Call) -> Response:
         queue=queue,
         groups=found,
         by=by,
+        state=state or "",
+        states=[one.value for one in GroupState],
         columns={group.fingerprint: columns_of_day(group) for group in found},
         most=PAGE,
         length=call.dlq.backend.letters.length(queue),
@@ -41,7 +54,7 @@ def group(call: Call) -> Response:
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     reading = call.dlq.reading()
     found = reading.group(queue, fingerprint)
-    example = suppressed(lambda: reading.get(found.example_id, queue), NotFound)
+    example = suppressed(lambda: reading.get(found.example_id, queue), NotFound, CorruptLetter)
     notes = suppressed(lambda: call.dlq.notes().notes(queue, fingerprint), NotSupported) or []
     shown = None if example is None else call.web.redaction.letter(example)
     return call.page(
@@ -87,13 +100,40 @@ def add_note(call: Call) -> Response:
     return call.to("group", queue=queue, fingerprint=fingerprint)
 
 
+def set_state(call: Call) -> Response:
+    """Resolve, mute or reopen a group."""
+    queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
+    value, notes = call.request.value, call.dlq.notes()
+    if value("state") == "resolved":
+        notes.resolve(queue, fingerprint, release=value("release") or None)
+    elif value("state") == "muted":
+        notes.mute(queue, fingerprint, until=_until(value("for").strip()))
+    elif value("state") == "open":
+        notes.reopen(queue, fingerprint)
+    else:
+        raise RequestError(
+            400, f"expected state to be resolved, muted or open, got {value('state')[:80]!r}"
+        )
+    return call.to("group", queue=queue, fingerprint=fingerprint)
+
+
+def _until(text: str) -> datetime | None:
+    """When a mute ends that lasts a time such as ``2h``; ``None`` for an empty text."""
+    if not text:
+        return None
+    seconds = duration_seconds(text)
+    if seconds is None or not 0 < seconds <= MAX_MUTE_SECONDS:
+        raise RequestError(400, f"expected a time such as 30m, 2h, 7d, got {text[:80]!r}")
+    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
+
+
 def _jobs(call: Call, queue: str, fingerprint: str) -> list[Any]:
     """The newest jobs on this group: what was tried, and how its canary ended."""
     if not call.user.may(Permission.VIEW):
         return []
     jobs = call.dlq.operations().jobs()
     return [
-        job
+        masked(call, job)
         for job in jobs
         if job.queue == queue
         and job.state != "planned"

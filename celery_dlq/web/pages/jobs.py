@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
-from celery_dlq.web.pages.common import query_of, suppressed
+from celery_dlq.web.pages.common import json_text, masked, outlined, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
@@ -26,11 +25,28 @@ _NEEDED = {
     "purge": Permission.DISCARD,
 }
 
+_LABELS = (
+    ("published", "published"),
+    ("finished", "published before, removed now"),
+    ("maybe_twice", "perhaps published twice"),
+    ("removed", "removed"),
+    ("exported", "exported"),
+    ("succeeded", "succeeded since"),
+    ("died_again", "died again"),
+    ("skipped", "gone or claimed by others"),
+    ("corrupt", "no letters"),
+    ("refused", "kept, because they would be lost"),
+    ("failures", "not taken by the broker"),
+)
+"""Counts of jobs in the words of the page."""
+
 
 def jobs(call: Call) -> Response:
     """Show the newest jobs."""
     found = [
-        job for job in call.dlq.operations().jobs() if job.state not in ("planned", "expired")
+        masked(call, job)
+        for job in call.dlq.operations().jobs()
+        if job.state not in ("planned", "expired")
     ][:100]
     return call.page("jobs.html", section="jobs", title="Jobs", jobs=found)
 
@@ -43,13 +59,17 @@ def job(call: Call) -> Response:
 
 def start(call: Call) -> Response:
     """Start a plan."""
-    operations = call.dlq.operations()
-    found = operations.job(call.parts["job"])
+    found = call.dlq.operations().job(call.parts["job"])
     _check(call, found)
+    if found.state == "expired":
+        return _page(call, found, status=409)
     if _must_type(found) and call.request.value("typed").strip() != found.queue:
-        return _page(call, found, f"expected the name {found.queue} to be typed; nothing was done")
-    if found.state == "planned":
-        operations.start(found.id)
+        text = f"expected the name {found.queue} to be typed; nothing was done"
+        return _page(call, found, text, status=400)
+    try:
+        call.dlq.plans().start(found.id)
+    except RedriveError as exc:  # all its messages would be lost
+        return _page(call, found, str(exc), status=409)
     call.web.runner().wake()
     return call.to("job", job=found.id)
 
@@ -59,7 +79,12 @@ def cancel(call: Call) -> Response:
     operations = call.dlq.operations()
     found = operations.job(call.parts["job"])
     _check(call, found)
-    operations.cancel(found.id)
+    try:
+        operations.cancel(found.id)
+    except StoreUnavailable:
+        raise
+    except DLQError as exc:  # it has ended meanwhile
+        return _page(call, operations.job(found.id), str(exc), status=409)
     return call.to("job", job=found.id)
 
 
@@ -68,7 +93,12 @@ def resume(call: Call) -> Response:
     operations = call.dlq.operations()
     found = operations.job(call.parts["job"])
     _check(call, found)
-    operations.resume_in_background(found.id)
+    try:
+        call.dlq.running().resume_in_background(found.id)
+    except StoreUnavailable:
+        raise
+    except DLQError as exc:  # it is done, or another operator resumed it
+        return _page(call, operations.job(found.id), str(exc), status=409)
     call.web.runner().wake()
     return call.to("job", job=found.id)
 
@@ -89,10 +119,7 @@ def _examples(call: Call, found: Job) -> list[dict[str, str]]:
     for letter_id in found.preview.get("examples", ()) if found.state == "planned" else ():
         entry = call.dlq.backend.letters.entry(found.queue, letter_id)
         if entry is not None:
-            raw = RawEntry(*entry)
-            description = call.web.redaction.text(raw.text("description"))
-            task = raw.text("task_name")
-            rows.append({"id": letter_id, "task_name": task, "description": description})
+            rows.append(outlined(call, RawEntry(*entry)))
     return rows
 
 
@@ -100,38 +127,36 @@ def _edit(call: Call, found: Job) -> tuple[str, str]:
     """The arguments before and after a planned edit, as text."""
     if found.kind != "edit" or found.state != "planned":
         return "", ""
-    both = suppressed(lambda: call.dlq.operations().edited_arguments(found.id), DLQError)
+    both = suppressed(lambda: call.dlq.plans().edited_arguments(found.id), DLQError)
     if both is None:
         return "", ""
     before, after = (
-        json.dumps(
-            dict(zip(("args", "kwargs"), call.web.redaction.arguments(**one), strict=True)),
-            indent=2,
-            ensure_ascii=False,
-        )
+        json_text(dict(zip(("args", "kwargs"), call.web.redaction.arguments(**one), strict=True)))
         for one in both
     )
     return before, after
 
 
-def _page(call: Call, found: Job, error: str = "") -> Response:
+def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Response:
+    examples, (before, after) = _examples(call, found), _edit(call, found)
+    found = masked(call, found)
     where = suppressed(lambda: LetterFilter.from_json(found.filter), DLQError)
     shown = "plan.html" if found.state in ("planned", "expired") else "job.html"
-    before, after = _edit(call, found)
     verb = found.kind.capitalize()
     return call.page(
         shown,
-        status=400 if error else 200,
+        status=status,
         section="jobs",
         title=f"{verb} of {found.queue}: {found.state}",
         job=found,
         verb=verb,
+        labels=_LABELS,
         query=query_of(where) if where is not None else {},
         must_type=_must_type(found),
         allowed=call.web.options.forms is not None
         and call.user.may(_NEEDED.get(found.kind, Permission.DISCARD)),
         error=error,
-        examples=_examples(call, found),
+        examples=examples,
         before=before,
         after=after,
     )

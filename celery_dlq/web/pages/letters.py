@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.web import tree
 from celery_dlq.web.http import RequestError, Response
-from celery_dlq.web.pages.common import filter_of, frames_of, query_of, suppressed
+from celery_dlq.web.pages.common import filter_of, frames_of, query_of, suppressed, unreadable
 
 if TYPE_CHECKING:
     from celery_dlq.operations.selection import RawEntry
@@ -53,7 +53,7 @@ def _row(call: Call, entry: RawEntry) -> dict[str, Any]:
     try:
         letter = call.web.redaction.letter(entry.letter())
     except CorruptLetter as exc:
-        return {"id": entry.key, "letter": None, "error": str(exc), "arguments": ""}
+        return {"id": entry.key, "letter": None, "error": unreadable(call, exc), "arguments": ""}
     shown = ", ".join(
         text
         for text in (letter.args_json or letter.argsrepr, letter.kwargs_json or letter.kwargsrepr)
@@ -69,7 +69,7 @@ def letter(call: Call) -> Response:
     try:
         queue, entry = reading.entry(letter_id, queue)
     except NotFound as exc:
-        return _gone(call, queue, letter_id, exc)
+        return gone(call, queue, letter_id, exc)
     try:
         found = entry.letter()
     except CorruptLetter as exc:
@@ -79,11 +79,13 @@ def letter(call: Call) -> Response:
             title=f"{queue}: entry {entry.position}",
             queue=queue,
             entry=entry,
-            error=str(exc),
-            fields=[
-                (name.decode("utf-8", "backslashreplace"), _cut(value))
-                for name, value in list(entry.fields.items())[:50]
-            ],
+            error=unreadable(call, exc),
+            fields=call.web.redaction.fields(
+                {
+                    name.decode("utf-8", "backslashreplace"): _cut(value)
+                    for name, value in list(entry.fields.items())[:50]
+                }
+            ),
         )
     shown = call.web.redaction.letter(found)
     group = suppressed(lambda: reading.group(queue, found.fingerprint), NotFound)
@@ -119,7 +121,7 @@ def body(call: Call) -> Response:
     )
 
 
-def _gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Response:
+def gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Response:
     """A letter that somebody knew: say who redrove or discarded letters of its queue lately."""
     call.dlq.reading().check_queue(queue)
     changes = [c for c in call.dlq.operations().changes(limit=200) if c.target == queue][:5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -87,4 +88,6 @@ def _page(call: Call, error: str = "", asked: dict[str, Any] | None = None) -> R
 def audit(call: Call) -> Response:
     """Show who changed what, newest first."""
     found = call.dlq.operations().changes(limit=200)
-    return call.page("audit.html", section="audit", title="Audit", changes=found)
+    redaction = call.web.redaction
+    shown = [replace(change, detail=redaction.value(change.detail)) for change in found]
+    return call.page("audit.html", section="audit", title="Audit", changes=shown)

@@ -37,7 +37,9 @@
     if (Number.isNaN(date.getTime())) return;
     const utc = `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
     time.title = `${localText(date)} (${zone}), ${utc}`;
-    if (time.dataset.at !== undefined) put(time, localText(date));
+    const local = localText(date);
+    const same = date.getTimezoneOffset() === 0;
+    if (time.dataset.at !== undefined && !same) put(time, `${local} (${utc.slice(11)})`);
   };
   const showAgo = () => all("time[data-ago]").forEach((time) => {
     const seconds = (Date.now() + skew - Date.parse(time.dateTime)) / 1000;
@@ -67,6 +69,7 @@
   let last = null, reloading = false;
 
   const apply = (state) => {
+    if (state.at * 1000 < served) return;  // older than the page
     last = state;
     if (state.away) {
       say("The store does not answer; the numbers are old.");
@@ -116,13 +119,20 @@
     put(element.querySelector("[data-job-state]"), job.state);
     all("[data-count]", element).forEach((count) => {
       const value = job.counts[count.dataset.count];
-      if (typeof value === "number") put(count, number(value));
+      if (typeof value !== "number") return;
+      put(count, number(value));
+      if (value && count.parentElement.hidden) count.parentElement.hidden = false;
+    });
+    all("[data-part]", element).forEach((part) => {
+      const value = job.canary[part.dataset.part];
+      if (value === undefined) return;
+      put(part, typeof value === "number" ? number(value) : value);
+      if (part.dataset.verdict !== undefined) part.dataset.verdict = value;
     });
     const bar = element.querySelector("progress");
     if (bar && job.total) {
       bar.max = job.total;
-      const done = Object.values(job.counts).reduce((sum, one) => sum + one, 0);
-      bar.value = Math.min(done, job.total);
+      bar.value = Math.min(job.counts.handled, job.total);
     }
     if (!before || before === job.state) return;
     say(`Job ${job.state}.`);

@@ -1,6 +1,6 @@
 -- Purpose: store a letter, index and tally it, and delete the message's counters.
 -- KEYS: 1 letters (stream)  2 arrivals (hash)  3 tally (hash)  4 run (hash)  5 groups (zset)
---       6 ids (hash)  7 ends (zset)  8 newest_groups (zset)
+--       6 ids (hash)  7 ends (zset)  8 newest_groups (zset)  9 states (hash)
 -- ARGV: 1 letter id
 --       2 reason
 --       3 fingerprint
@@ -11,11 +11,13 @@
 --       8 end (microseconds since 1970 when its message expires; empty = never)
 --       9 release (of the code that failed, without "," and "|"; empty = unknown)
 --       10... names and values of the letter's entry, in turn
--- Returns: 1 = STORED, 0 = ALREADY_THERE (only the counters are deleted)
+-- Returns: 1 = STORED, 2 = REGRESSED (stored, and its group was resolved), 0 = ALREADY_THERE (only
+--          the counters are deleted)
 -- Complexity: O(number of fields + log N), N groups
 local MINUTE_MILLIS = 60000
 -- include: arrival
 -- include: group
+-- include: state
 local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 local function forget()
   redis.call('DEL', KEYS[4])
@@ -46,5 +48,7 @@ if not last or string.sub(last, 1, -7) ~= string.sub(at, 1, -7) then
   redis.call('ZADD', KEYS[8], at, fingerprint)
 end
 count_arrival(math.floor(stored / MINUTE_MILLIS), ARGV[2])
+local changed = regressed(redis.call('HGET', KEYS[9], fingerprint), at, ARGV[9], id)
+if changed then redis.call('HSET', KEYS[9], fingerprint, changed) end
 forget()
-return 1
+return changed and 2 or 1

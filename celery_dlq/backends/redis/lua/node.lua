@@ -1,10 +1,12 @@
 -- Purpose: record a worker's info and heartbeat by the clock of Redis; delete silent workers.
 -- KEYS: 1 nodes (zset)  2 worker_infos (hash)  3 tasks (hash)  4 overrides (hash)
+--       5 waiting_jobs (zset)
 -- ARGV: 1 worker (its node name)
 --       2 silent (milliseconds without a heartbeat after which a worker is deleted)
 --       3 info (JSON text; empty = only a heartbeat)
 --       4 tasks (JSON text of their names)
--- Returns: {state, revision}: 1 = KNOWN, 0 = UNKNOWN (no info stored); revision of overrides
+-- Returns: {state, revision, jobs}: 1 = KNOWN, 0 = UNKNOWN (no info stored); revision of overrides;
+--   1 if a job waits and may start now, else 0
 -- Complexity: O(log N + M), N workers known, M deleted (at most 100)
 local NODES_EXPIRE_MILLIS, MAX_DELETED = 172800000, 100  -- two days
 local time = redis.call('TIME')
@@ -23,4 +25,5 @@ if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
 end
 local known = redis.call('HEXISTS', KEYS[2], ARGV[1])
-return {known, tonumber(redis.call('HGET', KEYS[4], 'revision') or '0')}
+local due = #redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', now, 'LIMIT', 0, 1)
+return {known, tonumber(redis.call('HGET', KEYS[4], 'revision') or '0'), due}

@@ -1,5 +1,5 @@
 -- Purpose: decide whether a letter that is about to be stored is reported.
--- KEYS: 1 report (hash)  2 tally (hash)  3 allowance (hash)
+-- KEYS: 1 report (hash)  2 tally (hash)  3 allowance (hash)  4 states (hash)
 -- ARGV: 1 letter id
 --       2 fingerprint
 --       3 tallied (1 = the tally shows if the group is empty; 0 = there is no tally)
@@ -9,19 +9,24 @@
 --       7 refill (milliseconds until one more is allowed)
 --       8 named (maximum of ids in a report)
 --       9 redrives (number of times the letter's message was redriven)
--- Returns: {state, number, letter ids}: 0 = NONE, 1 = NEW, 2 = CAME_BACK, 3 = GREW; number of
---          the letter in its group; the newest ids, separated by spaces
+--       10 release (of the code that failed, without "," and "|"; empty = unknown)
+-- Returns: {state, number, letter ids}: 0 = NONE, 1 = NEW, 2 = CAME_BACK, 3 = GREW, 4 = REGRESSED;
+--          number of the letter in its group; the newest ids, separated by spaces
 -- Complexity: O(1)
 local id, time = ARGV[1], redis.call('TIME')
+-- include: state
+-- include: allowance
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local tallied, burst, refill = ARGV[3] == '1', tonumber(ARGV[6]), tonumber(ARGV[7])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- OOM-safe order, see README
 local reported_id, reported_state, reported_number, reported_ids, reported_at, owed, newest_ids,
-  redrives = unpack(redis.call('HMGET', KEYS[1], 'letter', 'state', 'number', 'named', 'at', 'owed',
-  'ids', 'redrives'))
+  redrives, reported_end = unpack(redis.call('HMGET', KEYS[1], 'letter', 'state', 'number',
+  'named', 'at', 'owed', 'ids', 'redrives', 'ended'))
 if reported_id == id then  -- a repetition: the letter could not be stored
   return {tonumber(reported_state), tonumber(reported_number), reported_ids}
 end
+local group_state = redis.call('HGET', KEYS[4], ARGV[2]) or ''
+if is_muted(group_state, now) then return {0, 0, ''} end
+local ended, tallied = ended_resolution(group_state, ARGV[10]), ARGV[3] == '1'
 local ids = {id}
 for other in string.gmatch(newest_ids or '', '%S+') do
   if other == id then return {0, 0, ''} end
@@ -32,26 +37,23 @@ local is_empty = tallied and redis.call('HEXISTS', KEYS[2], 'group:' .. ARGV[2])
 local is_redriven = tonumber(ARGV[9]) > tonumber(redrives or '0')
 local is_due = reported_at and now - tonumber(reported_at) >= tonumber(ARGV[5])
 local number, state = redis.call('HINCRBY', KEYS[1], 'count', 1), tonumber(owed or '0')
-if number == 1 then
+if ended and ended ~= reported_end then
+  number, state = 1, 4
+elseif number == 1 then
   state = (is_empty or not tallied) and 1 or 2
 elseif (is_empty or is_redriven) and is_due then
   number, state = 1, 2
 elseif state == 0 and string.match(tostring(number), '^10+$') then
   state = 3
 end
-redis.call('HSET', KEYS[1], 'count', number, 'ids', ids_text)
+redis.call('HSET', KEYS[1], 'count', number, 'ids', ids_text, 'ended', ended or reported_end or '')
 if is_redriven and number == 1 then redis.call('HSET', KEYS[1], 'redrives', ARGV[9]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 if state == 0 then return {0, number, ''} end
-local bucket = redis.call('HMGET', KEYS[3], 'left', 'at')
-local since = now - tonumber(bucket[2] or now)
-local left = math.min(burst, tonumber(bucket[1] or burst) + since / refill)
-if left < 1 then
+if not is_allowed(now, tonumber(ARGV[6]), tonumber(ARGV[7])) then
   redis.call('HSET', KEYS[1], 'owed', state)
   return {0, number, ''}
 end
-redis.call('HSET', KEYS[3], 'left', tostring(left - 1), 'at', now)
-redis.call('PEXPIRE', KEYS[3], math.ceil(burst * refill))
 redis.call('HDEL', KEYS[1], 'owed')
 redis.call('HSET', KEYS[1], 'letter', id, 'state', state, 'number', number, 'named', ids_text,
   'at', now)

@@ -1,0 +1,88 @@
+"""Holds and releases on the operator's terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from celery_dlq.cli.terminal import age, line, say, table, two_lines, utc
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.holds import HeldMessages
+    from celery_dlq.operations.results import RedriveReport
+
+_MAX_ERRORS = 10
+_STATE_STYLES = {"full": "red", "ended": "yellow"}
+
+
+def holds(console: Console, found: Sequence[HeldMessages]) -> None:
+    """Holds, a row each."""
+    if not found:
+        say(console, "Nothing is held.")
+        return
+    rows = table(
+        "Holds", "!id", "tasks\nqueues", "!state", ("held", "right"), "!oldest\nuntil", "reason, by"
+    )
+    for one in found:
+        hold = one.hold
+        rows.add_row(
+            line(hold.id, "bold"),
+            "\n".join((hold.task, hold.queue, *hold.where)),
+            line(one.state, _STATE_STYLES.get(one.state, "")),
+            f"{one.held:,}",
+            f"{age(one.oldest_at)}\n{utc(hold.until) if hold.until else 'released'}",
+            two_lines(line(hold.reason), line(hold.actor, "dim")),
+        )
+    console.print(rows)
+
+
+def summary(found: Sequence[HeldMessages]) -> str:
+    """The holds in one sentence; empty if there are none."""
+    if not found:
+        return ""
+    held = sum(one.held for one in found)
+    return f"Held by {len(found)} hold{'s' if len(found) > 1 else ''}: {held:,}; see `dlq holds`."
+
+
+def released(console: Console, hold_id: str, report: RedriveReport) -> None:
+    """What a release did."""
+    done = report.published + report.finished
+    say(console, f"Released from {hold_id}: {done:,} messages (job {report.redrive_id}).")
+    if report.maybe_twice:
+        say(console, f"  {report.maybe_twice:,} may be in their queues twice.", "yellow")
+    for letter_id, error in list(report.failed.items())[:_MAX_ERRORS]:
+        say(console, f"  failed {letter_id}: {error}", "red")
+    for why, count in list(report.refused_by.items())[:_MAX_ERRORS]:
+        say(console, f"  {count:,} stay held, because they would be lost: {why}", "red")
+    if report.skipped:
+        say(console, f"  {report.skipped:,} are being released by another process.")
+    if report.state != "done":
+        say(
+            console,
+            f"  It is {report.state}; `dlq jobs resume {report.redrive_id}` goes on.",
+            "red",
+        )
+
+
+def breakers(console: Console, found: Sequence[HeldMessages]) -> None:
+    """Circuit breakers that are not closed, a row each."""
+    if not found:
+        say(console, "All circuit breakers are closed.")
+        return
+    rows = table(
+        "Circuit breakers", "!id", "task\nqueue", "!state", ("held", "right"), "probes", "reason"
+    )
+    for one in found:
+        circuit = one.hold.circuit
+        if circuit is not None:
+            rows.add_row(
+                line(one.hold.id, "bold"),
+                two_lines(line(circuit.task), line(circuit.queue)),
+                line(one.state, "red" if one.state == "open" else "yellow"),
+                f"{one.held:,}",
+                f"{circuit.successes} of {circuit.probes}\nevery {circuit.probe_every:g} s",
+                two_lines(line(one.hold.reason), line(one.hold.actor, "dim")),
+            )
+    console.print(rows)

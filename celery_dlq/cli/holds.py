@@ -1,0 +1,100 @@
+"""``dlq hold``, ``dlq holds`` and ``dlq release``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import click
+
+from celery_dlq.cli import hold_tables
+from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
+from celery_dlq.cli.options import Duration, Rate, json_option
+from celery_dlq.cli.terminal import counting, say
+
+
+@click.command(short_help="Let no worker execute the messages of a task or a queue for now.")
+@click.option("--task", help="Registered name of the tasks, or a pattern such as 'shop.*'.")
+@click.option("--queue", help="Name of their queues, or a pattern.")
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="Hold only messages with this argument or header, e.g. kwargs.tenant=42; can be given "
+    "several times.",
+)
+@click.option(
+    "--for",
+    "span",
+    type=Duration(),
+    help="Time until the messages are released by themselves, e.g. 30m, 2h; at most 30d.",
+)
+@click.option("--reason", default="", help="Why, for whoever sees the hold.")
+@json_option
+@click.pass_context
+def hold(
+    ctx: click.Context,
+    *,
+    task: str | None,
+    queue: str | None,
+    conditions: tuple[str, ...],
+    span: float | None,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Take messages out of execution, without counting, losing or dead-lettering them.
+
+    Workers know it within 2 seconds. What runs already goes on. `dlq release ID` sends
+    the messages back to their queues, in order.
+    """
+    if task is None and queue is None:
+        raise click.UsageError("expected --task or --queue, got neither")
+    load_tasks(ctx.obj.app)
+    length = None if span is None else timedelta(seconds=span)
+    made = dead_letters_of(ctx).hold(
+        task, queue=queue, conditions=conditions, span=length, reason=reason
+    )
+    if as_json:
+        print_lines([made.to_json()])
+        return
+    end = "until `dlq release`" if length is None else f"for {length}"
+    say(console_of(ctx), f"{made.id} holds tasks {made.task} of queues {made.queue} {end}.")
+
+
+@click.command(short_help="Show the holds and how many messages they have.")
+@json_option
+@click.pass_context
+def holds(ctx: click.Context, *, as_json: bool) -> None:
+    """Show the holds in force, and those that have ended and still have messages."""
+    found = dead_letters_of(ctx).holds()
+    if as_json:
+        print_lines(one.to_json() for one in found)
+    else:
+        hold_tables.holds(console_of(ctx), found)
+
+
+@click.command(short_help="End a hold and send its messages back to their queues.")
+@click.argument("hold_id", metavar="ID")
+@click.option("--rate", type=Rate(), help="Release at most this many messages a second.")
+@click.option(
+    "--limit", type=int, help="Release only this many, the oldest; the hold then goes on."
+)
+@json_option
+@click.pass_context
+def release(
+    ctx: click.Context, *, hold_id: str, rate: float | None, limit: int | None, as_json: bool
+) -> None:
+    """End a hold and send its messages back to their queues, in order, as they came.
+
+    A message whose queue nobody knows, or whose task no live worker of its queue has,
+    stays, and the exit code is 1. The release is a job: see `dlq jobs`.
+    """
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    with counting(console, "released", quiet=as_json) as progress:
+        report = dead_letters.release(hold_id, rate=rate, limit=limit, progress=progress)
+    if as_json:
+        print_lines([report.to_json()])
+    else:
+        hold_tables.released(console, hold_id, report)
+    if report.failures or report.refused or report.state != "done":
+        ctx.exit(1)

@@ -1,0 +1,222 @@
+"""Messages that wait for their delay or ETA, as far as a broker and its workers show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from heapq import nsmallest
+from typing import Any
+
+from celery_dlq.adopt.letter import request_fields
+from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound
+from celery_dlq.letters import json_codec
+from celery_dlq.logs import get_logger
+from celery_dlq.policies.queue_names import did_you_mean
+from celery_dlq.record import iso
+from celery_dlq.transport.waiting import MOST_ENTRIES, WaitingEntry, WaitingMessages
+from celery_dlq.worker.capture import parsed_time
+from celery_dlq.worker.demands import DELAYED_COMMAND
+
+logger = get_logger("celery_dlq")
+
+DELAY_QUEUES = tuple(f"celery_delayed_{level}" for level in range(27, -1, -1))
+"""RabbitMQ's delay queues, as kombu 5.5 and later make them; a message enters at the first."""
+
+MOST_DELAYED = 10_000
+_ASKED_SECONDS = 1.0
+_NOT_FOUND = 404
+_CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedMessage:
+    """A message that is not to be executed yet.
+
+    Attributes:
+        task_id: Its task.
+        task_name: The name of the task.
+        eta: When it may be executed, aware UTC.
+        place: ``queue``: no worker has it yet. ``worker``: a worker holds it.
+        worker: That worker, if it said so.
+    """
+
+    task_id: str
+    task_name: str
+    eta: datetime
+    place: str
+    worker: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return {**asdict(self), "eta": iso(self.eta)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedMessages:
+    """The messages of one queue that wait for their time.
+
+    Attributes:
+        messages: Those that are due first.
+        total: Number of messages that were seen.
+        levels: Number of messages by delay queue of RabbitMQ, of all queues together.
+        unseen: What could not be seen, and why.
+    """
+
+    messages: tuple[DelayedMessage, ...]
+    total: int
+    levels: Mapping[str, int]
+    unseen: tuple[str, ...]
+
+    def to_json(self) -> Iterator[dict[str, Any]]:
+        """One JSON-ready mapping for each message, each delay queue, and each thing unseen."""
+        yield from (message.to_json() for message in self.messages)
+        for name, messages in self.levels.items():
+            yield {"delay_queue": name, "messages": messages}
+        yield from ({"unseen": text} for text in self.unseen)
+
+
+class DelayedRun:
+    """Lists delayed messages; see `DeadLetters.delayed`.
+
+    Args:
+        app: The Celery app.
+        queues: Returns the queues that are known.
+        now: Returns the present, aware UTC.
+    """
+
+    def __init__(
+        self, app: Any, queues: Callable[[], frozenset[str]], now: Callable[[], datetime]
+    ) -> None:
+        self._app = app
+        self._queues = queues
+        self._now = now
+
+    def delayed(self, queue: str, *, limit: int) -> DelayedMessages:
+        """List the messages; nothing is changed, and no body is read."""
+        if not 1 <= limit <= MOST_DELAYED:
+            raise DLQError(f"expected limit to be from 1 to {MOST_DELAYED:,}, got {limit}")
+        known = self._queues()
+        if queue not in known:
+            raise NotFound(
+                f"expected a queue that the app, a live worker or a letter knows, got {queue!r}"
+                f"{did_you_mean(queue, known)}"
+            )
+        unseen: list[str] = []
+        found, total = self._in_workers(queue, limit, unseen)
+        levels: dict[str, int] = {}
+        waiting = WaitingMessages(self._app)
+        try:
+            if waiting.supported:
+                found, total = self._on_redis(waiting, queue, found, unseen)
+            else:
+                levels = self._levels(unseen)
+        finally:
+            waiting.close()
+        messages = tuple(nsmallest(limit, found.values(), key=lambda one: (one.eta, one.task_id)))
+        return DelayedMessages(
+            messages=messages, total=max(total, len(found)), levels=levels, unseen=tuple(unseen)
+        )
+
+    def _in_workers(
+        self, queue: str, limit: int, unseen: list[str]
+    ) -> tuple[dict[str, DelayedMessage], int]:
+        """What live workers say that they hold, by task id; and how many they have in all."""
+        replies: list[Mapping[str, Any]] = []
+        try:
+            replies = self._app.control.broadcast(
+                DELAYED_COMMAND,
+                arguments={"queue": queue, "limit": limit},
+                reply=True,
+                timeout=_ASKED_SECONDS,
+            )
+        except Exception as exc:  # noqa: BLE001 - remote control is optional, and broker-dependent
+            logger.debug("Workers cannot be asked for delayed messages: %r", exc)
+        found, total = {}, 0
+        answers = {host: said for reply in replies or () for host, said in reply.items()}
+        for host, said in sorted(answers.items()):
+            if not isinstance(said, Mapping) or "messages" not in said:  # of an earlier version
+                unseen.append(f"what {host} holds: it does not know the question")
+                continue
+            total += int(said["total"])
+            for task_id, task_name, eta in said["messages"]:
+                found[task_id] = DelayedMessage(
+                    task_id=task_id,
+                    task_name=task_name,
+                    eta=json_codec.moment(eta),
+                    place="worker",
+                    worker=host,
+                )
+        if not answers:
+            unseen.append("which worker holds what: none has answered")
+        return found, total
+
+    def _on_redis(
+        self,
+        waiting: WaitingMessages,
+        queue: str,
+        in_workers: Mapping[str, DelayedMessage],
+        unseen: list[str],
+    ) -> tuple[dict[str, DelayedMessage], int]:
+        """All messages with an ETA in the lists of a queue, and of those that workers hold."""
+        found: dict[str, DelayedMessage] = {}
+        now, total = self._now(), 0
+        held = (one for one in waiting.held(_has_eta) if one.queue == queue)
+        for entries in (waiting.in_lists(queue, _has_eta), held):
+            for entry in entries:
+                message = _delayed(waiting, entry)
+                if message is None or message.eta <= now:
+                    continue
+                total += 1
+                if len(found) < MOST_ENTRIES:
+                    found[message.task_id] = in_workers.get(message.task_id, message)
+        if waiting.length(queue) > MOST_ENTRIES:
+            unseen.append(f"the oldest messages of {queue}: only {MOST_ENTRIES:,} are looked at")
+        return found, total
+
+    def _levels(self, unseen: list[str]) -> dict[str, int]:
+        """The lengths of RabbitMQ's delay queues; empty if it has none, or is another broker."""
+        connection = self._app.connection_for_read()
+        if connection.transport.driver_type != "amqp":
+            unseen.append("what waits at the broker: only Redis and RabbitMQ can be looked into")
+            return {}
+        levels = {}
+        try:
+            connection.ensure_connection(**_CONNECT)
+            channel = connection.channel()
+            for name in DELAY_QUEUES:
+                declared = channel.queue_declare(name, passive=True)
+                if declared.message_count:
+                    levels[name] = int(declared.message_count)
+        except connection.channel_errors as exc:
+            if getattr(exc, "code", None) != _NOT_FOUND:  # they are declared all together
+                raise BrokerUnavailable(f"cannot read the delay queues: {exc}") from exc
+        except (OSError, *connection.connection_errors) as exc:
+            raise BrokerUnavailable(
+                f"cannot read from the broker {connection.as_uri()}: {type(exc).__name__}: {exc}"
+            ) from exc
+        finally:
+            connection.release()
+        unseen.append("single messages in RabbitMQ: to read one would put it out of order")
+        return levels
+
+
+def _has_eta(entry: bytes) -> bool:
+    return b'"eta"' in entry and b'"eta": null' not in entry
+
+
+def _delayed(waiting: WaitingMessages, found: WaitingEntry) -> DelayedMessage | None:
+    try:
+        message = waiting.message(found)
+        fields = request_fields(message, message.headers)
+        eta = parsed_time(fields.get("eta"))
+    except (AttributeError, TypeError, ValueError):  # no task message
+        return None
+    if eta is None:
+        return None
+    return DelayedMessage(
+        task_id=str(fields.get("id", "")),
+        task_name=str(fields.get("task", "")),
+        eta=eta,
+        place="worker" if found.tag else "queue",
+    )

@@ -1,0 +1,182 @@
+"""Plans: jobs that show what they would do, and wait for a yes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from celery_dlq.backends.base import Backend
+from celery_dlq.errors import DLQError
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.checks import redrive_options
+from celery_dlq.operations.discard import DiscardOptions
+from celery_dlq.operations.dry_run import dry_run, refuse_lost
+from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments
+from celery_dlq.operations.job import REDRIVES, Job
+from celery_dlq.operations.jobs import Jobs
+from celery_dlq.operations.message import Outgoing
+from celery_dlq.operations.preview import Preview, dry_run_of
+from celery_dlq.operations.reading import Progress, Reading
+from celery_dlq.operations.running import Running
+from celery_dlq.operations.selection import PositionRange, RawEntry, select
+
+_PREVIEW_SECONDS = 10.0
+_PLANNED = (*REDRIVES, "discard", "purge")
+
+
+class Plans:
+    """Makes plans and starts them; the methods are those of `DeadLetters`.
+
+    Args:
+        backend: Keeps letters and jobs.
+        reading: Finds the letters.
+        running: Makes the jobs, for a process that runs them.
+    """
+
+    def __init__(self, backend: Backend, reading: Reading, running: Running) -> None:
+        self._store = backend.letters
+        self._jobs = Jobs(backend.jobs)
+        self._reading = reading
+        self._running = running
+        self._checks = running.checks
+
+    def plan(
+        self,
+        /,
+        kind: str,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        change: Edit | None = None,
+        force: bool = False,
+        seconds: float = _PREVIEW_SECONDS,
+        **options: Any,
+    ) -> Job:
+        """Make a dry run and keep it as a job, which `start` starts within 15 minutes.
+
+        The job works on the letters that match now: those that go meanwhile are left out and
+        counted in its note, those that arrive are not touched. The newest 50 plans are kept.
+
+        Args:
+            kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
+            where: The letters; ``None`` for all. For an edit, the id of one letter.
+            change: The change of an edit.
+            force: Publish also what would be lost.
+            seconds: Time for the dry run; after it, the plan counts *at least* so many letters.
+            **options: As of the method with the name of the kind.
+
+        Returns:
+            The plan; its ``preview`` has what the dry run found.
+
+        Raises:
+            NotFound: The queue or letter does not exist.
+            NotSupported: The store has no bin.
+            StoreUnavailable: The store does not answer.
+            DLQError: The kind, an option or the change is not usable.
+        """
+        where = where or LetterFilter()
+        self._reading.check_queue(dead_letter_queue)
+        kept, text = self._planned_options(kind, options), ""
+        if kind == "edit":
+            if change is None or len(where.ids or ()) != 1:
+                raise DLQError("expected a change and the id of one letter, to edit it")
+            (letter_id,) = where.ids or ("",)
+            _, found = self._reading.entry(letter_id, dead_letter_queue)
+            text = self._checks.check_edit(change, found, kept)
+            if not text:
+                raise DLQError(
+                    f"expected a change of at most {MAX_CHANGE_CHARS:,} characters of JSON, got "
+                    f"a longer one; change single values by their paths"
+                )
+            where = LetterFilter(ids=frozenset({found.key}))
+            kept["changed"] = change.paths()
+        if force and kind in REDRIVES:
+            kept["force"] = True
+        job = self._running.new(kind, dead_letter_queue, where, kept, text).job
+        try:
+            return self._jobs.plan(self._previewed(job, where, seconds))
+        finally:
+            self._store.done()  # who runs it needs the queue
+
+    def start(self, job_id: str, *, at: datetime | None = None) -> Job:
+        """Let a plan wait for a process that runs jobs: a worker, `dlq web`, or your own.
+
+        Whoever calls it second, or clicks twice, gets the same job. What would be lost is looked
+        for again when it is run.
+
+        Args:
+            job_id: The plan.
+            at: Aware time, by the store's clock, before which it is not run; ``None`` for none.
+
+        Raises:
+            NotFound: The job does not exist.
+            DLQError: The plan has expired, or the time is past.
+            RedriveError: All its messages would be lost, and it was made without ``force``.
+        """
+        return self._jobs.start(job_id, _refuse_lost, at)
+
+    def edited_arguments(self, job_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """``args`` and ``kwargs`` of a letter before and after an edit that is planned.
+
+        Raises:
+            NotFound: The job or the letter does not exist (any more).
+            DLQError: The job is no edit.
+        """
+        job = self._jobs.get(job_id)
+        if not job.change:
+            raise DLQError(f"expected a planned edit, got job {job_id}, a {job.kind}")
+        (letter_id,) = job.filter["ids"]
+        _, found = self._reading.entry(letter_id, job.queue)
+        apply = self._checks.edited(Edit.from_text(job.change), job.actor)
+        before = self._checks.message(found, job.options)
+        after = apply(self._checks.message(found, job.options))
+        return _arguments(before), _arguments(after)
+
+    def _planned_options(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        if kind in REDRIVES:
+            kept = redrive_options(**options)
+            self._checks.check_target(kept.get("to_queue"))
+            return kept
+        if kind not in _PLANNED:
+            raise DLQError(f"expected a kind of job ({', '.join(_PLANNED)}), got {kind!r}")
+        removal = DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})
+        if not removal.forever:
+            self._checks.check_bin()
+        return removal.to_json()
+
+    def _previewed(self, job: Job, where: LetterFilter, seconds: float) -> Job:
+        """A job with what a dry run finds, and the number of its letters."""
+        limit, span = job.options.get("limit"), PositionRange(until=job.until)
+
+        def matching(scanned: Progress) -> Iterator[RawEntry]:
+            found = select(self._store, job.queue, where, span=span, scanned=scanned)
+            return islice(found, limit)
+
+        preview = Preview(matching, seconds=seconds)
+        if job.kind in REDRIVES:
+            seen = dry_run(preview.entries(), self._checks.targets(job.options.get("to_queue")))
+        else:
+            seen = preview.removal()
+        total = seen.letters + seen.corrupt if preview.exact else job.total
+        if total is not None and limit is not None:
+            total = min(total, limit)
+        return replace(job, preview=preview.to_json(seen), total=total)
+
+
+def _refuse_lost(job: Job) -> None:
+    """Refuse a plan of which nothing would be left; else the letters that would be lost stay."""
+    plan = dry_run_of(job.preview)
+    lost = (
+        sum(check.letters for check in checks if check.found is False)
+        for checks in (plan.queues, plan.tasks)
+    )
+    if job.kind in REDRIVES and plan.letters and max(lost) >= plan.letters:
+        refuse_lost(plan, force=bool(job.options.get("force")))
+
+
+def _arguments(message: Outgoing) -> dict[str, Any]:
+    args, kwargs, _links = arguments(message.content_type, message.body, message.headers)
+    return {"args": args, "kwargs": kwargs}

@@ -1,0 +1,232 @@
+"""Removing letters: discard, purge, trim; and back from the bin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from celery_dlq.backends.base import Backend, Restored
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.discard import DiscardOptions
+from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
+from celery_dlq.operations.results import DiscardReport
+from celery_dlq.operations.retention import Retention
+from celery_dlq.operations.running import Running
+from celery_dlq.operations.selection import RawEntry
+
+_MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
+
+
+class Removal:
+    """Removes letters, and restores those in the bin.
+
+    The methods are those of `DeadLetters`, which describes the arguments that they share.
+
+    Args:
+        backend: Keeps letters and the audit.
+        reading: Finds the letters.
+        policies: Knows the policies in force.
+        running: Runs the jobs.
+        events: Receives every change.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        reading: Reading,
+        policies: PolicyAdmin,
+        running: Running,
+        events: Events,
+    ) -> None:
+        self._store = backend.letters
+        self._registry = backend.workers
+        self._reading = reading
+        self._policies = policies
+        self._running = running
+        self._checks = running.checks
+        self._events = events
+
+    def discard(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        forever: bool = False,
+        limit: int | None = None,
+        export_first: str | Path | None = None,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> DiscardReport:
+        """Remove letters from their queue; `restore` puts them back within 24 hours.
+
+        Args:
+            forever: Remove them permanently.
+            export_first: Write them to this Parquet file first, or to a new file in this folder.
+
+        Raises:
+            NotFound: The queue does not exist.
+            ExportError: The file cannot be written; nothing was removed.
+            StoreUnavailable: The store does not answer.
+            DLQError: An option or a field of the filter is not usable.
+        """
+        return self._discard(
+            "discard",
+            dead_letter_queue,
+            where or LetterFilter(**fields),
+            DiscardOptions(forever=forever, limit=limit),
+            export_first,
+            progress,
+            scanned,
+        )
+
+    def purge(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        limit: int | None = None,
+        export_first: str | Path | None = None,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+        **fields: Any,
+    ) -> DiscardReport:
+        """Remove letters permanently: `discard` with ``forever``; the audit names it a purge."""
+        return self._discard(
+            "purge",
+            dead_letter_queue,
+            where or LetterFilter(**fields),
+            DiscardOptions(forever=True, limit=limit),
+            export_first,
+            progress,
+            scanned,
+        )
+
+    def restore(self, letter_id: str, dead_letter_queue: str | None = None) -> str:
+        """Put a discarded letter back, as the newest of its queue.
+
+        Args:
+            letter_id: The letter's id, or a prefix of 6 characters or more.
+            dead_letter_queue: Its queue; ``None`` searches the bins of all queues.
+
+        Returns:
+            The name of its queue.
+
+        Raises:
+            NotFound: No bin has the letter, or the prefix fits several discarded letters.
+            DLQError: The queue has a letter with this id again.
+            StoreUnavailable: The store does not answer.
+        """
+        self._checks.check_bin()
+        if dead_letter_queue is not None:
+            self._reading.check_queue(dead_letter_queue)
+        names = [dead_letter_queue] if dead_letter_queue else self._store.names()
+        names = self._store.binned(names)
+        if SHORTEST_PREFIX <= len(letter_id) < ID_LENGTH:
+            letter_id = self._discarded_id(names, letter_id)
+        for name in names:
+            restored = self._store.restore(name, letter_id)
+            if restored is Restored.TAKEN:
+                raise DLQError(
+                    f"{name} has a letter {letter_id} again, because its message died again; "
+                    f"the discarded letter stays in the bin"
+                )
+            if restored is Restored.RESTORED:
+                self._running.record(Action.RESTORED, name, 1, {"letter": letter_id})
+                return name
+        raise NotFound(
+            f"no bin has a letter with the id {letter_id!r}; discarded letters stay there 24 hours"
+        )
+
+    def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
+        """The letters in the bin of a queue, newest first."""
+        self._reading.check_queue(dead_letter_queue)
+        self._checks.check_bin()
+        for page in self._store.discarded(dead_letter_queue):
+            for position, fields in page:
+                kept = dict(fields)
+                key = kept.pop(b"~key", b"").decode("utf-8", "replace")
+                found = RawEntry(position, kept)
+                found.key = key or found.key
+                yield found
+
+    def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
+        """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
+
+        Workers trim on their own; call this for queues that no worker consumes.
+
+        Args:
+            *dead_letter_queues: The queues to trim; none for all.
+            dry_run: Return what the next pass would trim, up to 500 letters per queue and
+                cause, and change nothing.
+
+        Returns:
+            One change per queue and cause.
+
+        Raises:
+            NotFound: A queue does not exist.
+            StoreUnavailable: The store does not answer.
+        """
+        for name in dead_letter_queues:
+            self._reading.check_queue(name)
+        table = self._policies.in_force()
+        retention = Retention(self._store, self._registry, self._events, whoami())
+        names = dead_letter_queues or self._store.names()
+        policies = {name: table.of_dead_letter_queue(name) for name in names}
+        policies = {name: policies[name] for name in retention.due(policies)}
+        if dry_run:
+            return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
+        return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
+
+    def _discard(
+        self,
+        kind: str,
+        queue: str,
+        where: LetterFilter,
+        options: DiscardOptions,
+        export_first: str | Path | None,
+        progress: Progress | None,
+        scanned: Progress | None,
+    ) -> DiscardReport:
+        self._reading.check_queue(queue)
+        if not options.forever:
+            self._checks.check_bin()
+        run = self._running.new(kind, queue, where, options.to_json())
+        if export_first is not None:
+            path = _parquet_path(Path(export_first), run.job.id)
+            options = replace(options, export_path=str(path.absolute()))
+            run.tell(options=options.to_json())
+        report: DiscardReport = self._running.run(run, progress, scanned)
+        return report
+
+    def _discarded_id(self, names: Sequence[str], prefix: str) -> str:
+        """The only id in the bins with this prefix; the prefix itself if there is none."""
+        found: set[str] = set()
+        for name in names:
+            for entry in islice(self.discarded(name), _MAX_DISCARDED_SCANNED):
+                if entry.key.startswith(prefix):
+                    found.add(entry.key)
+                if len(found) > 1:
+                    raise NotFound(
+                        f"several discarded letters have an id that begins with {prefix!r}: "
+                        f"{', '.join(sorted(found))}; give more characters"
+                    )
+        return found.pop() if found else prefix
+
+
+def _parquet_path(path: Path, job_id: str) -> Path:
+    if path.suffix != ".parquet":
+        path /= f"discarded-{job_id}.parquet"
+    if path.exists():
+        raise DLQError(
+            f"expected {path} to be a new file, got one that exists; choose another name"
+        )
+    return path

@@ -1,0 +1,99 @@
+"""What the policy key ``exceptions`` says about one exception."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil
+from typing import Any
+
+DEFAULT_COUNTDOWN = 1.0
+DEFAULT_BACKOFF_MAX = 600.0
+_MAX_DOUBLINGS = 64  # the number of retries comes over the wire
+
+
+class Action(str, Enum):
+    """What happens to a message whose task raised the exception."""
+
+    RETRY = "retry"
+    DEAD_LETTER = "dead_letter"
+    IGNORE = "ignore"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Backoff(str, Enum):
+    """How the wait grows from one retry to the next."""
+
+    EXPONENTIAL = "exponential"
+    FIXED = "fixed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExceptionRule:
+    """What to do about one exception and its subclasses. ``None`` means: not set.
+
+    The names are those of ``Task.retry`` and of Celery's ``retry_backoff_max`` and
+    ``retry_jitter``, and mean the same.
+
+    Attributes:
+        action: ``retry``, ``dead_letter`` (at once) or ``ignore`` (no letter).
+        max_retries: Of ``retry``: at most this many retries. Unset: the task's own.
+        backoff: Of ``retry``: ``exponential`` (each wait is twice the one before) or ``fixed``.
+            Unset: exponential.
+        countdown: Of ``retry``: seconds (or timedelta) before the first retry, rounded up to
+            whole ones. Unset: 1, or with a fixed backoff the task's ``default_retry_delay``.
+        retry_backoff_max: Of an exponential backoff: longest wait in seconds. Unset: 600.
+        retry_jitter: Of an exponential backoff: whether to wait a random part of that time.
+            Unset: yes.
+        dead_letter_queue: Of ``dead_letter``: the queue of the letters. Unset: the policy's.
+
+    Source: https://docs.celeryq.dev/en/stable/userguide/tasks.html#Task.retry_backoff
+    """
+
+    action: Action
+    max_retries: int | None = None
+    backoff: Backoff | None = None
+    countdown: float | None = None
+    retry_backoff_max: float | None = None
+    retry_jitter: bool | None = None
+    dead_letter_queue: str | None = None
+
+    def wait(self, retries: int, share: float) -> int | None:
+        """Whole seconds before the next retry; ``None`` for the task's ``default_retry_delay``.
+
+        Whole as Celery's own: its native delay on RabbitMQ refuses half a second.
+
+        Args:
+            retries: Number of retries so far.
+            share: A random number of at least 0 and less than 1, for the jitter.
+        """
+        if self.backoff is Backoff.FIXED:
+            return None if self.countdown is None else ceil(self.countdown)
+        first = DEFAULT_COUNTDOWN if self.countdown is None else self.countdown
+        most = DEFAULT_BACKOFF_MAX if self.retry_backoff_max is None else self.retry_backoff_max
+        doubled: float = first * 2.0 ** min(max(retries, 0), _MAX_DOUBLINGS)
+        whole = ceil(min(most, doubled))
+        return whole if self.retry_jitter is False else int(share * (whole + 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys that are set, JSON-ready."""
+        values = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return {
+            name: value.value if isinstance(value, Enum) else value
+            for name, value in values
+            if value is not None
+        }
+
+
+IGNORE = ExceptionRule(action=Action.IGNORE)
+KEYS_OF_ACTION = {
+    Action.RETRY: ("max_retries", "backoff", "countdown", "retry_backoff_max", "retry_jitter"),
+    Action.DEAD_LETTER: ("dead_letter_queue",),
+    Action.IGNORE: (),
+}

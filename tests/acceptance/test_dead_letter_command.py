@@ -1,0 +1,365 @@
+"""``dlq dead-letter``: a message becomes a letter wherever it is, and never twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from celery.exceptions import TaskRevokedError
+from command_line import Dlq, process
+from waiting import poll
+from workers import Place, Worker, run_python
+
+from celery_dlq import DeadLetter, Outcome, Reason
+from celery_dlq.demands.waiting_letters import WaitingLetters
+from celery_dlq.errors import StoreUnavailable
+
+Start = Callable[..., Worker]
+Ran = Callable[[str], int]
+Letters = Callable[..., list[DeadLetter]]
+
+
+def held_by_workers(redis_url: str) -> int:
+    """The number of messages that are not acknowledged."""
+    with redis.Redis.from_url(redis_url) as client:
+        return int(client.hlen("unacked"))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["one Redis", "another database"])
+def test_a_waiting_message_becomes_a_letter_at_once(
+    dlq: Dlq,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    redis_url: str,
+    elsewhere: bool,
+) -> None:
+    """Its body stays as it was, its task fails, its neighbours run, and a redrive runs it."""
+    conf = {"dlq_url": f"{redis_url.rpartition('/')[0]}/3"} if elsewhere else None
+    before = poison.healthy.delay("before")
+    sent = poison.healthy.apply_async(("x",), headers={"tenant": 42})
+    after = poison.healthy.delay("after")
+    with redis.Redis.from_url(redis_url) as client:
+        bodies = [json.loads(entry)["body"] for entry in client.lrange("orders", 0, -1)]
+
+    (line,) = dlq("dead-letter", sent.id, "--reason", "wrong tenant", "--json", conf=conf).lines
+
+    assert (line["state"], line["queue"], line["until"]) == ("dead_lettered", "orders", None)
+    (shown,) = dlq("list", "orders-DLQ", "--json", conf=conf).lines
+    assert (shown["id"], shown["task_id"], shown["reason"]) == (
+        line["letter_id"],
+        sent.id,
+        "operator",
+    )
+    assert shown["description"].startswith("wrong tenant (dead-lettered by ")
+    assert shown["args_json"] == '["x"]'
+    assert shown["deliveries"] == 0
+    assert shown["headers"]["tenant"] == 42
+    assert shown["body"] in bodies
+    with pytest.raises(TaskRevokedError, match="is in orders-DLQ: wrong tenant"):
+        sent.get(timeout=10)
+    assert held_by_workers(redis_url) == 0
+    (change, *_) = dlq("audit", "--json", conf=conf).lines
+    assert (change["action"], change["target"], change["detail"]) == (
+        "demanded",
+        sent.id,
+        {"reason": "wrong tenant"},
+    )
+
+    start_worker(conf)
+    assert [before.get(timeout=20), after.get(timeout=10)] == ["before", "after"]
+    assert ran("x") == 0
+    assert dlq("redrive", "orders-DLQ", "--all", conf=conf).exit_code == 0
+    poll(lambda: ran("x") == 1, timeout_seconds=20)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_message_that_waits_for_its_eta_becomes_a_letter_at_once(
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, redis_url: str, pool: str
+) -> None:
+    """Its worker learns it within two seconds, and acknowledges it; unguarded ones, too."""
+    worker = start_worker(pool=pool)
+    sent = [
+        poison.healthy.apply_async(("x",), countdown=3600),
+        poison.healthy.apply_async(("y",), countdown=3600, queue="unguarded"),
+    ]
+    poll(lambda: held_by_workers(redis_url) == 2, timeout_seconds=10)
+
+    for one, queue in zip(sent, ("orders-DLQ", "unguarded-DLQ"), strict=True):
+        (line,) = dlq("dead-letter", one.id, "--json").lines
+        assert line["state"] == "dead_lettered", worker.output
+        (letter,) = letters(queue)
+        assert (letter.task_id, letter.reason, letter.deliveries) == (one.id, Reason.OPERATOR, 0)
+        with pytest.raises(TaskRevokedError):
+            one.get(timeout=10)
+    poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=10)
+    assert poison.healthy.delay("z").get(timeout=10) == "z"
+
+
+@pytest.mark.parametrize("task", ["sleeps", "sleeps_early"])
+def test_a_running_task_is_terminated(
+    dlq: Dlq,
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    redis_url: str,
+    task: str,
+) -> None:
+    """Its letter has the delivery that was cut off; the worker goes on."""
+    worker = start_worker()
+    sent = getattr(poison, task).delay("x", 60)
+    poll(lambda: ran("x") == 1, timeout_seconds=20)
+
+    done = dlq("dead-letter", sent.id)
+
+    assert done.exit_code == 0, done.stderr
+    assert "is dead-lettered: it ran on celery@" in " ".join(done.stdout.split()), worker.output
+    (letter,) = letters()
+    assert (letter.task_id, letter.reason, letter.deliveries) == (sent.id, Reason.OPERATOR, 1)
+    assert [one.outcome for one in letter.history] == [Outcome.WORKER_LOST]
+    with pytest.raises(TaskRevokedError):
+        sent.get(timeout=10)
+    assert poison.healthy.delay("y").get(timeout=20) == "y"
+    poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=10)
+    assert ran("x") == 1
+    assert len(letters()) == 1
+
+
+def test_a_running_task_in_a_thread_is_dead_lettered_when_it_fails(
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran
+) -> None:
+    """A thread cannot be ended; the answer says so."""
+    start_worker(pool="threads")
+    sent = poison.fails_late.delay("x", 12)
+    poll(lambda: ran("x") == 1, timeout_seconds=20)
+
+    done = dlq("dead-letter", sent.id)
+
+    assert done.exit_code == 0, done.stderr
+    assert "only prefork pools can terminate a task" in " ".join(done.stdout.split())
+    (letter,) = letters()
+    assert (letter.reason, letter.exception_type) == (Reason.OPERATOR, "LookupError")
+    assert letter.deliveries == 1
+
+
+def test_a_message_that_is_nowhere_is_dead_lettered_when_it_comes(
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran
+) -> None:
+    """Unless the demand is withdrawn; a redrive of the letter runs."""
+    start_worker()
+    for task_id in ("spared", "x"):
+        (line,) = dlq("dead-letter", task_id, "--json").lines
+        assert (line["state"], line["worker"]) == ("demanded", None)
+    assert dlq("dead-letter", "spared", "--withdraw").exit_code == 0
+    again = dlq("dead-letter", "spared", "--withdraw")
+    assert (again.exit_code, again.stdout) == (1, "")
+
+    assert poison.healthy.apply_async(("spared",), task_id="spared").get(timeout=10) == "spared"
+    poison.healthy.apply_async(("x",), task_id="x")
+    (letter,) = letters()
+    assert (letter.task_id, letter.reason, ran("x")) == ("x", Reason.OPERATOR, 0)
+
+    assert dlq("redrive", "orders-DLQ", "--all").exit_code == 0
+    poll(lambda: ran("x") == 1, timeout_seconds=20)
+
+    refused = dlq("dead-letter", "spared")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "which has succeeded" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
+def test_on_rabbitmq_the_worker_that_is_given_the_message_dead_letters_it(
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    place: Place,
+    redis_url: str,
+) -> None:
+    """Also one that waits in RabbitMQ for its delay, and one that was not guarded."""
+    call = (
+        "import poison_app as p;"
+        "one = p.healthy.delay('one');"
+        "two = p.healthy.apply_async(('two',), countdown=5);"
+        "three = p.healthy.apply_async(('three',), queue='unguarded');"
+        "[print(p.dlq.dead_letter(x.id, 'no').state) for x in (one, two, three)]"
+    )
+    if place.name == "quorum":  # makes the queues of delays
+        start_worker(env=place.env).stop()
+    done = run_python(redis_url, "-c", call, **place.env)
+    assert done.stdout.split() == ["demanded"] * 3, done.stderr
+
+    start_worker(env=place.env)
+
+    assert [letter.reason for letter in letters(count=2)] == [Reason.OPERATOR] * 2
+    assert [letter.args_json for letter in letters("unguarded-DLQ")] == ['["three"]']
+    assert [ran(key) for key in ("one", "two", "three")] == [0, 0, 0]
+
+
+def let_leases_end(redis_url: str) -> None:
+    """Make what nobody renews come back at once."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.zadd("unacked_leases", dict.fromkeys(client.hkeys("unacked"), 0))
+
+
+@pytest.mark.parametrize("queue", ["orders", "unguarded"])
+def test_a_command_that_is_killed_makes_one_letter(
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    redis_url: str,
+    queue: str,
+) -> None:
+    """Killed between storing the letter and removing the message; the message comes back."""
+    sent = poison.healthy.apply_async(("x",), queue=queue)
+    env = {"POISON_DIE_AFTER_STORING": "1"}
+    with process("dead-letter", sent.id, redis_url=redis_url, **env) as command:
+        command.wait(30)
+    assert command.returncode == -signal.SIGKILL
+    assert held_by_workers(redis_url) == 1
+    assert len(letters(f"{queue}-DLQ")) == 1
+    let_leases_end(redis_url)
+
+    start_worker()
+
+    poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=30)
+    assert poison.healthy.apply_async(("y",), queue=queue).get(timeout=10) == "y"
+    assert ran("x") == 0
+    assert [letter.task_id for letter in letters(f"{queue}-DLQ")] == [sent.id]
+
+
+def test_a_command_that_ends_after_it_took_the_message_loses_nothing(
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message comes back to a worker, which makes its letter."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    sent = poison.healthy.apply_async(("x",), queue="unguarded")
+    with monkeypatch.context() as patch:
+        patch.setattr(WaitingLetters, "_store", killed)
+        with pytest.raises(KeyboardInterrupt):
+            poison.dlq.dead_letter(sent.id)
+    assert held_by_workers(redis_url) == 1
+    let_leases_end(redis_url)
+
+    start_worker()
+
+    assert [letter.task_id for letter in letters("unguarded-DLQ")] == [sent.id]
+    assert ran("x") == 0
+
+
+def test_a_message_whose_letter_cannot_be_stored_stays_in_its_queue(
+    poison: ModuleType, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the next that is fetched."""
+
+    def refused(*_: Any) -> None:
+        raise StoreUnavailable("no room")
+
+    sent = poison.healthy.delay("x")
+    poison.healthy.delay("y")
+    monkeypatch.setattr(WaitingLetters, "_store", refused)
+    with pytest.raises(StoreUnavailable):
+        poison.dlq.dead_letter(sent.id)
+    with redis.Redis.from_url(redis_url) as client:
+        assert sent.id.encode() in client.lindex("orders", -1)
+        assert client.llen("orders") == 2
+    assert held_by_workers(redis_url) == 0
+
+
+def test_a_worker_that_is_killed_makes_one_letter(
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str
+) -> None:
+    """Killed between storing the letter and acknowledging an unguarded message."""
+    assert dlq("dead-letter", "x", "--json").lines[0]["state"] == "demanded"
+    conf: dict[str, Any] = {"dlq_lease": 5}
+    first = start_worker(conf, env={"POISON_DIE_AFTER_STORING": "1"})
+    sent = poison.healthy.apply_async(("x",), task_id="x", queue="unguarded")
+    first.process.wait(30)
+    first.kill()
+    assert held_by_workers(redis_url) == 1
+
+    start_worker(conf)
+
+    poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=30)
+    assert ran("x") == 0
+    assert [letter.task_id for letter in letters("unguarded-DLQ")] == [sent.id]
+
+
+def test_delayed_messages_are_listed_where_they_are(
+    dlq: Dlq, poison: ModuleType, start_worker: Start, redis_url: str
+) -> None:
+    """In the queue, in a worker, and in one that died; nothing is taken."""
+    late = poison.healthy.apply_async(("late",), countdown=7200)
+    poison.healthy.delay("now")
+    soon = poison.healthy.apply_async(("soon",), countdown=3600)
+    poison.healthy.apply_async(("elsewhere",), countdown=3600, queue="unguarded")
+
+    lines = dlq("delayed", "orders", "--json").lines
+    assert [(line["task_id"], line["place"]) for line in lines if "place" in line] == [
+        (soon.id, "queue"),
+        (late.id, "queue"),
+    ]
+    assert [line["unseen"] for line in lines if "unseen" in line] == [
+        "which worker holds what: none has answered"
+    ]
+
+    worker = start_worker()
+    poll(lambda: held_by_workers(redis_url) == 3, timeout_seconds=20)
+    held = dlq("delayed", "orders", "--json").lines
+    assert [(one["task_id"], one["task_name"], one["place"]) for one in held] == [
+        (soon.id, "poison_app.healthy", "worker"),
+        (late.id, "poison_app.healthy", "worker"),
+    ]
+    assert all(one["worker"].startswith("celery@") for one in held)
+    shown = dlq("delayed", "orders", "--limit", "1").stdout
+    assert soon.id in shown
+    assert late.id not in shown
+    assert "1 of 2 are shown" in shown
+
+    worker.kill()
+    (one, two, *_) = dlq("delayed", "orders", "--json").lines
+    assert {(line["place"], line["worker"]) for line in (one, two)} == {("worker", None)}
+    refused = dlq("delayed", "odrers")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "did you mean 'orders'?" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
+def test_delayed_messages_on_rabbitmq(
+    poison: ModuleType, start_worker: Start, place: Place, redis_url: str
+) -> None:
+    """Workers say what they hold; RabbitMQ only counts what waits in its delay queues."""
+    start_worker(env=place.env)
+    call = (
+        "import json, poison_app as p;"
+        "sent = p.healthy.apply_async(('x',), countdown=4000);"
+        "import time; time.sleep(2);"
+        "print(json.dumps([sent.id, *p.dlq.delayed('orders').to_json()]))"
+    )
+    done = run_python(redis_url, "-c", call, **place.env)
+    task_id, *lines = json.loads(done.stdout)
+    assert (
+        lines[-1]
+        == {"unseen": "single messages in RabbitMQ: to read one would put it out of order"}
+        or place.name == "classic"
+    ), lines
+    if place.name == "classic":
+        assert (lines[0]["task_id"], lines[0]["place"]) == (task_id, "worker")
+    else:
+        assert lines[0] == {"delay_queue": "celery_delayed_11", "messages": 1}

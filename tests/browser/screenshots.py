@@ -1,0 +1,95 @@
+"""Pictures of the pages for the docs: ``cd tests && python -m browser.screenshots [FOLDER]``.
+
+A shop on a bad day: its letters, a worker and the pages are real; Chromium takes the pictures.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from browser import bad_day
+from browser.served import Pages, Worker
+from builders import an_app
+from playwright.sync_api import Browser, Page, sync_playwright
+from servers import RedisServer
+
+from celery_dlq import DeadLetters
+
+IMAGES = Path(__file__).parents[2] / "docs/images"
+QUEUE = "orders-DLQ"
+WIDE = {"width": 1280, "height": 800}
+TALLEST = 1100
+
+
+@contextmanager
+def shop_in_trouble(folder: Path) -> Iterator[tuple[Pages, DeadLetters]]:
+    """The shop, with its letters, a worker and the pages."""
+    with RedisServer() as server:
+        dlq = DeadLetters(an_app(dlq_url=server.url))
+        bad_day.stored(dlq, server.client())
+        charge = dlq.groups(QUEUE)[0].fingerprint
+        dlq.note(QUEUE, charge, "The gateway says it is back since 14:10; see SHOP-2217.")
+        served = Pages(server.url, folder / "pages.log", "--title", "production")
+        with Worker(server.url, folder / "worker.log"), served as pages:
+            yield pages, dlq
+        dlq.close()
+
+
+def redriven(page: Page, pages: Pages, fingerprint: str) -> None:
+    """Redrive a group with a canary, and stop at the page of the job that is half done."""
+    page.goto(f"{pages.url}/queues/{QUEUE}/redrive?fingerprint={fingerprint}")
+    page.get_by_label("Letters in the canary").fill("20")
+    page.get_by_label("Watch them for").fill("3")
+    page.get_by_label("Letters per second").fill("150")
+    page.get_by_role("button", name="Show what would happen").click()
+    if page.locator("#typed").count():
+        page.locator("#typed").fill(QUEUE)
+    page.get_by_role("button", name="Redrive").click()
+    page.get_by_text("passed", exact=True).wait_for(timeout=60_000)
+    half = "() => Number(document.querySelector('progress').value) > 500"
+    page.wait_for_function(half, timeout=60_000)
+
+
+def main(folder: Path = IMAGES) -> None:
+    """Take all pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as logs, shop_in_trouble(Path(logs)) as (pages, dlq):
+        group = dlq.groups(QUEUE)[0].fingerprint
+        letter = next(iter(dlq.letters(QUEUE, fingerprint=group))).id
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+            )
+            _take(browser, pages, group, letter, folder)
+            browser.close()
+
+
+def _take(browser: Browser, pages: Pages, group: str, letter: str, folder: Path) -> None:
+    light = browser.new_context(viewport=WIDE, color_scheme="light", timezone_id="Europe/Berlin")
+    dark = browser.new_context(viewport=WIDE, color_scheme="dark", timezone_id="Europe/Berlin")
+    page, night = light.new_page(), dark.new_page()
+    page.goto(pages.url)
+    _shot(page, folder / "web-overview.png")
+    night.goto(pages.url)
+    _shot(night, folder / "web-dark.png")
+    page.goto(f"{pages.url}/queues/{QUEUE}/groups/{group}")
+    _shot(page, folder / "web-group.png")
+    page.goto(f"{pages.url}/queues/{QUEUE}/letters/{letter}")
+    _shot(page, folder / "web-letter.png")
+    redriven(page, pages, group)
+    _shot(page, folder / "web-job.png")
+
+
+def _shot(page: Page, path: Path) -> None:
+    """A picture of the page's upper part; `TALLEST` keeps the file small."""
+    height = min(TALLEST, page.evaluate("() => document.documentElement.scrollHeight"))
+    clip = {"x": 0, "y": 0, "width": WIDE["width"], "height": height}
+    page.screenshot(path=path, full_page=True, clip=clip, animations="disabled")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))

@@ -1,0 +1,162 @@
+"""Every page that links lead to: no errors, no violations, no sideways scroll, nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import bad_day
+import pytest
+import redis
+from crawling import check_headers, crawl
+from looking import sideways, violations
+from served import Pages
+from waiting import poll
+
+from celery_dlq import DeadLetters, LetterFilter
+
+QUEUE = "orders-DLQ"
+CHANGING = {"edit_form", "redrive_form", "discard_form"}
+BROWSED = {
+    *("overview", "groups", "group", "apart", "letters", "letter", "discarded"),
+    *("jobs", "job", "policies", "audit", *CHANGING),
+}
+
+
+def store_of(client: redis.Redis) -> dict[str, bytes]:
+    """All that Redis holds, without what readers themselves leave: measurements and heartbeats."""
+    keys = sorted(key for key in client.scan_iter("*") if not key.endswith((b":gauges", b":nodes")))
+    return {key.decode(): client.dump(key) or b"" for key in keys}
+
+
+@pytest.fixture
+def a_bad_day(dlq: DeadLetters, client: redis.Redis) -> str:
+    """Letters, notes, jobs, discarded letters, an override and a plan; returns the plan's id."""
+    bad_day.stored(dlq, client, letters=60)
+    group = dlq.groups(QUEUE)[0]
+    dlq.note(QUEUE, group.fingerprint, "Somebody looks at it.")
+    dlq.discard("mails-DLQ", reason="expired")
+    dlq.override_policy("orders", timedelta(hours=1), max_deliveries=1)
+    return dlq.plan("discard", QUEUE, LetterFilter(fingerprint=group.fingerprint)).id
+
+
+def test_the_first_page_loads_without_a_complaint(
+    dlq: DeadLetters, client: redis.Redis, page: Any, pages: Pages
+) -> None:
+    """The overview shows each queue, and nothing is refused by the content policy."""
+    bad_day.stored(dlq, client, letters=3)
+    answer = page.goto(pages.url)
+    check_headers(answer.headers, "the overview")
+    assert page.locator("tbody th a").all_inner_texts() == [
+        "orders-DLQ",
+        "mails-DLQ",
+        "reports-DLQ",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible_and_changes_nothing(
+    a_bad_day: str, context: Callable[..., Any], pages: Pages, client: redis.Redis, scheme: str
+) -> None:
+    """Axe finds nothing serious; Redis holds the same as before."""
+    opened = context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    opened.on("response", lambda answer: check_headers(answer.headers, answer.url))
+    page = opened.new_page()
+    before = store_of(client)
+    seen, found = set(), []
+    for name, url, status in crawl(page, pages, f"/jobs/{a_bad_day}"):
+        assert status == 200, url
+        assert page.title()
+        seen.add(name)
+        found += violations(page)
+    assert found == []
+    assert seen == BROWSED
+    assert store_of(client) == before
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        {"viewport": {"width": 320, "height": 700}},
+        {"viewport": {"width": 360, "height": 700}, "color_scheme": "dark"},
+        {"viewport": {"width": 1280, "height": 800}, "forced_colors": "active"},
+        {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"},
+    ],
+    ids=["320", "360", "forced-colors", "reduced-motion"],
+)
+def test_no_page_scrolls_sideways(
+    a_bad_day: str, context: Callable[..., Any], pages: Pages, look: dict[str, Any]
+) -> None:
+    """Tables scroll inside their region, which the keyboard reaches; nothing is animated."""
+    page = context(**look).new_page()
+    for _, url, status in crawl(page, pages, f"/jobs/{a_bad_day}"):
+        assert status == 200
+        assert sideways(page) <= 0, url
+        regions = page.locator(".scroll")
+        for number in range(regions.count()):
+            assert regions.nth(number).get_attribute("tabindex") == "0"
+            assert regions.nth(number).get_attribute("aria-label")
+        if look.get("reduced_motion"):
+            assert page.evaluate("() => document.getAnimations().length") == 0
+        if look.get("forced_colors"):
+            bars = page.locator(".bars rect")
+            if bars.count():  # a reason's colour is what a bar says
+                assert bars.first.evaluate("(e) => getComputedStyle(e).fill") != "rgb(0, 0, 0)"
+
+
+def test_buttons_and_fields_are_large_enough(a_bad_day: str, page: Any, pages: Pages) -> None:
+    """What is clicked has 24 pixels in both directions, links in a text aside."""
+    small = """() => [...document.querySelectorAll('button, .button, input, select, nav a')]
+        .filter((e) => e.offsetParent && e.type !== 'hidden')
+        .filter((e) => { const b = e.getBoundingClientRect();
+                         return Math.min(b.width, b.height) < (e.type === 'checkbox' ? 18 : 24); })
+        .map((e) => e.outerHTML.slice(0, 100))"""
+    for _, url, _ in crawl(page, pages, f"/jobs/{a_bad_day}"):
+        assert page.evaluate(small) == [], url
+
+
+def test_answers_that_are_errors_have_the_same_headers(
+    a_bad_day: str, pages: Pages, watched: Any, page: Any
+) -> None:
+    """404, 405, 410, 421 and files, too."""
+    watched.allowed.append("Failed to load resource")
+    for path, status in (
+        ("/nope", 404),
+        ("/queues/nope-DLQ", 404),
+        ("/jobs/nope", 404),
+        (f"/queues/{QUEUE}/letters/00000000-0000-0000-0000-000000000000", 410),
+        (f"/queues/{QUEUE}/letters/00000000-0000-0000-0000-000000000000/edit", 410),
+        (f"/queues/{QUEUE}/letters?since=yesterday", 400),
+        (f"/queues/{QUEUE}/letters?cursor=x", 400),
+        ("/static/0/style.css", 404),
+        ("/healthz", 200),
+        ("/events/poll", 200),
+        (f"/queues/{QUEUE}/export/jsonl", 200),
+    ):
+        got, headers, body = pages.get(path)
+        assert got == status, (path, body[:500])
+        check_headers(headers, path)
+        if "html" in headers["content-type"]:
+            assert page.goto(pages.url + path).status == status
+            assert page.locator("h1").count() == 1, path
+    got, headers, _ = pages.get("/policies/unset")
+    assert (got, headers["allow"]) == (405, "POST")
+    check_headers(headers, "a method that is none")
+
+
+def test_a_page_that_fails_says_so_without_a_traceback(
+    dlq: DeadLetters, client: redis.Redis, serve: Callable[..., Pages], page: Any, watched: Any
+) -> None:
+    """A store in which something has the wrong type: status and headers stay right."""
+    bad_day.stored(dlq, client, letters=2)
+    pages = serve()
+    watched.allowed.append("Failed to load resource")
+    tally = next(key for key in client.scan_iter("*tally*") if b"orders" in key)
+    client.delete(tally)
+    client.set(tally, "no hash")
+    answer = page.goto(f"{pages.url}/queues/{QUEUE}")
+    assert answer.status in (500, 503)
+    check_headers(answer.headers, "an error")
+    assert "Traceback" not in page.content()
+    poll(lambda: page.locator("h1").count() == 1)

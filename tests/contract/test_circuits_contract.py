@@ -1,0 +1,117 @@
+"""The contract of every `CircuitStore`, and of the breaker's state, which a hold keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Barrier, Thread
+from typing import Any
+
+from builders import NOW
+from waiting import poll
+
+from celery_dlq.backends.base import Backend, Circuit, Ends, Hold, Succeeded
+from celery_dlq.events import Action, Events
+from celery_dlq.metrics import Counts
+from celery_dlq.operations.circuits import Circuits, hold_id_of
+from celery_dlq.policies.circuit_breaker import CircuitBreaker, Closed, Died, Emptied, Opened
+
+TASK, QUEUE, BROKER = "shop.süß", "orders", "redis://here/0"
+HOLD = hold_id_of(TASK, QUEUE, BROKER)
+BREAKER = CircuitBreaker(deaths=3)
+
+
+def told(number: int = 0, *, breaker: str = HOLD, window: float = 60.0) -> Succeeded:
+    """Successes."""
+    return Succeeded(breaker, window, number)
+
+
+def test_letters_of_one_fingerprint_are_counted_among_all_ends(parts: Backend) -> None:
+    """Of one task and queue; successes come with a letter or by themselves."""
+    store = parts.circuits
+    assert store.died("f", told()) == Ends(1, 1)
+    store.succeeded([told(4), told(7, breaker="another")])
+    assert store.died("g", told(2)) == Ends(1, 8)
+    assert store.died("f", told()) == Ends(2, 9)
+    assert store.died("f", told(breaker="another")) == Ends(1, 8)
+    store.forget(HOLD)
+    assert store.died("f", told()) == Ends(1, 1)
+
+
+def test_what_left_the_window_counts_no_more(parts: Backend) -> None:
+    """The newest stay."""
+    store, short = parts.circuits, told(5, window=0.4)
+    store.succeeded([short])
+    assert store.died("f", told(window=0.4)).all <= 6
+    poll(lambda: store.died("f", told(window=0.4)).died < 3, every_seconds=0.5)
+
+
+def test_more_groups_than_are_told_apart_count_among_all(parts: Backend) -> None:
+    """Their number is bounded in the store."""
+    for number in range(60):
+        ends = parts.circuits.died(f"f{number}", told())
+    assert ends.all == 60
+    assert parts.circuits.died("f0", told()).died >= 1
+
+
+def test_the_state_of_a_breaker_comes_back_with_its_hold(parts: Backend) -> None:
+    """Whole, and workers are told that it changed."""
+    circuit = Circuit(
+        task=TASK, queue=QUEUE, opened_at=7, probe_every=1.5, probes=2, probed_at=9, successes=1
+    )
+    hold = Hold(id="breaker-1", created_at=NOW, circuit=circuit)
+    assert parts.holds.replace(None, hold)
+    assert parts.holds.all() == [hold]
+    other = replace(hold, circuit=replace(circuit, successes=2))
+    assert parts.holds.replace(hold, other)
+    assert not parts.holds.replace(hold, other)
+
+
+def changes(parts: Backend) -> tuple[Circuits, list[Any]]:
+    """What changes breakers, and the changes that it tells."""
+    events, seen = Events(), []
+    events.subscribe(seen.append)
+    return Circuits(parts, events, Counts(), BROKER), seen
+
+
+def test_of_many_processes_one_opens_and_tells(parts: Backend) -> None:
+    """At the same moment, for the same cause."""
+    circuits, seen = changes(parts)
+    barrier, won = Barrier(4), []
+
+    def open_it() -> None:
+        barrier.wait()
+        died = Died(Ends(3, 3), "f", "letter")
+        won.append(circuits.change(TASK, QUEUE, died, BREAKER)[1])
+
+    threads = [Thread(target=open_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [False, False, False, True]
+    assert [change.action for change in seen] == [Action.CIRCUIT_OPENED]
+    assert [change.action for change in parts.workers.changes(limit=9)] == [Action.CIRCUIT_OPENED]
+
+
+def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Backend) -> None:
+    """Which ends when its messages are released; counts begin anew at the closing."""
+    circuits, seen = changes(parts)
+    parts.circuits.died("f", told())
+    opened, _ = circuits.change(TASK, QUEUE, Opened(), BREAKER, actor="ann", reason="why")
+    assert opened is not None
+    assert opened.circuit is not None
+    assert (opened.id, opened.actor, opened.reason) == (HOLD, "ann", "why")
+    closed, _ = circuits.change(TASK, QUEUE, Closed(), actor="bob")
+    assert closed is not None
+    assert parts.circuits.died("f", told()) == Ends(1, 1)
+    assert circuits.change(TASK, QUEUE, Emptied()) != (closed, False)
+    (ended,) = parts.holds.all()
+    assert not ended.in_force(parts.holds.now())
+    again, changed = circuits.change(TASK, QUEUE, Died(Ends(3, 3), "f", "l"), BREAKER)
+    assert changed
+    assert again is not None
+    assert again.circuit is not None
+    assert again.circuit.opened_at > opened.circuit.opened_at
+    assert [hold.id for hold in parts.holds.all()] == [opened.id]
+    assert [str(change.action)[8:] for change in seen] == ["opened", "closed", "opened"]
+    assert [change.actor for change in seen] == ["ann", "bob", "circuit_breaker"]

@@ -1,0 +1,310 @@
+"""The states of groups on every store: what is set, what a letter does to it, what is reported."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from builders import DLQ, NOW, a_letter, key_of
+
+from celery_dlq.backends.base import OPEN_GROUP, Backend, GroupState, GroupStatus, Stored
+from celery_dlq.backends.base.reports import Why
+from celery_dlq.backends.redis.backend import RedisBackend
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.events import Action, Event, Events, acting_as
+from celery_dlq.operations.notes import Notes
+from celery_dlq.operations.reading import Reading
+from celery_dlq.record import DeadLetter
+
+GROUP = "0123456789abcdef"
+OTHER = "fedcba9876543210"
+
+
+def letter_of(release: str | None = None, **changes: Any) -> DeadLetter:
+    """A letter of the group."""
+    return a_letter(**{"fingerprint": GROUP, "release": release, **changes})
+
+
+def dies(parts: Backend, release: str | None = None, **changes: Any) -> Stored:
+    """Store a letter of the group."""
+    letter = letter_of(release, **changes)
+    return parts.letters.dead_letter(letter, key_of(letter))
+
+
+def resolve(parts: Backend, release: str | None = None, *releases: str) -> GroupStatus:
+    """Resolve the group, which had died in some releases."""
+    status = GroupStatus(
+        state=GroupState.RESOLVED, at=NOW, actor="ann@desk", release=release, releases=releases
+    )
+    parts.notes.set_status(DLQ, GROUP, status)
+    return status
+
+
+def state(parts: Backend) -> GroupState:
+    """The state of the group."""
+    return parts.notes.status(DLQ, GROUP).state
+
+
+def test_a_state_is_kept_whole(parts: Backend) -> None:
+    """Each group and each queue has its own; a group is open until somebody says otherwise."""
+    assert parts.notes.status(DLQ, GROUP) is OPEN_GROUP
+    resolved = GroupStatus(
+        state=GroupState.RESOLVED,
+        at=NOW,
+        actor="süß|ann@desk\n",
+        release="2026.3|rc,1 +a",
+        releases=("2026.2|b,c", "süß"),
+        task_name="shop|charge",
+        reason="failed",
+        exception_type="shop.Broke",
+        first_seen_at=NOW - timedelta(days=1),
+        last_seen_at=NOW,
+    )
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann", until=later)
+    parts.notes.set_status(DLQ, GROUP, resolved)
+    parts.notes.set_status(DLQ, OTHER, muted)
+    parts.notes.set_status("mail-DLQ", GROUP, muted)
+    assert parts.notes.status(DLQ, GROUP) == resolved
+    assert parts.notes.statuses(DLQ) == {GROUP: resolved, OTHER: muted}
+    parts.notes.set_status(DLQ, GROUP, OPEN_GROUP)
+    assert parts.notes.status(DLQ, GROUP) is OPEN_GROUP
+    assert parts.notes.statuses(DLQ) == {OTHER: muted}
+
+
+def test_a_mute_ends_by_itself(parts: Backend) -> None:
+    """By the clock of the store; without an end it lasts."""
+    past = datetime.now(timezone.utc) - timedelta(seconds=5)
+    for until, expected in ((past, GroupState.OPEN), (None, GroupState.MUTED)):
+        status = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann", until=until)
+        parts.notes.set_status(DLQ, GROUP, status)
+        assert state(parts) is expected
+        assert (GROUP in parts.notes.statuses(DLQ)) is (expected is GroupState.MUTED)
+
+
+def test_the_first_letter_of_a_resolved_group_makes_it_regressed(parts: Backend) -> None:
+    """Once, and it is known which letter it was and who had resolved the group when."""
+    dies(parts)
+    resolve(parts)
+    assert dies(parts, fingerprint=OTHER) is Stored.NEW
+    letter = letter_of("2026.4", dead_lettered_at=NOW + timedelta(seconds=1))
+    assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.REGRESSED
+    assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.ALREADY_THERE
+    assert dies(parts) is Stored.NEW
+    status = parts.notes.status(DLQ, GROUP)
+    assert (status.state, status.at, status.actor) == (GroupState.REGRESSED, NOW, "ann@desk")
+    assert (status.regressed_at, status.regressed_in) == (letter.dead_lettered_at, "2026.4")
+    assert status.letter_id == letter.id
+    resolve(parts)
+    assert dies(parts) is Stored.REGRESSED
+
+
+def test_a_state_outlives_the_letters_of_its_group(parts: Backend) -> None:
+    """People resolve a group and redrive it; the next letter is weeks later."""
+    letter = letter_of()
+    parts.letters.dead_letter(letter, key_of(letter))
+    resolve(parts)
+    parts.letters.remove(DLQ, [letter.id])
+    assert state(parts) is GroupState.RESOLVED
+    assert dies(parts) is Stored.REGRESSED
+
+
+@pytest.mark.parametrize(
+    ("fixed_in", "before", "died_in", "expected"),
+    [
+        (None, ("1", "2"), "1", Stored.REGRESSED),
+        (None, ("1",), None, Stored.REGRESSED),
+        ("3", ("2", "1"), "2", Stored.NEW),
+        ("3", ("2", "1"), "1", Stored.NEW),
+        ("3", ("2", "1"), "3", Stored.REGRESSED),
+        ("3", ("2", "1"), "4", Stored.REGRESSED),
+        ("3", ("2", "1"), None, Stored.REGRESSED),
+        ("3", ("3", "2"), "3", Stored.REGRESSED),
+        ("3", ("22", "2.2"), "2", Stored.REGRESSED),
+        ("a|b,c", ("d,e|f",), "d,e|f", Stored.NEW),
+        ("a|b,c", ("d,e|f",), "a|b,c", Stored.REGRESSED),
+    ],
+)
+def test_a_worker_that_is_not_deployed_yet_is_no_regression(
+    parts: Backend,
+    fixed_in: str | None,
+    before: tuple[str, ...],
+    died_in: str | None,
+    expected: Stored,
+) -> None:
+    """If the fix has a release, letters of the releases before it end nothing."""
+    resolve(parts, fixed_in, *before)
+    assert dies(parts, died_in) is expected
+    went_on = expected is Stored.NEW
+    assert state(parts) is (GroupState.RESOLVED if went_on else GroupState.REGRESSED)
+
+
+def test_many_workers_end_a_resolution_once(parts: Backend) -> None:
+    """One of their letters does."""
+    resolve(parts)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: dies(parts), range(20)))
+    assert sorted(one.name for one in found) == ["NEW"] * 19 + ["REGRESSED"]
+
+
+def test_a_regression_is_reported_whatever_was_reported_before(parts: Backend) -> None:
+    """Once for each resolution; asking again gives the same answer."""
+    first = letter_of()
+    assert parts.reports.of(first) is not None
+    parts.letters.dead_letter(first, key_of(first))
+    second, third, fourth = letter_of(), letter_of(), letter_of()
+    assert parts.reports.of(second) is None
+    resolve(parts)
+    report = parts.reports.of(third)
+    assert report is not None
+    assert (report.why, report.number) == (Why.REGRESSED, 1)
+    assert parts.reports.of(third) == report
+    assert parts.reports.of(fourth) is None  # asks before the third is stored
+    parts.letters.dead_letter(third, key_of(third))
+    assert parts.reports.of(letter_of()) is None
+    resolve(parts, "3", "2")
+    assert parts.reports.of(letter_of("2")) is None
+    later = letter_of("3")
+    parts.notes.set_status(
+        DLQ,
+        GROUP,
+        GroupStatus(state=GroupState.RESOLVED, at=NOW + timedelta(days=1), actor="ann"),
+    )
+    report = parts.reports.of(later)
+    assert report is not None
+    assert report.why is Why.REGRESSED
+
+
+def test_a_muted_group_is_not_reported(parts: Backend) -> None:
+    """Its letters are stored all the same."""
+    muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann")
+    parts.notes.set_status(DLQ, GROUP, muted)
+    assert [parts.reports.of(letter_of()) for _ in range(12)] == [None] * 12
+    assert parts.reports.of(letter_of(fingerprint=OTHER)) is not None
+    assert dies(parts) is Stored.NEW
+    assert parts.letters.length(DLQ) == 1
+    parts.notes.set_status(DLQ, GROUP, OPEN_GROUP)
+    assert parts.reports.of(letter_of()) is not None
+
+
+def test_states_go_long_after_their_letters(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the next one is set; a group that has letters keeps its own."""
+    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    monkeypatch.setattr("celery_dlq.backends.redis.notes._KEPT_MILLIS", -1000)  # all are overdue
+    dies(backend, fingerprint="alive")
+    muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann")
+    for group in ("alive", "gone", "new"):
+        backend.notes.set_status(DLQ, group, muted)
+    assert sorted(backend.notes.statuses(DLQ)) == ["alive", "new"]
+    backend.close()
+
+
+def test_a_state_of_a_later_version_counts_as_open(redis_url: str) -> None:
+    """And letters of its group are stored."""
+    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    key = backend.keys.states(DLQ)
+    for text in (b"odd", b"snoozed|1|2|3|{}", b'resolved|||1|{"odd": 1}', b"resolved|x", b"\xff"):
+        backend.client.hset(key, GROUP, text)
+        assert backend.notes.status(DLQ, GROUP) is OPEN_GROUP
+        assert backend.notes.statuses(DLQ) == {}
+        assert dies(backend) in {Stored.NEW, Stored.REGRESSED}
+    backend.close()
+
+
+def operations(parts: Backend) -> tuple[Notes, Reading, list[Event]]:
+    """What sets states, what reads groups, and the events of the former."""
+    seen: list[Event] = []
+    events = Events()
+    events.subscribe(seen.append)
+    reading = Reading(parts.letters, notes=parts.notes)
+    return Notes(parts, reading, events), reading, seen
+
+
+def test_who_resolved_a_group_in_which_release_is_known_and_audited(parts: Backend) -> None:
+    """The note is one of the group's notes; the releases before are those that it died in."""
+    notes, reading, seen = operations(parts)
+    dies(parts, "1")
+    dies(parts, "2")
+    with acting_as("ann"):
+        status = notes.resolve(DLQ, GROUP, release=" 3 ", note="see SHOP-17")
+    assert (status.state, status.release, status.releases) == (GroupState.RESOLVED, "3", ("2", "1"))
+    assert status.actor.startswith("ann via ")
+    assert reading.group(DLQ, GROUP).status == status
+    (change,) = parts.workers.changes(limit=5)
+    assert seen == [change]
+    assert (change.action, change.actor, change.target) == (Action.RESOLVED, status.actor, DLQ)
+    assert change.detail == {"fingerprint": GROUP, "release": "3", "text": "see SHOP-17"}
+    assert [note.text for note in notes.notes(DLQ, GROUP)] == ["see SHOP-17"]
+    assert dies(parts, "2") is Stored.NEW
+    assert dies(parts, "3") is Stored.REGRESSED
+
+
+def test_a_group_is_found_by_its_state_also_without_letters(parts: Backend) -> None:
+    """Its last letters tell what it was; open groups are those that have letters."""
+    notes, reading, _ = operations(parts)
+    letters = [letter_of(fingerprint=name, release="1") for name in ("aa", "bb", "cc", "dd")]
+    for letter in letters:
+        parts.letters.dead_letter(letter, key_of(letter))
+    notes.resolve(DLQ, "aa")
+    notes.mute(DLQ, "bb")
+    notes.resolve(DLQ, "cc")
+    dies(parts, "2", fingerprint="cc")
+    parts.letters.remove(DLQ, [letter.id for letter in letters])
+    dies(parts, fingerprint="dd")
+
+    def named(state: str | None) -> list[tuple[str, int, str]]:
+        groups = reading.groups(DLQ, state=state, by="newest")
+        return [(group.fingerprint, group.letters, group.status.state.value) for group in groups]
+
+    assert named("resolved") == [("aa", 0, "resolved")]
+    assert named("muted") == [("bb", 0, "muted")]
+    assert named("regressed") == [("cc", 1, "regressed")]
+    assert named("open") == [("dd", 1, "open")]
+    assert named(None) == [("dd", 1, "open"), ("cc", 1, "regressed")]
+    empty = reading.group(DLQ, "aa")
+    assert (empty.task_name, empty.releases) == (letters[0].task_name, ("1",))
+    assert (empty.first_seen_at, empty.example_id) == (letters[0].dead_lettered_at, "")
+    with pytest.raises(DLQError, match="expected state to be one of open, muted, resolved, regr"):
+        reading.groups(DLQ, state="fixed")
+
+
+def test_a_group_that_regressed_can_be_resolved_again_or_reopened(parts: Backend) -> None:
+    """The release in which it died again is one of those before the next fix."""
+    notes, reading, _ = operations(parts)
+    letter = letter_of("1")
+    parts.letters.dead_letter(letter, key_of(letter))
+    notes.resolve(DLQ, GROUP, release="2")
+    again = letter_of("2")
+    assert parts.letters.dead_letter(again, key_of(again)) is Stored.REGRESSED
+    parts.letters.remove(DLQ, [letter.id, again.id])
+    status = notes.resolve(DLQ, GROUP, release="3")
+    assert status.releases == ("2", "1")
+    assert notes.reopen(DLQ, GROUP, note="it is not fixed") is OPEN_GROUP
+    assert [change.action for change in parts.workers.changes(limit=1)] == [Action.REOPENED]
+    assert dies(parts, "3") is Stored.NEW
+    assert reading.group(DLQ, GROUP).status is OPEN_GROUP
+
+
+def test_what_cannot_be_set_is_refused(parts: Backend) -> None:
+    """Nothing of it is in the audit."""
+    notes, _, _ = operations(parts)
+    dies(parts)
+    now = datetime.now(timezone.utc)
+    with pytest.raises(DLQError, match="expected until to be later than now"):
+        notes.mute(DLQ, GROUP, until=now - timedelta(minutes=1))
+    with pytest.raises(DLQError, match="expected until to have a time zone"):
+        notes.mute(DLQ, GROUP, until=datetime(2100, 1, 1))  # noqa: DTZ001 - that is the mistake
+    with pytest.raises(DLQError, match="expected a release of at most 200 characters, got 201"):
+        notes.resolve(DLQ, GROUP, release="x" * 201)
+    with pytest.raises(DLQError, match="expected a note of 1 to 2,000 characters"):
+        notes.reopen(DLQ, GROUP, note="x" * 2001)
+    with pytest.raises(NotFound, match="expected the fingerprint of letters in 'orders-DLQ'"):
+        notes.resolve(DLQ, GROUP[:6])
+    with pytest.raises(NotFound, match="expected the name of a dead-letter queue, got 'x-DLQ'"):
+        notes.mute("x-DLQ", GROUP)
+    assert parts.workers.changes(limit=5) == []
+    assert state(parts) is GroupState.OPEN

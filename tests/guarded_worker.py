@@ -1,0 +1,87 @@
+"""A worker's main process, as far as one request goes: real requests, a pool that does nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from builders import a_message, a_request, an_app
+from celery.worker.request import create_request_cls
+
+from celery_dlq import DeadLetters
+from celery_dlq.backends.memory import MemoryMetrics
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.lifecycle import DeliveryState
+from celery_dlq.worker.request import guarded_request_class
+
+
+class Pool:
+    """Takes tasks, and never runs one."""
+
+    def apply_async(self, *_: Any, **__: Any) -> None:
+        """Not even this one."""
+
+
+class Worker:
+    """A worker's main process, as far as one request goes."""
+
+    def __init__(self, tmp_path: Any, pool: Any = None, **policy: Any) -> None:
+        orders = policy or {"max_deliveries": 1}
+        conf: dict[str, Any] = {"dlq_store": "memory", "dlq_queues": {"orders": orders}}
+        self.app = app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")
+        self.dlq = DeadLetters(app)
+        self.guard: Guard = self.dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
+        self.id = str(uuid4())  # Celery remembers what is revoked
+        self.said: list[str] = []
+        self.later: list[Any] = []
+        self.held_back: list[Any] = []
+
+        @app.task(name="shop.charge", acks_late=True, shared=False)
+        def charge() -> None:
+            """Do nothing."""
+
+        self.task = charge
+        kind = guarded_request_class(
+            charge,
+            self.guard,
+            self.later.append,
+            lambda request, held: self.held_back.append((request, held)),
+        )
+        self._kind = create_request_cls(kind, charge, pool or Pool(), "w", None, app=app)
+        self._store, self.down = self.dlq.store.dead_letter, False
+        self.dlq.store.dead_letter = self._dead_letter  # type: ignore[method-assign]
+
+    def _dead_letter(self, *args: Any) -> Any:
+        if self.down:
+            raise StoreUnavailable("away")
+        self.said.append("letter")
+        return self._store(*args)
+
+    def receive(self, *, redelivered: bool = False, **headers: Any) -> Any:
+        """A request for a message."""
+        info = {"exchange": "", "routing_key": "orders", "redelivered": redelivered}
+        message = a_message(delivery_info=info, headers=a_request(id=self.id, **headers))
+        return self._kind(
+            message,
+            app=self.app,
+            task=self.task,
+            on_ack=lambda *_: self.said.append("ack"),
+            on_reject=lambda _log, _errors, requeue: self.said.append(f"reject {requeue}"),
+        )
+
+    def start(self, **headers: Any) -> Any:
+        """A request that a process has accepted."""
+        request = self.receive(**headers)
+        request.execute_using_pool(Pool())
+        assert request.dlq_state is DeliveryState.DISPATCHED
+        request.on_accepted(4711, 0.0)
+        assert request.dlq_state is DeliveryState.RUNNING
+        return request
+
+    def counted(self, metric: Any) -> dict[tuple[str, ...], int]:
+        """A metric's values, by its labels."""
+        store = MemoryMetrics()
+        self.guard._counts.flush(store)
+        counts = store.read().counts
+        return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}

@@ -1,0 +1,348 @@
+"""The rounds of automatic redrives on a real store: what is due goes, once; the rest waits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from builders import DLQ, a_letter, a_request, an_app, key_of
+from waiting import poll
+
+from celery_dlq import DeadLetters
+from celery_dlq.backends.base import RedriveOutcome
+from celery_dlq.operations import auto_redrive as module
+from celery_dlq.operations.auto_redrive import ACTOR, MOST_LETTERS, Cursor
+from celery_dlq.operations.job import Job
+from celery_dlq.record import EPOCH, Reason
+
+Make = Callable[..., DeadLetters]
+SOON = {"after": 0.05, "times": 3, "backoff": 1}
+
+
+@pytest.fixture(params=["redis", "elsewhere"])
+def make(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Make]:
+    """Make an app with a policy of ``orders``; all share one store. Its broker is there or not."""
+    made: list[DeadLetters] = []
+
+    def an_operator(**rule: Any) -> DeadLetters:
+        policy = {"auto_redrive": {**SOON, **rule}}
+        values: dict[str, Any] = {"dlq_url": redis_url, "dlq_queues": {"orders": policy}}
+        if request.param == "redis":
+            values["broker_url"] = redis_url
+        app = an_app(**values)
+        app.conf.task_default_queue = "orders"
+        made.append(DeadLetters(app))
+        return made[-1]
+
+    published(an_operator())  # a broker in memory lasts as long as the process
+    yield an_operator
+    for dlq in made:
+        dlq.close()
+
+
+def put(dlq: DeadLetters, count: int = 1, **changes: Any) -> list[str]:
+    """Store letters; return their ids once the first rule lets them go."""
+    ids = []
+    for _ in range(count):
+        letter = a_letter(properties='{"priority": 0}', **changes)
+        headers = a_request(id=letter.task_id, root_id=letter.task_id)
+        letter = replace(letter, headers=json.dumps(headers))
+        dlq.store.dead_letter(letter, key_of(letter))
+        ids.append(letter.id)
+    aged(dlq, 0.05)
+    return ids
+
+
+def aged(dlq: DeadLetters, seconds: float) -> None:
+    """Wait until what is there is so old."""
+    stored = dlq.store.now()
+    poll(lambda: dlq.store.now() - stored > timedelta(seconds=seconds + 0.01))
+
+
+def look(dlq: DeadLetters, stopping: Callable[[], bool] = bool) -> list[Job]:
+    """What one look of one worker does."""
+    with dlq.assembly._separate_running() as running:
+        table = running._policies.in_force()
+        return list(running.redrive_due(table, stopping))
+
+
+def stopping_soon() -> Callable[[], bool]:
+    """Becomes true after some batches."""
+    asked = itertools.count()
+    return lambda: next(asked) > 5
+
+
+def left(dlq: DeadLetters) -> set[str]:
+    """The ids of the letters that are still there."""
+    return {letter.id for letter in dlq.letters(DLQ)}
+
+
+def published(dlq: DeadLetters) -> int:
+    """How many messages wait in the queue, and are taken out."""
+    found = 0
+    with dlq.app.connection_for_read() as connection:
+        queue = dlq.app.amqp.queues["orders"](connection.default_channel)
+        queue.declare()
+        while queue.get(no_ack=True) is not None:
+            found += 1
+    return found
+
+
+def test_what_is_due_is_redriven_as_a_job(make: Make) -> None:
+    """Job and audit name who did it; a second look finds nothing and makes no job."""
+    dlq = make()
+    put(dlq, 7)
+    (job,) = look(dlq)
+    assert (job.state, job.actor, job.counts["published"]) == ("done", ACTOR, 7)
+    assert (left(dlq), published(dlq)) == (set(), 7)
+    (change,) = dlq.changes()
+    assert (change.actor, change.letters, change.detail["job"]) == (ACTOR, 7, job.id)
+    assert look(dlq) == []
+    assert [each.id for each in dlq.jobs()] == [job.id]
+
+
+def test_a_letter_waits_until_it_is_due(make: Make) -> None:
+    """Nothing goes early, by the store's clock; not even a job is made."""
+    dlq = make(after=3600)
+    ids = put(dlq, 2, dead_lettered_at=EPOCH)
+    assert look(dlq) == []
+    assert (left(dlq), dlq.jobs()) == (set(ids), [])
+
+
+def test_a_letter_that_died_again_waits_longer_and_the_last_stays(make: Make) -> None:
+    """Once for each redrive before, the backoff; after the last one, it waits for a person."""
+    dlq = make(times=2, backoff=100)
+    (fresh,) = put(dlq)
+    (again,) = put(dlq, redrives=1)
+    (last,) = put(dlq, redrives=2)
+    look(dlq)
+    assert left(dlq) == {again, last}
+    assert fresh not in left(dlq)
+    other = make(times=2, backoff=1)
+    look(other)
+    assert left(dlq) == {last}
+    assert look(other) == []
+
+
+def test_only_the_reasons_of_the_policy(make: Make) -> None:
+    """A policy that allows more later finds what was passed by before."""
+    dlq = make(reasons=["failed"])
+    put(dlq, 2)
+    (other,) = put(dlq, reason=Reason.EXPIRED)
+    look(dlq)
+    assert left(dlq) == {other}
+    look(make())
+    assert left(dlq) == set()
+
+
+def test_a_queue_without_the_key_is_left_alone(make: Make) -> None:
+    """And so is one whose override says ``off``, while it lasts."""
+    dlq = make()
+    ids = put(dlq, 2)
+    dlq.override_policy("orders", timedelta(hours=1), auto_redrive="off")
+    assert look(dlq) == []
+    assert left(dlq) == set(ids)
+    dlq.lift_policy("orders")
+    assert [job.state for job in look(dlq)] == ["done"]
+    (elsewhere,) = put(dlq, dead_letter_queue="mail-DLQ", source_queue="mail")
+    assert look(dlq) == []
+    assert dlq.get(elsewhere, "mail-DLQ") is not None
+
+
+def test_two_workers_at_once_make_one_job(make: Make) -> None:
+    """The second finds the lease taken; each message goes out once."""
+    workers = [make() for _ in range(4)]
+    put(workers[0], 300)
+    jobs: list[Job] = []
+    threads = [threading.Thread(target=lambda dlq=dlq: jobs.extend(look(dlq))) for dlq in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [job.counts["published"] for job in jobs] == [300]
+    if "redis" in workers[0].app.conf.broker_url:
+        assert published(workers[0]) == 300
+    assert left(workers[0]) == set()
+
+
+def test_what_would_be_lost_stays_and_is_tried_after_the_wait(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not keep others back, and makes no job at each look."""
+    dlq = make(after=0.5)
+    (lost,) = put(dlq, source_queue="gone")
+    put(dlq, 3)
+
+    def loss(checks: Any, to_queue: str | None) -> Callable[[Any], str]:
+        return lambda found: "no such queue" if found.text("source_queue") == "gone" else ""
+
+    monkeypatch.setattr("celery_dlq.operations.checks.Checks.loss", loss)
+    aged(dlq, 0.5)
+    (job,) = look(dlq)
+    assert (job.counts["published"], job.counts["refused"]) == (3, 1)
+    assert (left(dlq), look(dlq)) == ({lost}, [])
+    (more,) = put(dlq)
+    poll(lambda: (look(dlq), more not in left(dlq))[1])
+    assert left(dlq) == {lost}
+    monkeypatch.undo()
+    poll(lambda: (look(dlq), left(dlq) == set())[1])
+    assert len(dlq.jobs()) <= 6
+
+
+def test_if_the_canary_dies_the_rest_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message is tried in each wait, not one at each look."""
+    dlq = make(canary=1, after=1)
+    put(dlq, 4)
+    died = RedriveOutcome.DIED
+    monkeypatch.setattr(
+        "celery_dlq.backends.redis.letters.RedisStore.outcomes",
+        lambda _, keys: [died for _ in keys],
+    )
+    aged(dlq, 1)
+    (job,) = look(dlq)
+    assert (job.state, job.counts["published"], job.note) == ("stopped", 1, "the canary died")
+    assert (look(dlq), len(left(dlq))) == ([], 3)
+    (again,) = poll(lambda: look(dlq))
+    assert (again.state, len(left(dlq))) == ("stopped", 2)
+
+
+def test_a_job_that_was_paused_is_finished_by_another_process(make: Make) -> None:
+    """A worker that stops leaves its job to the next; meanwhile nobody makes a second one."""
+    one, two = make(), make()
+    put(one, 250)
+    assert look(one, stopping_soon()) == []
+    (job,) = one.jobs()
+    assert job.state == "waiting"
+    assert look(two) == []
+    ran = two.assembly.running().run_next(lambda: False)
+    assert ran is not None
+    assert (ran.id, ran.state, ran.counts["published"]) == (job.id, "done", 250)
+    assert left(one) == set()
+    assert look(two) == []
+
+
+def test_a_job_whose_process_was_killed_is_resumed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker takes the lease once it is over, and goes on with the job: nothing twice."""
+    one, two = make(), make()
+    put(one, 250)
+    monkeypatch.setattr(module, "LEASE_SECONDS", 0.2)
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(module._Lease, "end", lambda _: None)
+        dying.setattr("celery_dlq.operations.jobs.JobRun.end", killed)
+        dying.setattr("celery_dlq.operations.redrive.Redriver._count", killed)
+        dying.setattr("celery_dlq.operations.redrive.Redriver._settle", killed)
+        with pytest.raises(KeyboardInterrupt):
+            look(one)
+    (job,) = one.jobs()
+    one.job_store.write(job.id, {**job.to_stored(), "pid": 2**22 + 1})
+    assert one.job(job.id).state == "interrupted"
+    poll(lambda: (look(two), one.job(job.id).state == "done")[1])
+    assert [each.id for each in one.jobs()] == [job.id]
+    assert one.job(job.id).counts["published"] + one.job(job.id).counts["finished"] == 250
+    assert left(one) == set()
+
+
+def test_a_policy_that_was_removed_while_a_job_waited_is_obeyed(make: Make) -> None:
+    """The job ends and says why; the letters stay."""
+    dlq = make()
+    ids = put(dlq, 250)
+    look(dlq, stopping_soon())
+    here = left(dlq)
+    (job,) = dlq.jobs()
+    dlq.override_policy("orders", timedelta(hours=1), auto_redrive=False)
+    with pytest.raises(Exception, match="no auto_redrive any more"):
+        dlq.assembly.running().run_next(lambda: False)
+    assert dlq.job(job.id).state == "failed"
+    assert "no auto_redrive any more" in dlq.job(job.id).note
+    assert left(dlq) == here <= set(ids)
+
+
+def test_a_cancelled_job_rests(make: Make) -> None:
+    """What a person stopped is not started again at the next look."""
+    dlq = make(after=2)
+    put(dlq, 250)
+    aged(dlq, 2)
+    look(dlq, stopping_soon())
+    (job,) = dlq.jobs()
+    assert dlq.cancel(job.id).state == "cancelled"
+    here = left(dlq)
+    assert (look(dlq), left(dlq)) == ([], here)
+
+
+def test_letters_are_read_once_for_each_number(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place is remembered between looks, by whoever looks."""
+    dlq = make(times=1)
+    put(dlq, 1200, redrives=1)
+    monkeypatch.setattr(module, "MOST_SCANNED", 500)
+    read: list[int] = []
+    fields = type(dlq.store).fields
+
+    def counted(store: Any, *args: Any, **kwargs: Any) -> Any:
+        for page in fields(store, *args, **kwargs):
+            read.append(len(page))
+            yield page
+
+    monkeypatch.setattr(type(dlq.store), "fields", counted)
+    for _ in range(5):
+        assert look(dlq) == []
+        assert look(make(times=1)) == []
+    assert sum(read) == 1200
+    (due,) = put(dlq)
+    assert [job.counts["published"] for job in look(dlq)] == [1]
+    assert due not in left(dlq)
+
+
+def test_old_jobs_of_the_policy_are_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They must not push out those of people."""
+    monkeypatch.setattr(module, "JOBS_KEPT", 2)
+    dlq = make()
+    put(dlq)
+    mine = dlq.redrive(DLQ).redrive_id
+    for _ in range(4):
+        put(dlq)
+        look(dlq)
+    actors = [job.actor for job in dlq.jobs()]
+    assert actors.count(ACTOR) == 2
+    assert mine in {job.id for job in dlq.jobs()}
+
+
+def job_of(state: str = "done", **counts: int) -> Job:
+    """A job that ended."""
+    return Job(
+        id="1",
+        kind="redrive",
+        queue=DLQ,
+        state=state,
+        started_at=EPOCH,
+        updated_at=EPOCH,
+        until="9-0",
+        counts=counts,
+    )
+
+
+def test_the_cursor_moves_behind_what_is_done() -> None:
+    """It stays where more may be, comes back for what was left, and rests after a stop."""
+    start = Cursor(position="3-0")
+
+    def after(job: Job) -> Cursor:
+        return start.after(job, "3-0", 60, EPOCH)
+
+    assert after(job_of(published=5)) == Cursor(position="9-0")
+    assert after(job_of(published=MOST_LETTERS)) == Cursor(position="3-0")
+    left_behind = after(job_of(published=5, failures=1))
+    assert left_behind == Cursor(position="9-0", back_to="3-0", back_at=60_000_000)
+    assert left_behind.at(EPOCH) == left_behind
+    assert left_behind.at(EPOCH + timedelta(seconds=60)) == Cursor(position="3-0")
+    assert after(job_of("stopped")) == Cursor(position="3-0", rest_until=60_000_000)

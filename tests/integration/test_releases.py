@@ -1,0 +1,390 @@
+"""Held messages go back as they came, in order, and once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from builders import a_letter, an_app, key_of
+from servers import RedisServer
+from waiting import poll
+
+from celery_dlq import DeadLetters
+from celery_dlq.backends.base import Hold
+from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.operations import holds as operations
+from celery_dlq.operations.holds import Holds
+from celery_dlq.record import Reason
+
+Make = Callable[..., DeadLetters]
+# Of a publish, not of a message; the expiry itself is a header.
+STALE = {"delivery_tag", "delivery_info", "body_encoding", "expiration"}
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """Broker and store."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> redis.Redis:
+    """A client of the broker's database."""
+    return server.client()
+
+
+@pytest.fixture
+def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes the plugin for an app whose broker and held messages are on this server."""
+    monkeypatch.setattr(operations, "NOTICED", timedelta(0))
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> DeadLetters:
+            dlq = DeadLetters(
+                an_app(**{"broker_url": server.url, "dlq_url": server.url, **settings})
+            )
+
+            @dlq.app.task(name="shop.charge", shared=False)
+            def charge() -> None:
+                """Is the task of all held messages here."""
+
+            stack.callback(dlq.close)
+            return dlq
+
+        yield make
+
+
+@pytest.fixture(params=["in one step", "step by step"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Broker and store in one database, or as if they were not."""
+    if request.param == "step by step":
+        monkeypatch.setattr(RedisStore, "marker", lambda _: None)
+    return str(request.param)
+
+
+def holds_of(dlq: DeadLetters) -> Holds:
+    """The operations on holds."""
+    return dlq.assembly.holds()
+
+
+def put(dlq: DeadLetters, hold: Hold, count: int) -> list[str]:
+    """Hold messages; their task ids, oldest first."""
+    ids = []
+    for number in range(count):
+        letter = a_letter(
+            task_id=f"task-{number}",
+            source_queue="orders",
+            dead_letter_queue=hold.id,
+            reason=Reason.HELD,
+            headers=json.dumps({"id": f"task-{number}", "task": "shop.charge", "retries": 2}),
+            properties="{}",
+        )
+        dlq.assembly.backend.held.dead_letter(letter, key_of(letter))
+        ids.append(letter.task_id)
+    return ids
+
+
+def queued(client: redis.Redis) -> list[str]:
+    """The task ids of the messages in the queue, the next one first."""
+    return [json.loads(raw)["headers"]["id"] for raw in reversed(client.lrange("orders", 0, -1))]
+
+
+def held(dlq: DeadLetters, hold: Hold) -> list[str]:
+    """The task ids of the messages of a hold, oldest first."""
+    store = dlq.assembly.backend.held
+    return [one.letter.task_id for one in store.letters(hold.id, newest_first=False)]
+
+
+def ended(dlq: DeadLetters, seconds: float = 60) -> Hold:
+    """A hold that has ended by itself."""
+    now = datetime.now(timezone.utc)
+    hold = Hold(
+        id="hold-1",
+        task="shop.charge",
+        created_at=now - timedelta(hours=1),
+        until=now - timedelta(seconds=seconds),
+        actor="ann@desk",
+    )
+    assert dlq.assembly.backend.holds.replace(None, hold)
+    return hold
+
+
+def test_a_message_goes_back_as_it_came(make: Make, client: redis.Redis, way: str) -> None:
+    """Body, retries, ETA, expiry, priority and headers of others; a marker names the hold."""
+    dlq = make(task_default_queue="orders")
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    dlq.app.send_task(
+        "shop.charge", (1, "süß"), {"tenant": 42}, eta=later, expires=later, retries=2,
+        headers={"tenant": "acme", "dlq_redrives": 1}, priority=3, link=dlq.app.signature("x"),
+    )  # fmt: skip
+    (key,) = client.keys("orders*")
+    before = json.loads(client.lindex(key, 0))
+    hold = dlq.hold("shop.charge")
+    _take_all(dlq, hold)
+    assert dlq.holds()[0].held == 1
+    assert client.keys("orders*") == []
+
+    report = dlq.release(hold.id)
+
+    assert (report.published, report.state) == (1, "done")
+    after = json.loads(client.lindex(key, 0))
+    assert after["body"] == before["body"]
+    assert after["headers"] == {**before["headers"], "dlq_hold": hold.id}
+    properties = [
+        {name: value for name, value in one["properties"].items() if name not in STALE}
+        for one in (before, after)
+    ]
+    assert properties[0] == properties[1]
+    assert dlq.holds() == []
+    assert dlq.queues() == []
+
+
+def _take_all(dlq: DeadLetters, hold: Hold) -> None:
+    """Let a worker hold all messages of the queue."""
+    guard = dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
+    guard.tick()
+    with dlq.app.connection_for_read() as connection:
+        queue = dlq.app.amqp.queues["orders"].bind(connection.default_channel)
+        while (message := queue.get()) is not None:
+            request = SimpleNamespace(
+                id=message.headers["id"],
+                message=message,
+                request_dict=message.headers,
+                delivery_info=message.delivery_info,
+                task=SimpleNamespace(name=message.headers["task"]),
+            )
+            taken = guard.holding.take(request)  # type: ignore[arg-type]
+            assert taken is not None
+            assert (taken.hold, taken.stored) == (hold, True)
+            message.ack()
+    guard.close()
+
+
+def test_messages_go_back_in_the_order_in_which_they_came(
+    make: Make, client: redis.Redis, way: str
+) -> None:
+    """Behind those that wait in their queue; a few at a time where that is asked for."""
+    dlq = make()
+    hold = dlq.hold("shop.charge", reason="gateway down")
+    ids = put(dlq, hold, 250)
+    assert dlq.release(hold.id, limit=3).published == 3
+    assert queued(client) == ids[:3]
+    (one,) = dlq.holds()
+    assert (one.hold, one.state, one.held) == (hold, "holding", 247)
+
+    report = dlq.release(hold.id, rate=10_000)
+
+    assert report.published == 247
+    assert queued(client) == ids
+    job = dlq.job(report.redrive_id)
+    assert (job.kind, job.queue, job.state, job.total) == ("release", hold.id, "done", 247)
+    actions = [(change.action.value, change.target, change.letters) for change in dlq.changes()]
+    assert actions[::-1] == [
+        ("held", hold.id, 0),
+        ("released", hold.id, 3),
+        ("released", hold.id, 247),
+    ]
+
+
+def test_the_release_of_an_empty_hold_ends_it(make: Make) -> None:
+    """It is in the audit all the same."""
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    assert dlq.release(hold.id).published == 0
+    assert dlq.holds() == []
+    assert [change.action.value for change in dlq.changes()] == ["released", "held"]
+
+
+def test_killed_between_publishing_and_removing_the_next_run_knows(
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one script cannot do both: what the broker has is not published again."""
+    monkeypatch.setattr(RedisStore, "marker", lambda _: None)
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    ids = put(dlq, hold, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisStore, "remove", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            dlq.release(hold.id)
+    assert (queued(client), held(dlq, hold)) == (ids, ids)
+    report = dlq.release(hold.id)
+    assert (report.published, report.finished, report.maybe_twice) == (0, 5, 0)
+    assert (queued(client), held(dlq, hold)) == (ids, [])
+
+
+RELEASES = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from datetime import timedelta
+from builders import an_app
+from celery_dlq import DeadLetters
+from celery_dlq.operations import holds, redrive
+holds.NOTICED, holds.RELEASE_RATE = timedelta(0), 5000.0
+redrive.MOST_LETTERS = 20
+dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
+print("ready", flush=True)
+dlq.assembly.holds().release_ended(lambda: False)
+"""
+
+
+def test_killed_at_any_instant_each_message_is_held_or_in_its_queue(
+    make: Make, server: RedisServer, client: redis.Redis
+) -> None:
+    """Never both, never neither, always in order; the next worker goes on with the job."""
+    dlq = make()
+    hold = ended(dlq)
+    ids = put(dlq, hold, 2000)
+    tests = str(Path(__file__).parents[1])
+    ends: list[int] = []
+    while held(dlq, hold):
+        process = subprocess.Popen(
+            [sys.executable, "-c", RELEASES, server.url, tests], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        if len(ends) < 6:
+            left = dlq.assembly.backend.held.length(hold.id)
+            poll(partial(_moves, process, dlq, hold, left))
+            time.sleep(0.002 * len(ends))
+            os.kill(process.pid, signal.SIGKILL)
+        ends.append(process.wait(60))
+        process.stdout.close()
+        assert queued(client) + held(dlq, hold) == ids
+    assert ends.count(-signal.SIGKILL) >= 3
+    (job,) = dlq.jobs()
+    assert (job.counts["published"], job.actor, job.state) == (2000, "ann@desk", "done")
+
+
+def _moves(process: subprocess.Popen[bytes], dlq: DeadLetters, hold: Hold, left: int) -> bool:
+    return process.poll() is not None or dlq.assembly.backend.held.length(hold.id) < left
+
+
+# -- by workers ----------------------------------------------------------------------
+
+
+def test_workers_release_a_hold_that_has_ended(make: Make, client: redis.Redis) -> None:
+    """Once, by one of them, on behalf of who made it; then it is forgotten."""
+    dlq = make()
+    hold = ended(dlq, 600)
+    ids = put(dlq, hold, 10)
+    holds_of(dlq).release_ended(lambda: False)
+    assert (queued(client), held(dlq, hold)) == (ids, [])
+    (job,) = dlq.jobs()
+    assert (job.actor, job.options) == ("ann@desk", {"rate": operations.RELEASE_RATE})
+    holds_of(dlq).release_ended(lambda: False)
+    assert dlq.assembly.backend.holds.all() == []
+    assert len(dlq.jobs()) == 1
+
+
+def test_workers_leave_a_hold_alone_that_is_in_force(make: Make, client: redis.Redis) -> None:
+    """Also one that has just ended: workers may not have noticed."""
+    dlq = make()
+    one = dlq.hold("shop.charge", span=timedelta(hours=1))
+    put(dlq, one, 3)
+    holds_of(dlq).release_ended(lambda: False)
+    assert len(held(dlq, one)) == 3
+
+
+def test_a_worker_that_stops_leaves_the_release_to_the_next(
+    make: Make, client: redis.Redis
+) -> None:
+    """After its batch; the job waits and then goes on."""
+    dlq = make()
+    hold = ended(dlq)
+    ids = put(dlq, hold, 1000)
+    asked = iter([False, False, True])
+    holds_of(dlq).release_ended(lambda: next(asked, True))
+    (job,) = dlq.jobs()
+    assert job.state == "waiting"
+    assert queued(client) + held(dlq, hold) == ids
+    holds_of(dlq).release_ended(lambda: False)
+    assert queued(client) == ids
+    assert [one.state for one in dlq.jobs()] == ["done"]
+
+
+def test_workers_leave_a_release_alone_that_was_cancelled(make: Make) -> None:
+    """Who cancelled it decides when it goes on; `dlq holds` shows what is left."""
+    dlq = make()
+    hold = ended(dlq)
+    put(dlq, hold, 1000)
+    asked = iter([False, False, True])
+    holds_of(dlq).release_ended(lambda: next(asked, True))
+    dlq.cancel(dlq.jobs()[0].id)
+    holds_of(dlq).release_ended(lambda: False)
+    (one,) = dlq.holds()
+    assert (one.state, one.held > 0) == ("ended", True)
+    assert dlq.release(hold.id).published == one.held
+
+
+def test_a_second_release_is_refused_while_one_runs(make: Make) -> None:
+    """Two would mix up the order."""
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    put(dlq, hold, 300)
+    refused: list[str] = []
+
+    def progress(_: int) -> None:
+        if not refused:
+            with pytest.raises(DLQError, match="is not being released") as error:
+                make().release(hold.id)
+            refused.append(str(error.value))
+
+    assert dlq.release(hold.id, progress=progress).published == 300
+    assert refused
+
+
+# -- what is refused -----------------------------------------------------------------
+
+
+def test_a_hold_that_nobody_has_is_named_with_those_there_are(make: Make) -> None:
+    """A typo at three in the morning."""
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    with pytest.raises(NotFound, match=hold.id):
+        dlq.release("hold-1")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "expected the task or the queue to hold, got neither"),
+        ({"task": "shop.chrage"}, "did you mean 'shop.charge'"),
+        ({"queue": "oders"}, "expected a queue that the app or a live worker knows"),
+        ({"task": ""}, "expected task to be a name"),
+        ({"task": "shop.charge", "span": timedelta(0)}, "expected a time of at most 30 days"),
+        ({"task": "shop.charge", "span": timedelta(days=31)}, "expected a time of at most 30 days"),
+        ({"task": "shop.charge", "conditions": ["tenant=1"]}, "expected args, kwargs or headers"),
+    ],
+)
+def test_what_would_hold_nothing_is_refused(make: Make, options: dict[str, Any], text: str) -> None:
+    """With what to write instead; nothing is held."""
+    dlq = make()
+    with pytest.raises(DLQError, match=text):
+        dlq.hold(**options)
+    assert dlq.holds() == []
+
+
+def test_the_number_of_holds_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers compare each message with all of them."""
+    monkeypatch.setattr(operations, "MOST_HOLDS", 2)
+    dlq = make()
+    for _ in range(2):
+        dlq.hold("shop.charge")
+    with pytest.raises(DLQError, match="expected fewer than 2 holds"):
+        dlq.hold("shop.charge")

@@ -1,0 +1,411 @@
+"""What a policy says about exceptions: how it is written, found, and carried out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from builders import an_app
+from celery import Celery, signals, states
+from celery.app.trace import build_tracer
+from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
+
+from celery_dlq.config import Settings
+from celery_dlq.errors import SettingsError
+from celery_dlq.policies.exceptions import Action, Backoff, ExceptionRule
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
+from celery_dlq.worker.exceptions import ExceptionRules, exception_names
+from celery_dlq.worker.failure import EXCEPTION_NAMES, failure_of
+from celery_dlq.worker.policy_cache import PolicyCache
+
+RETRY: dict[str, Any] = {"action": "retry", "max_retries": 2, "countdown": 0}
+FATAL = {"action": "dead_letter", "dead_letter_queue": "fatal-DLQ"}
+
+
+class BaseError(Exception):
+    """Has a rule in most of these tests."""
+
+
+class SubError(BaseError, ValueError):
+    """Has none of its own."""
+
+
+def parsed(exceptions: Any) -> Policy:
+    """A policy with nothing else."""
+    return Policy.parse({"exceptions": exceptions}, "dlq_queues['orders']")
+
+
+# -- how it is written ---------------------------------------------------------------------
+
+
+def test_rules_are_read_from_classes_and_dotted_names() -> None:
+    """As issue trackers quote them, without an import; and back from JSON."""
+    policy = parsed(
+        {
+            "requests.ConnectionError": {**RETRY, "backoff": "exponential"},
+            "shop.Fatal": FATAL,
+            KeyError: {"action": "ignore"},
+        }
+    )
+    assert dict(policy.exceptions or ()) == {
+        "requests.ConnectionError": ExceptionRule(
+            action=Action.RETRY, max_retries=2, countdown=0.0, backoff=Backoff.EXPONENTIAL
+        ),
+        "shop.Fatal": ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ"),
+        "KeyError": ExceptionRule(action=Action.IGNORE),
+    }
+    assert Policy.parse(json.loads(json.dumps(policy.to_json())), "again") == policy
+    assert Policy.parse({"exceptions": policy.exceptions}, "again") == policy
+    assert parsed({}) == Policy()
+    assert policy.other_dead_letter_queues == ("fatal-DLQ",)
+    assert hash(policy) == hash(parsed(policy.to_json()["exceptions"]))
+
+
+@pytest.mark.parametrize(
+    ("exceptions", "said"),
+    [
+        (3, "['exceptions'] to be a mapping of exceptions to actions, got 3"),
+        ({"shop.Fatal": 1}, "a mapping with an action (retry, dead_letter or ignore), got 1"),
+        ({"shop.Fatal": {}}, "a mapping with an action (retry, dead_letter or ignore), got {}"),
+        ({"a.B": {"action": "rety"}}, "got 'rety'; did you mean 'retry'?"),
+        ({"a.B": {"action": None}}, "one of retry, dead_letter, ignore, got None"),
+        ({"a.B": {**RETRY, "max_retrys": 3}}, "got 'max_retrys'; did you mean 'max_retries'?"),
+        ({"a.B": {"action": "ignore", "countdown": 1}}, "only keys of the action ignore"),
+        ({"a.B": {**RETRY, "dead_letter_queue": "x"}}, "only keys of the action retry"),
+        ({"a.B": {**RETRY, "max_retries": -1}}, "a whole number of 0 or more, got -1"),
+        ({"a.B": {**RETRY, "backoff": "fix"}}, "got 'fix'; did you mean 'fixed'?"),
+        ({"a.B": {**RETRY, "countdown": "1s"}}, "a number of seconds or a timedelta, got '1s'"),
+        ({"a.B": {**RETRY, "backoff": "fixed", "retry_jitter": True}}, "with a fixed backoff"),
+        ({"a.B": {**FATAL, "dead_letter_queue": "{x}"}}, "without braces"),
+        ({"a B": RETRY}, "or their dotted names as keys, got 'a B'"),
+        ({"a.B, c.D": RETRY}, "or their dotted names as keys, got 'a.B, c.D'"),
+        ({"": RETRY}, "exception classes or their dotted names, got ''"),
+        ({int: RETRY}, "exception classes or their dotted names, got <class 'int'>"),
+    ],
+)
+def test_a_mistake_is_refused_with_what_to_do(exceptions: Any, said: str) -> None:
+    """At start-up, in one line."""
+    with pytest.raises(SettingsError) as raised:
+        parsed(exceptions)
+    assert said in str(raised.value)
+    assert "dlq_queues['orders']['exceptions']" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_settings_take_a_policy_object_as_it_is() -> None:
+    """Parsed or not."""
+    policy = parsed({"shop.Fatal": FATAL})
+    for given in (policy, Policy(exceptions={"shop.Fatal": FATAL})):  # type: ignore[arg-type]
+        settings = Settings.from_conf({"dlq_queues": {"orders": given}, "dlq_url": "redis://x"})
+        assert settings.queues["orders"] == policy
+
+
+def test_two_mappings_are_merged_by_exception() -> None:
+    """The stronger policy wins for an exception that both name; others stay."""
+    strong = parsed({"a.A": RETRY, "a.B": {"action": "ignore"}})
+    weak = parsed({"a.B": RETRY, "a.C": FATAL})
+    assert strong.over(weak) == parsed({"a.A": RETRY, "a.B": {"action": "ignore"}, "a.C": FATAL})
+    assert strong.over(Policy()) == Policy().over(strong) == strong
+
+
+@pytest.mark.parametrize(
+    ("rule", "waits"),
+    [
+        (ExceptionRule(action=Action.RETRY, retry_jitter=False), [1, 2, 4, 8]),
+        (ExceptionRule(action=Action.RETRY, countdown=30.0, retry_jitter=False), [30, 60, 120]),
+        (ExceptionRule(action=Action.RETRY, countdown=0.2, retry_jitter=False), [1, 1, 1, 2]),
+        (
+            ExceptionRule(
+                action=Action.RETRY, countdown=30.0, retry_backoff_max=50.0, retry_jitter=False
+            ),
+            [30, 50, 50],
+        ),
+        (ExceptionRule(action=Action.RETRY, backoff=Backoff.FIXED, countdown=7.0), [7, 7, 7]),
+        (ExceptionRule(action=Action.RETRY, backoff=Backoff.FIXED), [None, None]),
+        (ExceptionRule(action=Action.RETRY, countdown=0.0), [0, 0]),
+    ],
+)
+def test_a_retry_waits_as_the_rule_says(rule: ExceptionRule, waits: list[int | None]) -> None:
+    """Whole seconds."""
+    assert [rule.wait(retries, 0.999) for retries in range(len(waits))] == waits
+
+
+def test_jitter_is_a_part_of_the_wait() -> None:
+    """From none of it to all of it, as Celery's ``retry_jitter``."""
+    rule = ExceptionRule(action=Action.RETRY)
+    assert (rule.wait(3, 0.0), rule.wait(3, 0.5), rule.wait(3, 0.9999)) == (0, 4, 8)
+    assert rule.wait(10**9, 0.9999) == 600  # the number comes over the wire
+
+
+# -- how it is found -----------------------------------------------------------------------
+
+
+def test_the_class_comes_before_its_bases() -> None:
+    """In Python's own order."""
+    here = __name__
+    assert exception_names(SubError) == (
+        f"{here}.SubError",
+        f"{here}.BaseError",
+        "ValueError",
+        "Exception",
+        "BaseException",
+    )
+
+
+def test_a_class_is_found_under_the_names_under_which_it_can_be_imported() -> None:
+    """``json.JSONDecodeError`` is defined in ``json.decoder``; its place is that of the class."""
+    names = exception_names(json.JSONDecodeError, ["json.JSONDecodeError", "ValueError", "json.x"])
+    assert names[:3] == ("json.decoder.JSONDecodeError", "json.JSONDecodeError", "ValueError")
+    soft = "celery.exceptions.SoftTimeLimitExceeded"
+    assert soft in exception_names(SoftTimeLimitExceeded, [soft])
+
+
+class HostileModule(ModuleType):
+    """Imports, or raises, when it is asked for what it does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+@pytest.mark.parametrize(
+    "key", ["hostile.Error", "hostile.sub.Error", "", ".", "a..b", "x" * 10_000, "json.loads.x"]
+)
+def test_looking_up_a_name_imports_and_calls_nothing(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Names come from settings; modules may be lazy or worse."""
+    monkeypatch.setitem(sys.modules, "hostile", HostileModule("hostile"))
+    monkeypatch.setitem(sys.modules, "celery_dlq_none", None)  # type: ignore[arg-type]
+    before = set(sys.modules)
+    assert exception_names(KeyError, [key, "celery_dlq_none.X"])[0] == "KeyError"
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize(
+    ("exceptions", "ignore", "action"),
+    [
+        ({SubError: RETRY, BaseError: FATAL}, (), Action.RETRY),
+        ({Exception: RETRY, BaseError: FATAL}, (), Action.DEAD_LETTER),
+        ({Exception: RETRY}, (f"{__name__}.BaseError",), Action.IGNORE),
+        ({SubError: RETRY}, ("Exception",), Action.RETRY),
+        ({BaseError: FATAL}, (f"{__name__}.BaseError",), Action.DEAD_LETTER),
+        ({KeyError: RETRY}, (), None),
+    ],
+)
+def test_the_most_specific_rule_counts(exceptions: Any, ignore: Any, action: Any) -> None:
+    """``ignore`` is the short form of a rule."""
+    policy = Policy.parse({"exceptions": exceptions, "ignore": ignore}, "x")
+    rule = policy.rule_of(exception_names(SubError))
+    assert (rule.action if rule else None) is action
+
+
+# -- how it is carried out -----------------------------------------------------------------
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """An app whose results are in memory."""
+    made = an_app(result_backend="cache+memory://")
+    with made.connection() as connection, connection.SimpleQueue("orders") as queue:
+        queue.clear()  # the broker in memory is that of all tests
+    yield made
+    made.close()
+
+
+def guarded(app: Celery, exceptions: Any, **policy: Any) -> ExceptionRules:
+    """Install rules for one queue on all tasks of an app."""
+    table = PolicyTable({"orders": Policy.parse({"exceptions": exceptions, **policy}, "x")})
+    rules = ExceptionRules(PolicyCache(table, app.amqp.queues, "orders"))
+    app.conf.task_default_queue = "orders"
+    for task in app.tasks.values():
+        rules.install(task)
+    return rules
+
+
+def run(app: Celery, task: Any, retries: int = 0) -> Any:
+    """Run a task as a worker does; the state, and what was returned or raised."""
+    tracer = build_tracer(task.name, task, app=app)
+    request = {
+        "id": "t-1",
+        "retries": retries,
+        "is_eager": False,
+        "delivery_info": {"exchange": "", "routing_key": "orders"},
+    }
+    done = tracer("t-1", (), {}, request)
+    return (done.info.state, done.retval) if done.info else (states.SUCCESS, done.retval)
+
+
+def failing(app: Celery, exc: Exception, **options: Any) -> Any:
+    """A task that raises."""
+
+    @app.task(name=f"shop.{exc}", shared=False, **options)
+    def fails() -> None:
+        raise exc
+
+    app.finalize()
+    return app.tasks[fails.name]
+
+
+def test_a_retry_is_celerys_own(app: Celery) -> None:
+    """It is published with the next number, and Celery's signal is sent."""
+    task, seen = failing(app, SubError("x")), []
+    guarded(app, {BaseError: RETRY})
+    retried = signals.task_retry.connect(lambda **more: seen.append(more["reason"]), weak=False)
+
+    state, _info = run(app, task)
+
+    signals.task_retry.disconnect(retried)
+    assert state == states.RETRY
+    assert isinstance(seen[0], Retry)
+    assert isinstance(seen[0].exc, SubError)
+    with app.connection() as connection, connection.SimpleQueue("orders") as queue:
+        message = queue.get(timeout=1)
+    assert (message.headers["id"], message.headers["retries"]) == ("t-1", 1)
+    assert run(app, task, retries=2)[0] == states.FAILURE
+    end = failure_of(run(app, task, retries=2)[1], ()).end
+    assert end is not None
+    assert end.retries_spent
+    assert not hasattr(task, "override_max_retries")
+
+
+@pytest.mark.parametrize(
+    ("own", "rule", "policy", "last"),
+    [(3, None, None, 3), (3, 5, None, 5), (3, 5, 4, 4), (3, None, 9, 3), (None, None, 2, 2)],
+)
+def test_the_lowest_limit_of_retries_counts(
+    app: Celery, own: int | None, rule: int | None, policy: int | None, last: int
+) -> None:
+    """The rule's stands for the task's own; the policy's bounds both."""
+    task = failing(app, SubError("x"), max_retries=own)
+    guarded(app, {BaseError: {**RETRY, "max_retries": rule}}, max_retries=policy)
+    assert run(app, task, retries=last - 1)[0] == states.RETRY
+    assert run(app, task, retries=last)[0] == states.FAILURE
+
+
+@pytest.mark.parametrize("action", [FATAL, {"action": "ignore"}])
+def test_a_rule_beats_autoretry(app: Celery, action: Any) -> None:
+    """Also where that takes any exception; the exception arrives as it was raised."""
+    exc = SubError("x")
+    task = failing(app, exc, autoretry_for=(Exception,))
+    guarded(app, {BaseError: action})
+
+    state, info = run(app, task)
+
+    assert state == states.FAILURE
+    assert info.exception is exc
+    assert exc.__context__ is None
+    assert exc.__cause__ is None
+    assert "_Decided" not in info.traceback
+
+
+def test_autoretry_goes_on_with_what_no_rule_names(app: Celery) -> None:
+    """And with its own limit."""
+    task = failing(app, LookupError("x"), autoretry_for=(Exception,), max_retries=1)
+    guarded(app, {BaseError: {**RETRY, "max_retries": 9}})
+    assert run(app, task)[0] == states.RETRY
+    assert run(app, task, retries=1)[0] == states.FAILURE
+
+
+def test_the_policy_key_ignore_does_not_beat_autoretry(app: Celery) -> None:
+    """It only says which failures are no deaths."""
+    task = failing(app, SubError("x"), autoretry_for=(Exception,), max_retries=1)
+    guarded(app, {KeyError: RETRY}, ignore=[BaseError])
+    assert run(app, task)[0] == states.RETRY
+
+
+def test_a_retry_by_a_rule_beats_autoretry(app: Celery) -> None:
+    """One retry is published, not two, also if it cannot be published."""
+    task = failing(app, SubError("x"), autoretry_for=(Exception,), max_retries=0)
+    guarded(app, {BaseError: RETRY})
+    assert run(app, task)[0] == states.RETRY
+    task.apply_async = lambda *_, **__: 1 / 0
+    assert run(app, task)[0] == states.REJECTED
+
+
+def test_a_task_that_says_itself_what_it_wants_is_obeyed(app: Celery) -> None:
+    """``Reject`` is no failure; a ``retry()`` that refuses is the end."""
+
+    @app.task(name="shop.gives_up", bind=True, max_retries=0, shared=False)
+    def gives_up(self: Any) -> None:
+        try:
+            raise SubError("x")
+        except SubError as exc:
+            self.retry(exc=exc)
+
+    rejecting = failing(app, Reject("no", requeue=False))
+    guarded(app, {Exception: RETRY})
+    assert run(app, rejecting)[0] == states.REJECTED
+    assert run(app, app.tasks["shop.gives_up"])[0] == states.FAILURE
+
+
+def test_a_direct_call_is_a_function_call(app: Celery) -> None:
+    """No message, no retry."""
+    task = failing(app, SubError("x"))
+    guarded(app, {BaseError: RETRY})
+    with pytest.raises(SubError):
+        task()
+
+
+def test_an_error_of_ours_leaves_the_exception_to_celery(app: Celery) -> None:
+    """It is logged."""
+    task = failing(app, SubError("x"))
+    rules = guarded(app, {BaseError: RETRY})
+    rules.place = lambda _request: 1 / 0  # type: ignore[assignment,return-value]
+    state, info = run(app, task)
+    assert (state, type(info.exception)) == (states.FAILURE, SubError)
+
+
+def test_a_task_whose_limit_is_no_number_fails_with_its_own_exception(app: Celery) -> None:
+    """What a rule would do cannot be found out."""
+    task = failing(app, SubError("x"), max_retries="3")
+    guarded(app, {BaseError: {"action": "retry"}}, max_retries=2)
+    state, info = run(app, task)
+    assert (state, type(info.exception)) == (states.FAILURE, SubError)
+
+
+def test_a_later_worker_takes_over_and_an_end_leaves_celery_alone(app: Celery) -> None:
+    """In one process, as tests have it; nothing is wrapped twice."""
+    task = failing(app, SubError("x"))
+    guarded(app, {BaseError: RETRY})
+    wrapped = task.run
+    second = guarded(app, {BaseError: {"action": "ignore"}})
+    assert task.run is wrapped
+    assert run(app, task)[0] == states.FAILURE
+    second.close()
+    state, info = run(app, task)
+    assert state == states.FAILURE
+    assert not hasattr(info, EXCEPTION_NAMES)
+
+
+def test_a_task_is_left_as_it_is_without_exceptions_in_a_policy(app: Celery) -> None:
+    """So that it costs nothing."""
+    task = failing(app, SubError("x"))
+    before = task.run
+    guarded(app, None, max_deliveries=3)
+    assert task.run == before
+
+
+def test_the_names_go_with_a_failure_whose_exception_cannot(app: Celery) -> None:
+    """The main process gets an instance of the nearest base class that can be pickled."""
+
+    class LocalError(BaseError):
+        def __init__(self, code: int, text: str) -> None:
+            super().__init__(text)
+
+    task = failing(app, LocalError(1, "x"))
+    guarded(app, {BaseError: FATAL})
+
+    _state, info = run(app, task)
+
+    assert type(info.exception) is BaseError
+    end = failure_of(info, ()).end
+    assert end is not None
+    assert end.exception_names[:2] == (
+        f"{__name__}.{LocalError.__qualname__}",
+        f"{__name__}.BaseError",
+    )

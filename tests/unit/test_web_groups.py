@@ -1,0 +1,115 @@
+"""The state of a group on the pages: shown as a word, found by it, and changed by a form."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from builders import DLQ, a_letter, key_of
+from web_pages import SAME_SITE, form_of, get, pages, post
+
+from celery_dlq.backends.base import GroupState
+from celery_dlq.record import DeadLetter
+from celery_dlq.web.http import Permission, User
+from celery_dlq.web.web import Web
+
+GROUP = "0123456789abcdef"
+GROUPS = f"/queues/{DLQ}"
+PAGE = f"{GROUPS}/groups/{GROUP}"
+
+
+def stored(web: Web, **changes: object) -> DeadLetter:
+    """A letter of the group that is in the store."""
+    letter = a_letter(**{"fingerprint": GROUP, "release": "2026.2", **changes})
+    web.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    return letter
+
+
+def shown(web: Web, path: str, **query: str) -> str:
+    """The text of a page."""
+    response = web.handle(get(path, query={name: [value] for name, value in query.items()}))
+    assert response.status == 200, response.body
+    main = response.body.decode().partition("<main")[2]
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", main)))
+
+
+def sent(web: Web, fields: str) -> int:
+    """Send the form for the state; return the status of the answer."""
+    cookie, token = form_of(web)
+    request = post(f"{PAGE}/state", cookie, token, fields=fields, headers=SAME_SITE)
+    return web.handle(request).status
+
+
+def state(web: Web) -> GroupState:
+    """The state of the group."""
+    return web.assembly.backend.notes.status(DLQ, GROUP).state
+
+
+def test_a_group_is_resolved_regresses_and_is_reopened_in_the_browser() -> None:
+    """Each state is a word on its page and in the list, with who, when and in which release."""
+    web = pages()
+    letter = stored(web)
+    assert "state open" in shown(web, PAGE)
+    assert sent(web, "state=resolved&release=2026.3") == 303
+    text = shown(web, PAGE)
+    assert re.search(r"state resolved ; resolved by olga via \S+, .*, in release 2026\.3", text)
+    again = stored(web, release="2026.3")
+    text = shown(web, PAGE)
+    assert re.search(rf"died again .* in release 2026\.3: letter {again.id[:8]}", text)
+    assert f"{letter.exception_type} regressed" in shown(web, GROUPS)
+    assert sent(web, "state=open") == 303
+    assert "state open" in shown(web, PAGE)
+    (change, *_) = web.assembly.backend.workers.changes(limit=5)
+    assert (change.action, change.actor.split()[0]) == ("reopened", "olga")
+
+
+def test_a_muted_group_is_not_hot() -> None:
+    """It says until when it is muted; its letters are counted as before."""
+    web = pages()
+    stored(web)
+    assert b'class="hot"' in web.handle(get(GROUPS)).body
+    assert sent(web, "state=muted&for=2h") == 303
+    assert b'class="hot"' not in web.handle(get(GROUPS)).body
+    assert re.search(r"state muted by olga via \S+, .*, until ", shown(web, PAGE))
+    assert sent(web, "state=muted&for=") == 303
+    assert "until" not in shown(web, PAGE).partition("letters")[0]
+
+
+def test_groups_are_found_by_state_also_without_letters() -> None:
+    """A resolved group is usually empty; its page still tells what it was."""
+    web = pages()
+    letter = stored(web)
+    stored(web, fingerprint="fedcba9876543210", task_name="shop.mail")
+    assert sent(web, "state=resolved") == 303
+    web.assembly.backend.letters.remove(DLQ, [letter.id])
+    assert "shop.mail" in shown(web, GROUPS)
+    resolved = shown(web, GROUPS, state="resolved")
+    assert "; 1 group is resolved" in resolved
+    assert letter.task_name in resolved
+    assert "shop.mail" not in resolved
+    assert "shop.mail" in shown(web, GROUPS, state="open")
+    assert f"{DLQ} has no muted group." in shown(web, GROUPS, state="muted")
+    assert "This group has no letters now." in shown(web, PAGE)
+    assert web.handle(get(GROUPS, query={"state": ["fixed"]})).status == 400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["state=fixed", "", "state=muted&for=soon", "state=muted&for=9e99d", "state=muted&for=-2h"],
+)
+def test_what_cannot_be_set_is_a_page_that_says_so(fields: str) -> None:
+    """And nothing is changed."""
+    web = pages()
+    stored(web)
+    assert sent(web, fields) == 400
+    assert state(web) is GroupState.OPEN
+
+
+def test_who_may_only_look_sees_no_form_and_can_send_none() -> None:
+    """Redriving is the permission for it, as for notes."""
+    web = pages(access=lambda _: User(name="vera", permissions=frozenset({Permission.VIEW})))
+    stored(web)
+    assert "Resolve" not in shown(web, PAGE)
+    assert sent(web, "state=resolved") == 403
+    assert state(web) is GroupState.OPEN

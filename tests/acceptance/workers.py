@@ -180,4 +180,5 @@ class Worker:
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            return
+            if self.process.poll() is None:  # it has no group of its own yet
+                self.process.kill()

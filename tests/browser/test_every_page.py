@@ -20,7 +20,7 @@ QUEUE = "orders-DLQ"
 CHANGING = {"edit_form", "redrive_form", "discard_form"}
 BROWSED = {
     *("overview", "groups", "group", "apart", "letters", "letter", "discarded"),
-    *("jobs", "job", "policies", "audit", *CHANGING),
+    *("jobs", "job", "holds", "policies", "audit", *CHANGING),
 }
 
 

@@ -167,7 +167,7 @@ def all_of(dlq: DeadLetters) -> dict[str, Any]:
         "overrides": dlq.registry.overrides(),
         "holds": [(hold.id, hold.until) for hold in dlq.assembly.backend.holds.all()],
         "states": [(group.fingerprint, group.status.state) for group in dlq.groups(QUEUE)],
-        "notes": dlq.notes(QUEUE, "0123456789abcdef") if letters else [],
+        "notes": dlq.assembly.backend.notes.notes(QUEUE, "0123456789abcdef"),
     }
 
 

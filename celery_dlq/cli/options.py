@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from celery_dlq.letters import json_codec
-from celery_dlq.policies.policy import duration_seconds
+from celery_dlq.policies.policy import age_seconds, duration_seconds
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
@@ -29,8 +29,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
         if isinstance(value, datetime):
             return value
         text = value.strip()
-        # A number without a unit may be a year; it is never an age.
-        age = duration_seconds(text) if text[-1:].isalpha() else None
+        age = age_seconds(text)
         try:
             if age is not None:
                 return datetime.now(timezone.utc) - timedelta(seconds=age)

@@ -233,6 +233,11 @@ def duration_seconds(text: str) -> float | None:
     return None if found is None else float(found[1]) * _UNIT_SECONDS[found[2] or "s"]
 
 
+def age_seconds(text: str) -> float | None:
+    """As `duration_seconds`, where a number without a unit may be a year, and is no age."""
+    return duration_seconds(text) if text.strip()[-1:].isalpha() else None
+
+
 def flag(where: str, value: object) -> bool:
     """Check ``True`` or ``False``.
 

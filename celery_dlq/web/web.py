@@ -167,7 +167,7 @@ class Web:
     @property
     def redaction(self) -> Redaction:
         """Masks what ``dlq_redact`` names."""
-        return Redaction.of(self.assembly.settings)
+        return self.assembly.redaction
 
     def surroundings(self) -> Surroundings:
         """Workers, policies and what endangers letters; read again after a few seconds."""

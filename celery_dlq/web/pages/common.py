@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from celery_dlq.errors import CorruptLetter, DLQError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.tracebacks import Raised, raised
-from celery_dlq.policies.policy import duration_seconds
+from celery_dlq.policies.policy import age_seconds
 from celery_dlq.record import iso
 from celery_dlq.web.http import RequestError
 
@@ -62,12 +62,14 @@ def filter_of(call: Call) -> LetterFilter:
         for name, values in fields.items()
         if name in LetterFilter.__slots__
     }
+    if call.request.value("only") == "ticked" and not any(query.get("ids", ())):
+        raise RequestError(400, "expected letters to be ticked, got none; nothing was done")
     if len(query.get("ids", ())) > MAX_TICKED:
         raise RequestError(
             400, f"expected at most {MAX_TICKED} ticked letters, got {len(query['ids']):,}"
         )
     for name in ("since", "until"):  # "2h" is what people type
-        if query.get(name) and (seconds := duration_seconds(query[name][-1])) is not None:
+        if query.get(name) and (seconds := age_seconds(query[name][-1])) is not None:
             query[name] = [iso(datetime.now(timezone.utc) - timedelta(seconds=seconds)) or ""]
     try:
         return LetterFilter.from_query(query)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.job import REDRIVES
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import json_text, masked, outlined, query_of, suppressed
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 
 TYPED_ABOVE = 1000
 """Number of letters above which the queue's name must be typed, as for each discard."""
-
-_NEEDED = {
-    "redrive": Permission.REDRIVE,
-    "edit": Permission.REDRIVE,
-    "discard": Permission.DISCARD,
-    "purge": Permission.DISCARD,
-}
 
 _LABELS = (
     ("published", "published"),
@@ -103,14 +97,19 @@ def resume(call: Call) -> Response:
     return call.to("job", job=found.id)
 
 
+def _needed(found: Job) -> Permission:
+    """What one must be allowed to do to start, cancel or resume a job."""
+    return Permission.REDRIVE if found.kind in REDRIVES else Permission.DISCARD
+
+
 def _check(call: Call, found: Job) -> None:
-    needed = _NEEDED.get(found.kind, Permission.DISCARD)
+    needed = _needed(found)
     if not call.user.may(needed):
         raise RequestError(403, f"expected the permission {needed}. {call.user.why_not}")
 
 
 def _must_type(found: Job) -> bool:
-    return found.kind not in ("redrive", "edit") or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+    return found.kind not in REDRIVES or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
 
 
 def _examples(call: Call, found: Job) -> list[dict[str, str]]:
@@ -153,8 +152,7 @@ def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Resp
         labels=_LABELS,
         query=query_of(where) if where is not None else {},
         must_type=_must_type(found),
-        allowed=call.web.options.forms is not None
-        and call.user.may(_NEEDED.get(found.kind, Permission.DISCARD)),
+        allowed=call.web.options.forms is not None and call.user.may(_needed(found)),
         error=error,
         examples=examples,
         before=before,

@@ -21,7 +21,7 @@ _CHANGES = {
             _REGION + "    extra: Mapping[str, bytes] = field(default_factory=dict)\n",
         ),
     ],
-    "worker/letter.py": [("    return DeadLetter(\n", '    return DeadLetter(region="süd",\n')],
+    "worker/letter.py": [("    letter = DeadLetter(\n", '    letter = DeadLetter(region="süd",\n')],
 }
 
 

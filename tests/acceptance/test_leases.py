@@ -202,8 +202,6 @@ def test_a_lost_connection_neither_doubles_nor_loses_anything(
     pool: str,
 ) -> None:
     """What runs goes on and is acknowledged; what waits comes back at once, not after the lease."""
-    if pool == "eventlet":  # docs/guarantees.md says so, too
-        pytest.xfail("with eventlet a worker does not consume again after a lost connection")
     conf = {"worker_prefetch_multiplier": 4}
     green = pool in GREEN
     waiting = [] if green else ["waiting 0", "waiting 1"]  # there, nothing waits for a place

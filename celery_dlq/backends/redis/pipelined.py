@@ -367,9 +367,10 @@ class PipelinedConnection:
         sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
         if type(sock) is socket.socket and len(packed) == 1:  # TLS has a class of its own
             # A socket with a timeout asks first if it can be written to: one more call of the
-            # operating system, and in gevent several. It does not block, so just write.
+            # operating system, and in gevent several. It does not block, so just write. Not with
+            # os.write: eventlet's own waits for ever if the other side has closed the connection.
             with suppress(BlockingIOError):
-                rest = memoryview(packed[0])[os.write(sock.fileno(), packed[0]) :]
+                rest = memoryview(packed[0])[os.writev(sock.fileno(), packed) :]
                 if not rest:
                     return
                 packed = [rest]

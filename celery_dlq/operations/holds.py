@@ -130,7 +130,7 @@ class Holds:
             StoreUnavailable: The store does not answer.
         """
         where = _checked(task, queue, conditions, span)
-        self._check_names(task, queue)
+        self._matching(task, queue)
         now = self._store.now()
         self._tidy(now)
         known = self._store.all()
@@ -150,6 +150,24 @@ class Holds:
         self._store.replace(None, hold)
         self.record(Action.HELD, hold)
         return hold
+
+    def preview(
+        self,
+        task: str | None = None,
+        *,
+        queue: str | None = None,
+        conditions: Sequence[str] = (),
+        span: timedelta | None = None,
+    ) -> tuple[list[str], list[str]]:
+        """What `hold` would hold: names of tasks and of queues, of those known. Holds nothing.
+
+        Raises:
+            DLQError: As `hold`.
+            NotFound: As `hold`.
+            StoreUnavailable: The store does not answer.
+        """
+        _checked(task, queue, conditions, span)
+        return self._matching(task, queue)
 
     def holds(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages.
@@ -257,20 +275,23 @@ class Holds:
         self._registry.record(change)
         self._events.emit(change)
 
-    def _check_names(self, task: str | None, queue: str | None) -> None:
+    def _matching(self, task: str | None, queue: str | None) -> tuple[list[str], list[str]]:
         """Refuse what holds nothing, because it is misspelt."""
         workers = self._registry.workers()
-        if any(len(info.tasks) >= MAX_TASKS for info in workers):
-            task = None  # not all of its tasks are listed
-        for kind, name, known in (
-            ("task", task, {*self._tasks(), *(one for info in workers for one in info.tasks)}),
-            ("queue", queue, {*self._queues(), *(one for info in workers for one in info.queues)}),
-        ):
-            if name is not None and not any(fnmatchcase(one, name) for one in known):
+        # Else not all tasks of such a worker are listed.
+        listed = all(len(info.tasks) < MAX_TASKS for info in workers)
+        tasks = {*self._tasks(), *(one for info in workers for one in info.tasks)}
+        queues = {*self._queues(), *(one for info in workers for one in info.queues)}
+        found = []
+        for kind, name, known in (("task", task, tasks), ("queue", queue, queues)):
+            fit = sorted(one for one in known if fnmatchcase(one, name or "*"))
+            if name is not None and not fit and (listed or kind != "task"):
                 raise NotFound(
                     f"expected a {kind} that the app or a live worker knows, got {name!r}"
                     f"{did_you_mean(name, known)}"
                 )
+            found.append(fit)
+        return found[0], found[1]
 
     def _get(self, hold_id: str) -> Hold:
         holds = self._store.all()

@@ -28,6 +28,9 @@ PLANNED, EXPIRED, WAITING, RUNNING, DONE, CANCELLED, STOPPED, FAILED, INTERRUPTE
 REDRIVES = ("redrive", "edit")
 """The kinds of job that publish the messages of letters."""
 
+REMOVALS = ("discard", "purge")
+"""The kinds of job that remove letters."""
+
 _HANDLED = ("published", "finished", "removed", "skipped", "corrupt", "failures", "refused")
 _TIMES = ("started_at", "updated_at", "ended_at", "expires_at", "start_at")
 

@@ -15,7 +15,7 @@ from celery_dlq.operations.checks import redrive_options
 from celery_dlq.operations.discard import DiscardOptions
 from celery_dlq.operations.dry_run import dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments
-from celery_dlq.operations.job import REDRIVES, Job
+from celery_dlq.operations.job import REDRIVES, REMOVALS, Job
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.operations.preview import Preview, dry_run_of
@@ -24,7 +24,7 @@ from celery_dlq.operations.running import Running
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
 
 _PREVIEW_SECONDS = 10.0
-_PLANNED = (*REDRIVES, "discard", "purge")
+_PLANNED = (*REDRIVES, *REMOVALS)
 
 
 class Plans:

@@ -20,7 +20,7 @@ class Permission(str, Enum):
     """What a user may do. Django's permissions have the same names."""
 
     VIEW = "view"
-    REDRIVE = "redrive"  # also edit, restore and note
+    REDRIVE = "redrive"  # also edit, restore, hold, release, note, and states of groups
     DISCARD = "discard"
     EDIT_POLICIES = "edit_policies"
 

@@ -94,14 +94,17 @@ def dlq(redis_url: str) -> Iterator[DeadLetters]:
 REDRIVES = {"start", "cancel", "resume"}
 """Here the job decides: these are redrives."""
 
+CONFIRMED = {"confirmed": "yes"}
+"""The page that says what a form does was seen."""
+
 POSTS: dict[str, tuple[dict[str, Any], int]] = {
-    "add_note": ({"text": "seen"}, 303),
+    "add_note": ({"text": "seen", **CONFIRMED}, 303),
     "set_state": ({"state": "muted"}, 303),
-    "hold": ({"queue": "orders"}, 303),
-    "end_hold": ({"id": "{hold}"}, 303),
+    "hold": ({"queue": "orders", **CONFIRMED}, 303),
+    "end_hold": ({"id": "{hold}", **CONFIRMED}, 303),
     "plan_redrive": ({"force": "1"}, 303),
     "plan_discard": ({"ids": "{letter}"}, 303),
-    "restore": ({"id": "{discarded}"}, 303),
+    "restore": ({"id": "{discarded}", **CONFIRMED}, 303),
     "plan_edit": ({"args": "[7]", "kwargs": "{{}}", "force": "1"}, 303),
     "start": ({}, 303),
     "cancel": ({}, 303),
@@ -112,11 +115,11 @@ POSTS: dict[str, tuple[dict[str, Any], int]] = {
             "key": "max_deliveries",
             "value": "7",
             "for": "1h",
-            "confirmed": "yes",
+            **CONFIRMED,
         },
         303,
     ),
-    "unset_policy": ({"queue": "orders", "key": "max_retries"}, 303),
+    "unset_policy": ({"queue": "orders", "key": "max_retries", **CONFIRMED}, 303),
     "log_in": ({}, 404),
     "log_out": ({}, 404),
 }
@@ -205,6 +208,10 @@ def test_a_route_is_for_those_who_may(route: Route, visit: Visit, dlq: DeadLette
         for user in allowed:
             assert visit(user).get(path).status == good, user
             assert visit(user).get(path, "HEAD").body == b""
+    if CONFIRMED.items() <= fields.items():
+        unseen = {name: value for name, value in fields.items() if name not in CONFIRMED}
+        shown = visit(allowed[-1]).send(path, unseen)
+        assert (shown.status, "Nothing has been done yet" in shown.text) == (200, True)
     assert all_of(dlq) == before
     if route.method == "POST":
         assert visit(allowed[-1]).send(path, fields).status == good
@@ -292,7 +299,7 @@ def test_names_of_any_characters_are_found_again(name: str, visit: Visit, dlq: D
     page = operator.get(link)
     assert page.status == 200
     (group,) = set(re.findall(rf'href="({re.escape(link)}/groups/[^"/]+)"', page.text))
-    noted = operator.send(f"{group}/notes", {"text": "seen"})
+    noted = operator.send(f"{group}/notes", {"text": "seen", **CONFIRMED})
     assert noted.headers["location"] == group
     assert dlq.notes(name, "0123456789abcdef")[0].actor.startswith("operator via ")
     lines = operator.get(f"{link}/export/jsonl").body.splitlines()

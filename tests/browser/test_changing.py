@@ -41,6 +41,9 @@ def test_discard_and_restore(letter: DeadLetter, dlq: DeadLetters, page: Any, pa
     assert page.goto(f"{pages.url}/queues/{QUEUE}/letters/{letter.id}").status == 410
     press(page, "link", "Discarded letters")
     press(page, "button", f"Restore {letter.id}")
+    assert letter.description in page.locator("main").inner_text()
+    assert not list(dlq.letters(QUEUE, ids=[letter.id]))
+    press(page, "button", "Restore 1 letter")
     assert page.locator("h1").inner_text() == letter.task_name
     assert dlq.get(letter.id, QUEUE).body == letter.body
 
@@ -68,10 +71,15 @@ def test_edit_and_redrive(
     assert runs.llen(f"charge:{order}") == 0
 
 
-def test_a_note_is_kept_with_its_author(letter: DeadLetter, page: Any, pages: Pages) -> None:
+def test_a_note_is_kept_with_its_author(
+    letter: DeadLetter, dlq: DeadLetters, page: Any, pages: Pages
+) -> None:
     """Lines stay lines, and markup is text."""
     page.goto(f"{pages.url}/queues/{QUEUE}/groups/{letter.fingerprint}")
     page.get_by_label("New note").fill("look <b>here</b>\nand there")
+    press(page, "button", "Show the note")
+    assert page.locator(".said").first.inner_text() == "look <b>here</b>\nand there"
+    assert dlq.notes(QUEUE, letter.fingerprint) == []
     press(page, "button", "Add note")
     assert page.locator(".said").first.inner_text() == "look <b>here</b>\nand there"
 
@@ -88,12 +96,39 @@ def test_a_policy_is_overridden_and_the_override_ended(
     assert page.get_by_label("Queue", exact=True).input_value() == "orders"
     page.get_by_label("Value").fill("2")
     press(page, "button", "Show the change")
-    assert "it would be 2" in page.locator("main").inner_text()
+    then = page.locator("dt", has_text="then").locator("xpath=following-sibling::dd[1]")
+    assert then.inner_text() == "2"
     press(page, "button", "Override max_deliveries")
     assert "Overrides in force" in page.locator("main").inner_text()
     assert dlq.policies("orders").views[0].to_json()["policy"]["max_deliveries"]["value"] == 2
+    press(page, "button", "End the override of max_deliveries of orders")
     press(page, "button", "End the override")
     assert "Overrides in force" not in page.locator("main").inner_text()
+
+
+def test_messages_are_held_and_released(
+    dlq: DeadLetters, page: Any, pages: Pages, watched: Watched
+) -> None:
+    """Both say of which tasks first; a misspelt name is refused with what is meant."""
+    watched.allowed.append("Failed to load resource")  # what is refused is a 4xx
+    page.goto(f"{pages.url}/holds")
+    page.get_by_label("Queue; empty for all").fill("ordres")
+    press(page, "button", "Show what would be held")
+    assert "did you mean 'orders'" in page.get_by_role("alert").inner_text()
+    page.get_by_label("Queue; empty for all").fill("orders")
+    page.get_by_label("For, e.g. 2h").fill("2h")
+    press(page, "button", "Show what would be held")
+    shown = page.locator("main").inner_text()
+    assert "orders" in shown
+    assert "2 h" in shown
+    assert dlq.holds() == []
+    press(page, "button", "Hold")
+    (held,) = dlq.holds()
+    assert held.hold.queue == "orders"
+    press(page, "button", f"Release {held.hold.id}")
+    assert "orders" in page.locator("main").inner_text()
+    press(page, "button", "Release 0 messages")
+    assert dlq.holds() == []
 
 
 def test_a_job_is_cancelled_and_resumed(

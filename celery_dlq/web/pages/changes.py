@@ -9,7 +9,14 @@ from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavai
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError
-from celery_dlq.web.pages.common import filter_of, json_text, outlined, query_of
+from celery_dlq.web.pages.common import (
+    confirm,
+    confirmed,
+    filter_of,
+    json_text,
+    outlined,
+    query_of,
+)
 from celery_dlq.web.pages.letters import gone
 
 if TYPE_CHECKING:
@@ -152,14 +159,36 @@ def discarded(call: Call) -> Response:
 
 
 def restore(call: Call) -> Response:
-    """Put a discarded letter back."""
+    """Put a discarded letter back: first show which and where to, then do it."""
     queue, letter_id = call.parts["queue"], call.request.value("id")
     try:
+        if not confirmed(call):
+            return _restore_page(call, queue, letter_id)
         call.dlq.removal().restore(letter_id, queue)
     except NotFound as exc:  # or another operator was faster
         if call.dlq.backend.letters.entry(queue, letter_id) is None:
             return gone(call, queue, letter_id, exc)
     return call.to("letter", queue=queue, letter=letter_id)
+
+
+def _restore_page(call: Call, queue: str, letter_id: str) -> Response:
+    removal = call.dlq.removal()
+    found = outlined(call, removal.binned(letter_id, queue))
+    again = call.dlq.backend.letters.entry(queue, letter_id) is not None
+    return confirm(
+        call,
+        title=f"Restore a letter of {queue}?",
+        button="Restore 1 letter",
+        facts=[
+            ("letter", letter_id),
+            ("task", found["task_name"] or "no task"),
+            ("reason", found["reason"]),
+            ("what happened", found["description"] or "-"),
+            ("where to", f"{queue}, as its newest letter; an export then has it once more"),
+        ],
+        back=call.link("discarded", queue=queue),
+        problem=f"{queue} has this letter again: its message died again." if again else "",
+    )
 
 
 def _number(call: Call, name: str, at_least: float = 0) -> float | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
     from celery_dlq.operations.selection import RawEntry
     from celery_dlq.record import DeadLetter
+    from celery_dlq.web.http import Response
     from celery_dlq.web.web import Call
 
 _Value = TypeVar("_Value")
@@ -34,6 +35,51 @@ def suppressed(read: Callable[[], _Value], *errors: type[DLQError]) -> _Value | 
         return read()
     except errors:
         return None
+
+
+def confirmed(call: Call) -> bool:
+    """True if the form comes from the page that says what it does."""
+    return call.request.value("confirmed") == "yes"
+
+
+def confirm(
+    call: Call,
+    *,
+    title: str,
+    button: str,
+    facts: Sequence[tuple[str, str]],
+    back: str,
+    section: str = "overview",
+    problem: str = "",
+) -> Response:
+    """Say what a form would do, before it does; the form comes back with ``confirmed``.
+
+    Args:
+        call: The form.
+        title: The question.
+        button: What its button says.
+        facts: What would happen: names and values.
+        back: Where to go if nothing is to be done.
+        section: Of the menu.
+        problem: Why it would be refused; there is no button then.
+    """
+    forms = call.web.options.forms
+    ours = {"confirmed", forms.field if forms else ""}
+    return call.page(
+        "confirm.html",
+        section=section,
+        title=title,
+        button=button,
+        facts=facts,
+        back=back,
+        problem=problem,
+        fields=[
+            (name, value.replace("\r\n", "\n"))  # browsers send the lines of a text so
+            for name, values in call.request.form.items()
+            if name not in ours
+            for value in values
+        ],
+    )
 
 
 def check_text(what: str, text: str, limit: int) -> str:

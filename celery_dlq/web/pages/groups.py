@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.backends.base import GroupState
 from celery_dlq.errors import CorruptLetter, NotFound, NotSupported
+from celery_dlq.events import whoami
 from celery_dlq.policies.policy import duration_seconds
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import (
     check_text,
     columns_of_day,
+    confirm,
+    confirmed,
     frames_of,
     masked,
     suppressed,
@@ -93,9 +96,23 @@ def apart(call: Call) -> Response:
 
 
 def add_note(call: Call) -> Response:
-    """Add a note to a group."""
+    """Add a note to a group: first show it as all will see it."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     text = check_text("the note", call.request.value("text"), 2000)
+    if not confirmed(call):
+        found = call.dlq.reading().group(queue, fingerprint)
+        return confirm(
+            call,
+            title=f"Add a note to {found.exception_type or found.reason}?",
+            button="Add note",
+            facts=[
+                ("note", text),
+                ("by", whoami()),
+                ("shown with", f"{found.letters:,} letters of {queue}, and with all that follow"),
+                ("seen by", "everybody who may look; nobody can change or remove it"),
+            ],
+            back=call.link("group", queue=queue, fingerprint=fingerprint),
+        )
     call.dlq.notes().note(queue, fingerprint, text)
     return call.to("group", queue=queue, fingerprint=fingerprint)
 

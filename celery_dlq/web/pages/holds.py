@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError
 from celery_dlq.policies.policy import duration_seconds
 from celery_dlq.web.http import RequestError
+from celery_dlq.web.pages.common import confirm, confirmed
+from celery_dlq.web.templating import duration
 
 if TYPE_CHECKING:
     from celery_dlq.web.http import Response
     from celery_dlq.web.web import Call
+
+SHOWN = 12
+"""Names in a list."""
 
 
 def holds(call: Call) -> Response:
@@ -20,30 +26,67 @@ def holds(call: Call) -> Response:
 
 
 def hold(call: Call) -> Response:
-    """Hold the messages of a task or queue."""
+    """Hold the messages of a task or queue: first show of which, then do it."""
     value = call.request.value
+    task, queue = value("task").strip() or None, value("queue").strip() or None
+    where = [one.strip() for one in call.request.form.get("where", ()) if one.strip()]
+    span, reason = _span(value("for").strip()), value("reason").strip()
+    operations = call.dlq.holds()
     try:
-        call.dlq.holds().hold(
-            value("task").strip() or None,
-            queue=value("queue").strip() or None,
-            conditions=[one.strip() for one in call.request.form.get("where", ()) if one.strip()],
-            span=_span(value("for").strip()),
-            reason=value("reason").strip(),
-        )
+        if confirmed(call):
+            operations.hold(task, queue=queue, conditions=where, span=span, reason=reason)
+            return call.to("holds")
+        tasks, queues = operations.preview(task, queue=queue, conditions=where, span=span)
     except DLQError as exc:
         return _page(call, str(exc))
-    return call.to("holds")
+    return confirm(
+        call,
+        section="holds",
+        title="Hold these messages?",
+        button="Hold",
+        facts=[
+            ("tasks", _some(tasks, all_of=task is None)),
+            ("queues", _some(queues, all_of=queue is None)),
+            ("only with", ", ".join(where) or "any arguments"),
+            ("for", "until somebody releases them" if span is None else duration(span)),
+            ("why", reason or "-"),
+            ("noticed", "by workers within 2 seconds; tasks that run already go on"),
+        ],
+        back=call.link("holds"),
+    )
 
 
 def end_hold(call: Call) -> Response:
-    """End a hold, or close a circuit breaker; a worker releases the messages."""
+    """End a hold, or close a circuit breaker: first show what would go back, and where to."""
     hold_id = call.request.value("id")
-    found = next((one.hold for one in call.dlq.holds().holds() if one.hold.id == hold_id), None)
-    if found is not None and found.circuit is not None:
-        call.dlq.breakers().close_breaker(found.task, found.queue)
+    operations = call.dlq.holds()
+    found = next((one for one in operations.holds() if one.hold.id == hold_id), None)
+    if found is not None and not confirmed(call):
+        workers = call.web.surroundings().workers
+        return confirm(
+            call,
+            section="holds",
+            title=f"Release {found.held:,} messages?",
+            button=f"Release {found.held:,} messages",
+            facts=[
+                ("hold", f"{hold_id}: {found.hold.task} in {found.hold.queue}"),
+                ("where to", "the queues they come from, in order, 500 messages a second"),
+                ("by", "a worker" if workers else "a worker, as soon as one runs: none is alive"),
+            ],
+            back=call.link("holds"),
+        )
+    if found is not None and found.hold.circuit is not None:
+        call.dlq.breakers().close_breaker(found.hold.task, found.hold.queue)
     else:
-        call.dlq.holds().end(hold_id)
+        operations.end(hold_id)
     return call.to("holds")
+
+
+def _some(names: Sequence[str], *, all_of: bool) -> str:
+    """Names, the first of many; those that nobody knows yet are meant, too."""
+    shown = ", ".join(names[:SHOWN]) or "none that is known yet"
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"all: {shown}{more}" if all_of else shown + more
 
 
 def _span(text: str) -> timedelta | None:

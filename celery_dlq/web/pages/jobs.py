@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
-from celery_dlq.operations.job import REDRIVES
+from celery_dlq.operations.job import REMOVALS
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import json_text, masked, outlined, query_of, suppressed
@@ -99,7 +99,7 @@ def resume(call: Call) -> Response:
 
 def _needed(found: Job) -> Permission:
     """What one must be allowed to do to start, cancel or resume a job."""
-    return Permission.REDRIVE if found.kind in REDRIVES else Permission.DISCARD
+    return Permission.DISCARD if found.kind in REMOVALS else Permission.REDRIVE
 
 
 def _check(call: Call, found: Job) -> None:
@@ -109,7 +109,7 @@ def _check(call: Call, found: Job) -> None:
 
 
 def _must_type(found: Job) -> bool:
-    return found.kind not in REDRIVES or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+    return found.kind in REMOVALS or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
 
 
 def _examples(call: Call, found: Job) -> list[dict[str, str]]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError
+from celery_dlq.events import whoami
 from celery_dlq.policies.overrides import KEYS
 from celery_dlq.policies.policy import duration_seconds
 from celery_dlq.web.http import RequestError
+from celery_dlq.web.pages.common import confirm, confirmed, suppressed
+from celery_dlq.web.templating import duration, plain
 
 if TYPE_CHECKING:
     from celery_dlq.web.http import Response
@@ -30,18 +33,20 @@ def set_policy(call: Call) -> Response:
         made = call.dlq.policy_admin().check_override(queue, span, **{key: text})
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))
-    if value("confirmed") != "yes":
-        return _page(
+    if not confirmed(call):
+        return confirm(
             call,
-            asked={
-                "queue": queue,
-                "key": key,
-                "value": text,
-                "for": value("for").strip() or "1h",
-                "span": span,
-                "override": made[0],
-                "before": _before(call, queue, key),
-            },
+            section="policies",
+            title=f"Override {key} of {queue}?",
+            button=f"Override {key}",
+            facts=[
+                ("now", _value(call, queue, key)),
+                ("then", plain(made[0].value)),
+                ("for", duration(span)),
+                ("by", whoami()),
+                ("noticed", "by running workers within seconds"),
+            ],
+            back=call.link("policies"),
         )
     call.dlq.policy_admin().override_policy(queue, span, **{key: text})
     call.web.forget_surroundings()
@@ -49,25 +54,40 @@ def set_policy(call: Call) -> Response:
 
 
 def unset_policy(call: Call) -> Response:
-    """End an override early."""
+    """End an override early: first show what the value is then."""
     queue, key = call.request.value("queue"), call.request.value("key")
     if not key:
         raise RequestError(400, "expected the key of an override, got none")
+    if not confirmed(call):
+        return confirm(
+            call,
+            section="policies",
+            title=f"End the override of {key} of {queue}?",
+            button="End the override",
+            facts=[
+                ("now", _value(call, queue, key)),
+                ("then", "what settings and code say"),
+                ("noticed", "by running workers within seconds"),
+            ],
+            back=call.link("policies"),
+        )
     call.dlq.policy_admin().lift_policy(queue, key)
     call.web.forget_surroundings()
     return call.to("policies")
 
 
-def _before(call: Call, queue: str, key: str) -> Any:
-    try:
-        report = call.dlq.policy_admin().policies(queue)
-    except DLQError:
-        return None
-    view = next((view for view in report.views if view.task is None), None)
-    return None if view is None else view.to_json()["policy"].get(key)
+def _value(call: Call, queue: str, key: str) -> str:
+    """The value in force, and where it comes from."""
+    report = suppressed(lambda: call.dlq.policy_admin().policies(queue), DLQError)
+    views = [] if report is None else [view for view in report.views if view.task is None]
+    if not views:
+        return "unknown"
+    found = views[0].to_json()["policy"].get(key) or {"value": None, "source": "default"}
+    value = "not set" if found["value"] is None else plain(found["value"])
+    return f"{value} ({found['source']})"
 
 
-def _page(call: Call, error: str = "", asked: dict[str, Any] | None = None) -> Response:
+def _page(call: Call, error: str = "") -> Response:
     admin = call.dlq.policy_admin()
     report = admin.policies()
     return call.page(
@@ -80,7 +100,6 @@ def _page(call: Call, error: str = "", asked: dict[str, Any] | None = None) -> R
         overrides=call.dlq.backend.workers.overrides(),
         keys=KEYS,
         error=error,
-        asked=asked,
         typed=call.request.value,
     )
 

@@ -77,9 +77,6 @@ POSITION_HEADER = "dlq_position"
 EDITED_HEADER = "dlq_edited"
 """Edits of the message as JSON: time, person and change of each. Bounded."""
 
-CONTENT_TYPE_OF_ENTRY = "application/vnd.kombu.entry"
-"""Content type of a letter whose body is the entry of a Redis list that was no message."""
-
 MAX_COUNT = 2**31 - 1
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter, MissingExtra
@@ -90,6 +91,26 @@ def table(
     if others or not tables:
         tables.append(_of_mappings(chosen, others))
     return pa.concat_tables(tables)
+
+
+def write_file(path: Path, groups: Iterable[Sequence[Mapping[bytes, bytes]]]) -> int:
+    """Write raw store entries to one Parquet file.
+
+    Args:
+        path: The file.
+        groups: The entries of each row group.
+
+    Returns:
+        Number of rows.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - Spark's live reader writes no files
+
+    rows = 0
+    with pq.ParquetWriter(path, schema(), compression="zstd") as writer:
+        for group in groups:
+            writer.write_table(table(group))
+            rows += len(group)
+    return rows
 
 
 def _sorted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from itertools import islice
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_dlq.backends.base import ClaimState, DeadLetterStore
-from celery_dlq.errors import DLQError, ExportError, MissingExtra
+from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.job import CANCELLED, DONE
 from celery_dlq.operations.jobs import CancelledError, JobRun
@@ -135,30 +134,24 @@ class Discarder:
 
     def _export(self, run: JobRun, where: LetterFilter, left: int | None, path: Path) -> int:
         """Write the letters to a file that appears completely or not at all."""
-        try:
-            import pyarrow.parquet as pq  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export.wholefile import replacing  # noqa: PLC0415 - the same
 
-            from celery_dlq.export import table  # noqa: PLC0415 - the same
-            from celery_dlq.export.wholefile import replacing  # noqa: PLC0415 - the same
-        except ImportError as exc:
-            feature = "--export-first"
-            raise MissingExtra(feature, "pyarrow", "parquet") from exc
-        written = 0
+        def groups() -> Iterator[list[Mapping[bytes, bytes]]]:
+            written = 0
+            for batch in batches(self._selected(run, where, left), _ROWS_PER_GROUP):
+                run.beat({"exported": written})
+                yield [found.fields for found in batch]
+                written += len(batch)
+
         try:
-            with replacing(path) as temporary, ExitStack() as stack:
-                writer = pq.ParquetWriter(temporary, table.schema(), compression="zstd")
-                closed = stack.enter_context(writer)
-                for batch in batches(self._selected(run, where, left), _ROWS_PER_GROUP):
-                    run.beat({"exported": written})
-                    closed.write_table(table.table([found.fields for found in batch]))
-                    written += len(batch)
-                stack.close()
+            with replacing(path) as temporary:
+                return table.write_file(temporary, groups())
         except OSError as exc:
             raise ExportError(
                 f"expected {path} to be a file that can be written, got {type(exc).__name__}: "
                 f"{exc.strerror or exc}; nothing was removed"
             ) from exc
-        return written
 
 
 def _counts(report: DiscardReport) -> dict[str, int]:

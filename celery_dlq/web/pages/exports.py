@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import CorruptLetter, MissingExtra, NotFound
+from celery_dlq.errors import CorruptLetter, NotFound
 from celery_dlq.operations.selection import batches
 from celery_dlq.web.http import RequestError, Response
 from celery_dlq.web.pages.common import filter_of
@@ -35,10 +35,8 @@ def export(call: Call) -> Response:
         return _file(queue, "jsonl", "application/x-ndjson", _lines(call, found))
     if form != "parquet":
         raise NotFound(f"expected jsonl or parquet, got {form!r}")
-    try:
-        import pyarrow.parquet  # noqa: F401, PLC0415 - an extra
-    except ImportError as exc:
-        raise MissingExtra("a Parquet file", "pyarrow", "parquet") from exc
+    import celery_dlq.export.table  # noqa: F401, PLC0415 - says now if its extra is missing
+
     if call.web.redaction:
         raise RequestError(
             403,
@@ -62,18 +60,15 @@ def _lines(call: Call, found: Iterator[RawEntry]) -> Iterator[bytes]:
 
 
 def _parquet(found: Iterator[RawEntry]) -> Iterator[bytes]:
-    import pyarrow.parquet as pq  # noqa: PLC0415 - an extra
-
-    from celery_dlq.export import table  # noqa: PLC0415 - the same
+    from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
 
     handle, name = tempfile.mkstemp(prefix="celery_dlq-", suffix=".parquet")
     os.close(handle)
     path = Path(name)
     try:
-        with pq.ParquetWriter(path, table.schema(), compression="zstd") as writer:
-            letters = (entry for entry in found if entry.is_letter)
-            for batch in batches(letters, _LETTERS_PER_GROUP):
-                writer.write_table(table.table([entry.fields for entry in batch]))
+        letters = (entry for entry in found if entry.is_letter)
+        groups = batches(letters, _LETTERS_PER_GROUP)
+        table.write_file(path, ([entry.fields for entry in group] for group in groups))
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk

@@ -9,24 +9,20 @@ from heapq import nsmallest
 from typing import Any
 
 from celery_dlq.adopt.letter import request_fields
-from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound
+from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.letters import json_codec
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import iso
-from celery_dlq.transport.waiting import MOST_ENTRIES, WaitingEntry, WaitingMessages
+from celery_dlq.transport.delay_queues import QUEUES, DelayQueues
+from celery_dlq.transport.waiting import MOST_ENTRIES, WaitingMessages
 from celery_dlq.worker.capture import parsed_time
 from celery_dlq.worker.demands import DELAYED_COMMAND
 
 logger = get_logger("celery_dlq")
 
-DELAY_QUEUES = tuple(f"celery_delayed_{level}" for level in range(27, -1, -1))
-"""RabbitMQ's delay queues, as kombu 5.5 and later make them; a message enters at the first."""
-
 MOST_DELAYED = 10_000
 _ASKED_SECONDS = 1.0
-_NOT_FOUND = 404
-_CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +106,8 @@ class DelayedRun:
             if waiting.supported:
                 found, total = self._on_redis(waiting, queue, found, unseen)
             else:
-                levels = self._levels(unseen)
+                added, levels = self._on_rabbitmq(queue, found, unseen)
+                total += added
         finally:
             waiting.close()
         messages = tuple(nsmallest(limit, found.values(), key=lambda one: (one.eta, one.task_id)))
@@ -164,7 +161,7 @@ class DelayedRun:
         held = (one for one in waiting.held(_has_eta) if one.queue == queue)
         for entries in (waiting.in_lists(queue, _has_eta), held):
             for entry in entries:
-                message = _delayed(waiting, entry)
+                message = _delayed(waiting.message(entry), "worker" if entry.tag else "queue")
                 if message is None or message.eta <= now:
                     continue
                 total += 1
@@ -174,40 +171,54 @@ class DelayedRun:
             unseen.append(f"the oldest messages of {queue}: only {MOST_ENTRIES:,} are looked at")
         return found, total
 
-    def _levels(self, unseen: list[str]) -> dict[str, int]:
-        """The lengths of RabbitMQ's delay queues; empty if it has none, or is another broker."""
-        connection = self._app.connection_for_read()
-        if connection.transport.driver_type != "amqp":
-            unseen.append("what waits at the broker: only Redis and RabbitMQ can be looked into")
-            return {}
-        levels = {}
+    def _on_rabbitmq(
+        self, queue: str, found: dict[str, DelayedMessage], unseen: list[str]
+    ) -> tuple[int, dict[str, int]]:
+        """Add the heads of RabbitMQ's delay queues; how many, and the lengths of all."""
+        delays, added = DelayQueues(self._app), 0
         try:
-            connection.ensure_connection(**_CONNECT)
-            channel = connection.channel()
-            for name in DELAY_QUEUES:
-                declared = channel.queue_declare(name, passive=True)
-                if declared.message_count:
-                    levels[name] = int(declared.message_count)
-        except connection.channel_errors as exc:
-            if getattr(exc, "code", None) != _NOT_FOUND:  # they are declared all together
-                raise BrokerUnavailable(f"cannot read the delay queues: {exc}") from exc
-        except (OSError, *connection.connection_errors) as exc:
-            raise BrokerUnavailable(
-                f"cannot read from the broker {connection.as_uri()}: {type(exc).__name__}: {exc}"
-            ) from exc
+            if not delays.supported:
+                unseen.append(
+                    "what waits at the broker: only Redis and RabbitMQ can be looked into"
+                )
+                return 0, {}
+            levels = delays.lengths()
+            messages = delays.messages() if levels else []
         finally:
-            connection.release()
-        unseen.append("single messages in RabbitMQ: to read one would put it out of order")
-        return levels
+            delays.close()
+        if messages is None:
+            unseen.append("single messages in RabbitMQ: another process is reading them now")
+            return 0, levels
+        keys = self._routing_keys(queue)
+        for message in messages:
+            if str(message.delivery_info.get("routing_key")).split(".", len(QUEUES))[-1] in keys:
+                one = _delayed(message, "queue")
+                if one is not None:
+                    added += one.task_id not in found
+                    found.setdefault(one.task_id, one)
+        if len(messages) < sum(levels.values()):
+            unseen.append(
+                f"{sum(levels.values()) - len(messages):,} messages of RabbitMQ's delay queues, of "
+                f"all queues: the first {len(messages):,} were looked at"
+            )
+        return added, levels
+
+    def _routing_keys(self, queue: str) -> set[str]:
+        """What a delayed message for a queue has at the end of its routing key."""
+        known = self._app.amqp.queues.get(queue)
+        if known is None:
+            return {queue}
+        bound = (binding.routing_key for binding in known.bindings or ())
+        return {queue, *(key for key in (known.routing_key, *bound) if key)}
 
 
 def _has_eta(entry: bytes) -> bool:
     return b'"eta"' in entry and b'"eta": null' not in entry
 
 
-def _delayed(waiting: WaitingMessages, found: WaitingEntry) -> DelayedMessage | None:
+def _delayed(message: Any, place: str) -> DelayedMessage | None:
+    """A message with an ETA; ``None`` if it is none."""
     try:
-        message = waiting.message(found)
         fields = request_fields(message, message.headers)
         eta = parsed_time(fields.get("eta"))
     except (AttributeError, TypeError, ValueError):  # no task message
@@ -218,5 +229,5 @@ def _delayed(waiting: WaitingMessages, found: WaitingEntry) -> DelayedMessage | 
         task_id=str(fields.get("id", "")),
         task_name=str(fields.get("task", "")),
         eta=eta,
-        place="worker" if found.tag else "queue",
+        place=place,
     )

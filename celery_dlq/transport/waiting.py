@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 from uuid import uuid4
 
+from kombu.exceptions import KombuError
 from kombu.utils.json import loads
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
@@ -155,7 +156,7 @@ class WaitingMessages:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        errors = (RedisError, OSError, *self._connection.connection_errors)
+        errors = (KombuError, RedisError, OSError, *self._connection.connection_errors)
         try:
             yield
         except errors as exc:

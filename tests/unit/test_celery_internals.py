@@ -42,8 +42,8 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
-from celery_dlq.demands.delayed import DELAY_QUEUES
 from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
+from celery_dlq.transport import delay_queues
 from celery_dlq.transport.envelope import _STEPS
 from celery_dlq.transport.qos import ReliableQoS
 from celery_dlq.worker.dispatched import _RUN, _TERMINATE, FLUSHES_QUEUES
@@ -556,9 +556,10 @@ def test_a_terminated_request_is_announced_as_such() -> None:
     assert "self._apply_result is not None" in source
 
 
-def test_kombu_names_its_delay_queues_as_they_are_counted() -> None:
-    """`dlq delayed` asks RabbitMQ for their lengths."""
+def test_kombu_names_its_delay_queues_as_they_are_read() -> None:
+    """`dlq delayed` counts and reads them."""
     name = "kombu.transport.native_delayed_delivery"
     delays = pytest.importorskip(name)  # new in kombu 5.5
-    names = [delays.level_name(level) for level in range(delays.MAX_LEVEL, -1, -1)]
-    assert names == list(DELAY_QUEUES)
+    names = [delays.level_name(level) for level in range(delays.MAX_LEVEL + 1)]
+    assert names == list(delay_queues.QUEUES)
+    assert delays.calculate_routing_key(5, "a.b").split(".", len(names))[-1] == "a.b"

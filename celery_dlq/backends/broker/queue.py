@@ -37,6 +37,9 @@ MAX_BYTES = 8 * 1024**3
 WAIT_SECONDS = 10.0
 """Maximum wait of a reader for another one to finish, or for the next message."""
 
+REQUEUED_PER_BATCH = 32
+"""Messages of a quorum queue that are requeued together; more would lose their order."""
+
 Connect = Callable[..., Any]
 """Opens a connection; takes ``transport_options`` and ``heartbeat``."""
 
@@ -44,7 +47,6 @@ _HEARTBEAT_SECONDS = 60
 _QUIET_SECONDS = 0.1  # without a message; then the queue may be empty
 _LATE_SECONDS = 1.0  # maximum time for reading letters that arrived after the start
 _SETTLING_SECONDS = 2.0  # maximum wait until the number of ready messages is stable
-_REQUEUED_PER_BATCH = 32  # messages of a quorum queue; more would lose their order
 _COMMANDS_PER_BATCH = 16  # acknowledgements of a quorum queue; after 32 they are kept back
 _MAX_PREFETCH = 65_535  # AMQP's limit
 _CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
@@ -343,20 +345,14 @@ class HeldQueue:
 
     def _return(self, tags: Sequence[int]) -> None:
         ready = self._ready()
-        step = _REQUEUED_PER_BATCH if self._kind == "quorum" else len(tags)
+        step = REQUEUED_PER_BATCH if self._kind == "quorum" else len(tags)
         for start in range(0, len(tags), step):
             some = tags[start : start + step]
-            self._nack_up_to(some[-1])
+            requeue_up_to(self._channel, some[-1])
             # Wait before the next batch, or both would be one, in any order.
             deadline = time.monotonic() + WAIT_SECONDS
             while self._ready() < ready + start + len(some) and time.monotonic() < deadline:
                 time.sleep(0.001)
-
-    def _nack_up_to(self, tag: int) -> None:
-        from amqp import spec  # type: ignore[import-untyped]  # noqa: PLC0415 - AMQP only
-
-        # py-amqp has no method for RabbitMQ's basic.nack.
-        self._channel.send_method(spec.Basic.Nack, "Lbb", (tag, True, True))
 
     def _ready(self) -> int:
         return int(self._channel.queue_declare(self._queue, passive=True).message_count)
@@ -452,6 +448,14 @@ class HeldQueue:
         while not self._over.wait(_HEARTBEAT_SECONDS / 4):
             with self._lock, suppress(Exception):
                 self._connection.connection.send_heartbeat()
+
+
+def requeue_up_to(channel: Any, tag: int) -> None:
+    """Put all unacknowledged messages of an AMQP channel back, up to a delivery tag."""
+    from amqp import spec  # type: ignore[import-untyped]  # noqa: PLC0415 - AMQP only
+
+    # py-amqp has no method for RabbitMQ's basic.nack.
+    channel.send_method(spec.Basic.Nack, "Lbb", (tag, True, True))
 
 
 def _acknowledgements(gone: AbstractSet[int], snapshot: Snapshot) -> tuple[int | None, list[int]]:

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import amqp
@@ -124,15 +125,25 @@ class RabbitServer:
         if wait:
             self._closing.join()
 
-    def keep_closing_connections(self, times: int, *, every_seconds: float) -> None:
-        """Close all connections of all clients again and again, from now on, by the node itself."""
+    @contextlib.contextmanager
+    def closing_connections(self, times: int, *, every_seconds: float) -> Iterator[None]:
+        """Close all connections of all clients again and again, by the node itself.
+
+        Args:
+            times: At most so often; the end of the block ends it, too.
+            every_seconds: The time between two closings.
+        """
         self._control(
             "eval",
-            "spawn(fun() -> lists:foreach(fun(_) -> "
+            "register(closing, spawn(fun() -> lists:foreach(fun(_) -> "
             '[rabbit_networking:close_connection(C, "closed by the test") '
             "|| C <- rabbit_networking:connections()], "
-            f"timer:sleep({round(every_seconds * 1000)}) end, lists:seq(1, {times})) end).",
+            f"timer:sleep({round(every_seconds * 1000)}) end, lists:seq(1, {times})) end)).",
         )
+        try:
+            yield
+        finally:
+            self._control("eval", "catch exit(whereis(closing), kill).")
 
     def suspend_log(self, seconds: float) -> None:
         """Keep quorum queues from writing their log, so from doing anything, for a while."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import printable
 from celery_dlq.logs import get_logger
+from celery_dlq.record import iso
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -129,6 +130,7 @@ def _state(assembly: Assembly) -> dict[str, Any]:
         "jobs": {
             job.id: {
                 "state": job.state,
+                "ended_at": iso(job.ended_at),
                 "counts": {**job.counts, "handled": job.handled},
                 "total": job.total,
                 "canary": {name: job.canary[name] for name in _CANARY if name in job.canary},

@@ -150,7 +150,7 @@ def place(request: pytest.FixtureRequest) -> Place:
         sqs = request.getfixturevalue("sqs_server")
         return Place("sqs", {"POISON_BROKER": sqs.url, "POISON_OPTIONS": json.dumps(sqs.options)})
     server = request.getfixturevalue("rabbit_server")
-    server.delete_queues(*QUEUES.split(","))
+    server.delete_queues(*QUEUES.split(","), "orders-DLQ", "letters")
     env = {"POISON_BROKER": server.url, "POISON_QUEUE_TYPE": request.param}
     return Place(request.param, env)
 

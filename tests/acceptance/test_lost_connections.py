@@ -50,10 +50,9 @@ def test_no_message_starts_too_often_and_no_neighbour_dies_of_it(
     sent |= {f"healthy-{n}": "healthy" for n in range(HEALTHY)}
     worker = start_worker(conf, env=place.env)
     publish(place.env["POISON_BROKER"], sent)
-    rabbit_server.keep_closing_connections(CLOSINGS, every_seconds=EVERY_SECONDS)
-
-    found = letters(count=KILLERS, timeout_seconds=90)
-    poll(lambda: all(map(ran, sent)), timeout_seconds=60)
+    with rabbit_server.closing_connections(CLOSINGS, every_seconds=EVERY_SECONDS):
+        found = letters(count=KILLERS, timeout_seconds=90)
+        poll(lambda: all(map(ran, sent)), timeout_seconds=60)
 
     starts = {key: ran(key) for key, task in sent.items() if task == "killed_later"}
     assert max(starts.values()) <= limit, (starts, worker.output[-3000:])

@@ -139,9 +139,10 @@
     // What somebody types is not thrown away.
     const typing = document.activeElement?.matches("input, textarea, select");
     if (!ENDED.includes(job.state) || ENDED.includes(before) || reloading || typing) return;
-    try {  // once, whatever the page then says
-      if (sessionStorage.getItem(`dlq-ended:${element.dataset.job}`)) return;
-      sessionStorage.setItem(`dlq-ended:${element.dataset.job}`, "yes");
+    try {  // once for each end, whatever the page then says; a resumed job ends again
+      const key = `dlq-ended:${element.dataset.job}`, end = String(job.ended_at);
+      if (sessionStorage.getItem(key) === end) return;
+      sessionStorage.setItem(key, end);
     } catch {
       return;
     }

@@ -17,13 +17,14 @@ class TlsServer(RedisServer):
 
     Args:
         folder: For the key and the certificate, which is for 127.0.0.1.
+        *options: More options of ``redis-server``.
 
     Attributes:
         certificate: The certificate's file.
         tls_port: The port.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.certificate, key = folder / "cert.pem", folder / "key.pem"
         openssl = require(shutil.which("openssl"), "openssl")
         request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1"
@@ -33,7 +34,7 @@ class TlsServer(RedisServer):
         self.tls_port = 0
         files = ["--tls-cert-file", self.certificate, "--tls-key-file", key]
         files += ["--tls-ca-cert-file", self.certificate]
-        self._always = [str(each) for each in ("--tls-auth-clients", "no", *files)]
+        self._always = [str(each) for each in ("--tls-auth-clients", "no", *files, *options)]
         super().__init__()
 
     def _came_up(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,6 +36,12 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     """Give a server with a certificate of its own."""
     with TlsServer(tmp_path_factory.mktemp("tls")) as server:
         yield server
+
+
+def is_ok(server: RedisServer) -> bool:
+    """True if the node of a cluster takes writes."""
+    said = server.client().execute_command("CLUSTER INFO")  # which redis-py may take apart
+    return "ok" in (said["cluster_state"] if isinstance(said, dict) else said.decode())[:40]
 
 
 def keeps(**conf: Any) -> None:
@@ -127,6 +135,39 @@ def test_a_sentinel_that_does_not_know_the_server_is_an_outage_in_one_line() -> 
         url, options = servers.url, {"master_name": "other"}
         with pytest.raises(StoreUnavailable, match=r"No master found for 'other'") as raised:
             keeps(broker_url=url, broker_transport_options=options)
+        assert "\n" not in str(raised.value)
+
+
+# -- Plain servers -----------------------------------------------------------------------
+
+
+def test_every_way_to_write_a_server(redis_url: str, tls_server: TlsServer) -> None:
+    """As redis-py, kombu and valkey-py spell it."""
+    other = {"broker_url": "amqp://nobody"}
+    keeps(**other, dlq_url=redis_url)
+    keeps(**other, dlq_url=redis_url.replace("redis://", "valkey://"))
+    tls = {"ssl_ca_certs": str(tls_server.certificate)}
+    for scheme in ("rediss", "valkeys"):
+        url = tls_server.tls_url.replace("rediss", scheme)
+        keeps(**other, dlq_url=url, dlq_use_ssl=tls)
+    with tempfile.TemporaryDirectory(prefix="dlq-") as folder:  # its path must be short
+        path = Path(folder, "redis.sock")
+        with RedisServer("--unixsocket", str(path)):
+            keeps(**other, dlq_url=f"unix://{path}")
+            keeps(**other, dlq_url=f"redis+socket://{path}")
+
+
+def test_a_cluster_that_speaks_tls(tmp_path: Path) -> None:
+    """Every node is reached as the first."""
+    options = ("--cluster-enabled", "yes", "--tls-cluster", "yes")
+    with TlsServer(tmp_path, *options) as server:
+        server.client().execute_command("CLUSTER ADDSLOTS", *range(16384))
+        poll(lambda: is_ok(server), timeout_seconds=30)
+        url = f"rediss+cluster://127.0.0.1:{server.tls_port}"
+        tls = {"ssl_ca_certs": str(server.certificate)}
+        keeps(broker_url="amqp://nobody", dlq_url=url, dlq_use_ssl=tls)
+        with pytest.raises(StoreUnavailable, match="CERTIFICATE_VERIFY_FAILED") as raised:
+            keeps(broker_url="amqp://nobody", dlq_url=url)
         assert "\n" not in str(raised.value)
 
 

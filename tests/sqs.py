@@ -17,7 +17,6 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-import boto3
 from servers import _free_port
 from waiting import poll
 
@@ -27,7 +26,7 @@ _REGION = "us-east-1"
 
 def sqs_module() -> str | None:
     """What runs the server; ``None`` if it, or what kombu needs for SQS, is not installed."""
-    needed = ("moto", "flask", "flask_cors", "pycurl")
+    needed = ("boto3", "moto", "flask", "flask_cors", "pycurl")
     return "moto.server" if all(map(importlib.util.find_spec, needed)) else None
 
 
@@ -69,6 +68,8 @@ class SqsServer:
 
     def client(self) -> Any:
         """A client of SQS."""
+        import boto3  # noqa: PLC0415 - it is not in every environment
+
         return boto3.client(
             "sqs",
             region_name=_REGION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,6 +16,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.concurrency import prefork
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.worker import state
+from celery.worker.request import Request
 from guarded_worker import Pool, Worker
 
 from celery_dlq.backends.base import Demand
@@ -43,6 +45,12 @@ def an_error(exc: BaseException) -> ExceptionInfo:
         raise exc
     except type(exc):
         return ExceptionInfo()
+
+
+def give_up(request: Any) -> None:
+    """Cancel it, as a shutdown does."""
+    known = inspect.signature(Request._announce_cancelled).parameters  # Celery 5.4 has none
+    request._announce_cancelled(**({"emit_retry": False} if "emit_retry" in known else {}))
 
 
 def test_a_letter_is_stored_before_its_message_is_acknowledged(worker: Worker) -> None:
@@ -166,7 +174,7 @@ def test_an_expired_message_is_a_letter_before_celery_drops_it(worker: Worker, d
 def test_what_a_shutdown_gave_up_is_neither_acknowledged_nor_rejected(worker: Worker) -> None:
     """A lost process or a time limit that comes with the shutdown changes nothing."""
     request = worker.start()
-    request._announce_cancelled(emit_retry=False)
+    give_up(request)
     assert request.dlq_state is DeliveryState.RELEASED
     request.on_failure(an_error(WorkerLostError("gone")))
     request.on_timeout(False, 10)
@@ -177,7 +185,7 @@ def test_what_a_shutdown_gave_up_is_neither_acknowledged_nor_rejected(worker: Wo
 def test_what_a_shutdown_gave_up_may_still_succeed(worker: Worker) -> None:
     """Then it is acknowledged, and not run again for nothing."""
     request = worker.start()
-    request._announce_cancelled(emit_retry=False)
+    give_up(request)
     request.on_success((False, None, 0.1))
     assert (worker.said, request.dlq_state) == (["ack"], DeliveryState.DONE)
 
@@ -304,7 +312,7 @@ def broken(*_: Any, **__: Any) -> None:
         lambda request: request.on_failure(an_error(ValueError("x")), return_ok=True),
         lambda request: request.on_failure(an_error(WorkerLostError("x"))),
         lambda request: request.on_timeout(False, 1),
-        lambda request: request._announce_cancelled(emit_retry=False),
+        give_up,
         lambda request: request._announce_revoked("terminated", True, "15", False),
     ],
 )

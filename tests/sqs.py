@@ -68,7 +68,7 @@ class SqsServer:
 
     def client(self) -> Any:
         """A client of SQS."""
-        import boto3  # noqa: PLC0415 - it is not in every environment
+        import boto3
 
         return boto3.client(
             "sqs",

@@ -212,7 +212,7 @@ def test_an_end_that_is_none_leaves_the_task_running(worker: Worker) -> None:
     """Celery neither acknowledged nor rejected; the next end is judged again."""
     request = worker.start()
     request._already_cancelled = True
-    request.on_failure(an_error(SystemExit()))
+    request.on_failure(an_error(Terminated(15)))
     assert (worker.said, request.dlq_state) == ([], DeliveryState.RUNNING)
 
 

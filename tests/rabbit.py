@@ -112,6 +112,12 @@ class RabbitServer:
         self._control("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
         return f"amqp://guest:guest@127.0.0.1:{self.port}/{name}"
 
+    def add_user(self, name: str, *, configure: str, write: str, read: str) -> str:
+        """Make a user, whose password is its name, with these permissions; its URL."""
+        self._control("add_user", name, name)
+        self._control("set_permissions", name, configure, write, read)
+        return f"amqp://{name}:{name}@127.0.0.1:{self.port}//"
+
     def close_connections(self, *, wait: bool = True) -> None:
         """Close all connections of all clients, as a failing node does.
 

@@ -183,11 +183,11 @@ class DelayedRun:
                 )
                 return 0, {}
             levels = delays.lengths()
-            messages = delays.messages() if levels else []
+            messages, why_not = delays.messages() if levels else ([], "")
         finally:
             delays.close()
-        if messages is None:
-            unseen.append("single messages in RabbitMQ: another process is reading them now")
+        if why_not:
+            unseen.append(f"single messages in RabbitMQ: {why_not}")
             return 0, levels
         keys = self._routing_keys(queue)
         for message in messages:

@@ -27,7 +27,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 _MOST_DELIVERIES = 10  # a reading counts as one; RabbitMQ 4 ends a message after 20
 _LOCK = "celery_delayed.reader"
 _RETURN_SECONDS = 0.25  # those that move on while they come back are not waited for
-_NOT_FOUND, _LOCKED = 404, 405
+_REFUSED, _NOT_FOUND, _LOCKED = 403, 404, 405  # AMQP's reply codes
 _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
 
 
@@ -55,23 +55,30 @@ class DelayQueues:
         with self._channel() as channel:
             return self._lengths(channel)
 
-    def messages(self) -> list[Any] | None:
+    def messages(self) -> tuple[list[Any], str]:
         """The first messages of each queue, put back when they are returned.
 
         Returns:
-            Messages of kombu; ``None`` if another process is reading now.
+            Messages of kombu; and why there are none, if they cannot be read now.
 
         Raises:
             BrokerUnavailable: The broker does not answer.
         """
         found: list[Any] = []
         with self._channel() as channel:
-            if not self._alone(channel):
-                return None
-        with self._channel() as channel:
-            for name in self._lengths(channel):
-                found += self._head(channel, name, MOST_READ - len(found))
-        return found
+            try:
+                # A lock until `close`, also if this process dies.
+                channel.queue_declare(_LOCK, durable=False, exclusive=True, auto_delete=True)
+                for name in self._lengths(channel):
+                    found += self._head(channel, name, MOST_READ - len(found))
+            except self._connection.channel_errors as exc:
+                code = getattr(exc, "code", None)
+                if code == _LOCKED:
+                    return [], "another process is reading them now"
+                if code == _REFUSED:
+                    return [], f"the broker does not allow it: {exc}"
+                raise
+        return found, ""
 
     def close(self) -> None:
         """Disconnect; what another connection reads is free again."""
@@ -108,16 +115,6 @@ class DelayQueues:
             while _ready(channel, name) < ready + start + len(some) and time.monotonic() < deadline:
                 time.sleep(0.001)
         return found
-
-    def _alone(self, channel: Any) -> bool:
-        """Lock the queues until `close`, also if this process dies; false if they are locked."""
-        try:
-            channel.queue_declare(_LOCK, durable=False, exclusive=True, auto_delete=True)
-        except self._connection.channel_errors as exc:
-            if getattr(exc, "code", None) != _LOCKED:
-                raise
-            return False
-        return True
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import amqp
 import pytest
@@ -52,17 +51,12 @@ def publish(app: Celery) -> Iterator[Callable[[str], None]]:
         yield lambda body: producer.publish(body, exchange="celery_delayed_27", routing_key=key)
 
 
-def ids(found: list[Any] | None) -> list[str]:
-    """The bodies of messages, which name them."""
-    assert found is not None
-    return [message.payload for message in found]
-
-
-def read(app: Celery) -> list[Any] | None:
-    """Read all delay queues once."""
+def read(app: Celery) -> list[str]:
+    """Read all delay queues once: the bodies, which name the messages; or why it cannot be."""
     delays = DelayQueues(app)
     try:
-        return delays.messages()
+        found, why_not = delays.messages()
+        return [message.payload for message in found] or [why_not]
     finally:
         delays.close()
 
@@ -93,9 +87,9 @@ def test_messages_that_are_read_move_on_in_time_and_in_order(
             sent[str(number)] = time.time()
             publish(str(number))
             time.sleep(2.0 / MESSAGES)  # so that their times differ
-        assert ids(read(app)) == [*sent]
+        assert read(app) == [*sent]
         for _ in range(3):
-            assert set(ids(read(app))) <= sent.keys()
+            assert set(read(app)) <= sent.keys()
         poll(lambda: len(arrived) == MESSAGES, timeout_seconds=30)
     finally:
         ended.set()
@@ -113,10 +107,11 @@ def test_a_reader_that_dies_and_a_second_one_lose_nothing(
     for number in range(5):
         publish(str(number))
     first = DelayQueues(app)
-    assert len(first.messages() or ()) == 5
-    assert read(app) is None  # the lock is held until `close`
+    assert len(first.messages()[0]) == 5
+    locked = ["another process is reading them now"]
+    assert read(app) == locked  # until `close`
     first._connection.transport.close_connection(first._connection.connection)
-    poll(lambda: read(app) is not None, timeout_seconds=10)
+    poll(lambda: read(app) != locked, timeout_seconds=10)
     delays = DelayQueues(app)
     assert delays.lengths() == {NAME: 5}
     delays.close()
@@ -126,9 +121,25 @@ def test_a_message_is_read_only_some_times(app: Celery, publish: Callable[[str],
     """Each reading counts as a delivery, and RabbitMQ 4 ends a message after 20 of them."""
     for number in range(3):
         publish(str(number))
-    seen = [len(ids(read(app))) for _ in range(14)]
+    seen = [len(read(app)) for _ in range(14)]
     assert seen[:10] == [3] * 10
     assert seen[-1] == 1
+
+
+def test_who_may_not_read_is_told(
+    app: Celery, publish: Callable[[str], None], rabbit_server: RabbitServer
+) -> None:
+    """The lengths are still counted."""
+    publish("0")
+    url = rabbit_server.add_user("reader", configure="^$", write="^$", read=".*")
+    other = Celery(broker=url, set_as_current=False)
+    delays = DelayQueues(other)
+    assert delays.lengths() == {NAME: 1}
+    found, why_not = delays.messages()
+    assert found == []
+    assert "ACCESS_REFUSED" in why_not
+    delays.close()
+    assert read(app) == ["0"]
 
 
 def test_a_broker_without_delay_queues_has_none(rabbit_server: RabbitServer) -> None:
@@ -143,5 +154,5 @@ def test_a_broker_without_delay_queues_has_none(rabbit_server: RabbitServer) -> 
             with pytest.raises(BrokerUnavailable):
                 delays.lengths()
         else:
-            assert (delays.lengths(), delays.messages()) == (lengths, [])
+            assert (delays.lengths(), delays.messages()) == (lengths, ([], ""))
         delays.close()

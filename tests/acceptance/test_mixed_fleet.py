@@ -251,16 +251,27 @@ def test_events_mingle_gossip_and_broadcasts_go_through_a_mixed_fleet(fleet: Fle
     connection = fleet.app.connection_for_read()
     receiver = fleet.app.events.Receiver(connection, handlers={"*": note})
     capture = threading.Thread(target=receiver.capture, kwargs={"wakeup": False}, daemon=True)
-    capture.start()
-    workers = [fleet.start(kind, "-E", queues="orders,news", alone=False) for kind in KINDS]
-    for _ in range(3):
+
+    def send(key: str) -> None:
         fleet.app.send_task(
-            "fleet.news", ("news",), exchange="news", routing_key="orders", declare=[news]
+            "fleet.news", (key,), exchange="news", routing_key="orders", declare=[news]
         )
-    poll(lambda: len(fleet.ran("news")) == 6, timeout_seconds=20)
-    for name in ("worker-online", "task-succeeded"):
-        poll(lambda: seen.get(name) == {*KINDS}, timeout_seconds=20)  # noqa: B023
-    receiver.should_stop = True
-    capture.join(10)
-    connection.close()
+
+    def both_listen() -> bool:  # they subscribe a moment after they are ready
+        send("first")
+        return len({name.partition("-")[0] for name in fleet.ran("first")}) == len(KINDS)
+
+    capture.start()
+    try:
+        workers = [fleet.start(kind, "-E", queues="orders,news", alone=False) for kind in KINDS]
+        poll(both_listen, timeout_seconds=20, every_seconds=0.2)
+        for _ in range(3):
+            send("news")
+        poll(lambda: len(fleet.ran("news")) == 6, timeout_seconds=20)
+        for name in ("worker-online", "task-succeeded"):
+            poll(lambda: seen.get(name) == {*KINDS}, timeout_seconds=20)  # noqa: B023
+    finally:  # before its Redis ends: what the thread raises fails whatever test comes next
+        receiver.should_stop = True
+        capture.join(10)
+        connection.close()
     assert "sync with 1 nodes" in workers[1].output

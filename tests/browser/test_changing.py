@@ -9,7 +9,7 @@ from typing import Any
 import bad_day
 import pytest
 import redis
-from looking import Watched, expect, press
+from looking import Watched, expect, press, violations
 from served import Pages, Worker
 from waiting import poll
 
@@ -80,6 +80,8 @@ def test_a_note_is_kept_with_its_author(
     press(page, "button", "Show the note")
     assert page.locator(".said").first.inner_text() == "look <b>here</b>\nand there"
     assert dlq.notes(QUEUE, letter.fingerprint) == []
+    assert violations(page) == []
+    expect(page.get_by_role("link", name="Refresh")).to_have_count(0)  # it would ask by GET
     press(page, "button", "Add note")
     assert page.locator(".said").first.inner_text() == "look <b>here</b>\nand there"
 

@@ -144,6 +144,7 @@ _DICTIONARY = (
 )
 
 _UNREADABLE = (zlib.error, ValueError, LookupError)
+_NOTHING: Mapping[bytes, int] = {}
 
 
 class EntryPart(NamedTuple):
@@ -211,11 +212,13 @@ class PackedFields(Mapping[bytes, bytes]):
         parts: Names and values in turn, as Redis returns them.
     """
 
-    __slots__ = ("_all", "_early", "_parts")
+    __slots__ = ("_all", "_at", "_index", "_parts", "_values")
 
     def __init__(self, parts: Sequence[bytes]) -> None:
         self._parts = parts
-        self._early: tuple[_Index, Sequence[bytes]] | None = None
+        self._index: _Index | None = None  # until it is split
+        self._at: Mapping[bytes, int] = _NOTHING  # the index's, because `get` is called so often
+        self._values: Sequence[bytes] = ()
         self._all: dict[bytes, bytes] | None = None
 
     def pieces(self) -> tuple[EntryLayout, Sequence[bytes]]:
@@ -227,7 +230,9 @@ class PackedFields(Mapping[bytes, bytes]):
             CorruptLetter: The head of ``+`` cannot be read.
         """
         try:
-            layout = _layout_of(self._parts)[0].entry_layout
+            at = _inline_at(self._parts)
+            head = self._parts[at + 1].partition(_SEPARATOR)[0]
+            layout = _layout_of(head, self._parts, at).entry_layout
             if len(self._parts) != len(layout.pieces):
                 raise ValueError("the number of fields differs from the head")
         except _UNREADABLE as exc:
@@ -258,21 +263,12 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def get(self, name: bytes, default: Any = None) -> Any:
         """One field, or the default."""
-        index, values = self._early or self._split()
-        at = index.at.get(name)
-        if at is None:
-            return self._whole().get(name, default) if name in index.names else default
-        source = index.sources.get(at)
-        if source is None:
-            return values[at]
-        try:
-            return _cut(values[source], values[at])
-        except ValueError:
-            return default
+        at = self._at.get(name)
+        return self._elsewhere(name, default) if at is None else self._values[at]
 
     def names(self) -> frozenset[bytes]:
         """The names of the fields; nothing is decompressed."""
-        return (self._early or self._split())[0].names
+        return (self._index or self._split()).names
 
     def __getitem__(self, name: bytes) -> bytes:
         value: bytes | None = self.get(name)
@@ -289,13 +285,25 @@ class PackedFields(Mapping[bytes, bytes]):
     def __len__(self) -> int:
         return len(self._whole())
 
-    def _split(self) -> tuple[_Index, Sequence[bytes]]:
+    def _elsewhere(self, name: bytes, default: Any) -> Any:
+        """One field whose value is not one of `_values`, or before they are split."""
+        if self._index is None:
+            self._split()
+            return self.get(name, default)
+        if name in self._index.places:
+            place, source = self._index.places[name]
+            try:
+                return _cut(self._values[source], self._values[place])
+            except ValueError:
+                return default
+        return self._whole().get(name, default) if name in self._index.names else default
+
+    def _split(self) -> _Index:
         try:
             layout, values, _ = _split(self._parts)
         except _UNREADABLE:
             return self._as_stored()
-        self._early = layout.index, values
-        return self._early
+        return self._take(layout.index, values)
 
     def _whole(self) -> dict[bytes, bytes]:
         if self._all is None:
@@ -306,24 +314,27 @@ class PackedFields(Mapping[bytes, bytes]):
                 self._as_stored()
         return self._all
 
-    def _as_stored(self) -> tuple[_Index, Sequence[bytes]]:
+    def _as_stored(self) -> _Index:
         """Have the entry's own fields from now on, for it cannot be unpacked."""
         at = {name: number for number, name in enumerate(self._parts[::2])}
-        self._early = _Index(at, {}, frozenset(at)), self._parts[1::2]
-        return self._early
+        return self._take(_Index(at, {}, frozenset(at)), self._parts[1::2])
+
+    def _take(self, index: _Index, values: Sequence[bytes]) -> _Index:
+        self._index, self._at, self._values = index, index.at, values
+        return index
 
 
 class _Index(NamedTuple):
     """Where the fields of an entry are that need no decompression.
 
     Attributes:
-        at: The index of a field's value, or of its place.
-        sources: For the index of a place, that of the value that it points into.
+        at: The index of a field's value.
+        places: The index of a field's place, and of the value that it points into.
         names: All fields, also the compressed ones.
     """
 
     at: Mapping[bytes, int]
-    sources: Mapping[int, int]
+    places: Mapping[bytes, tuple[int, int]]
     names: frozenset[bytes]
 
 
@@ -422,24 +433,20 @@ class _Layout:
         pieces.insert(before, EntryPart((b"", *inline, *within), joined=True))  # b"": the head
         pieces += [EntryPart(compressed, joined=True, decode=_decompress)] if compressed else []
         # Places in compressed values, and fields that equal a late one, are late themselves.
-        sources_of_places = {place: source for place, source in places if source < len(early)}
-        index = {
-            name: number
-            for number, name in enumerate(early)
-            if number in sources_of_places or name not in within
-        }
-        index |= {
-            name: source
-            for name, source in zip(same, sources, strict=True)
-            if names[source] in index
-        }
+        direct = {name: at[name] for name in (*plain, *inline)}
+        within_early = {names[one[0]]: one for one in places if one[1] < len(early)}
+        for name, source in zip(same, sources, strict=True):
+            if names[source] in direct:
+                direct[name] = source
+            elif names[source] in within_early:
+                within_early[name] = within_early[names[source]]
         return cls(
             names=names,
             early=len(early),
             compressed=len(compressed),
             places=places,
             same=sources,
-            index=_Index(index, sources_of_places, frozenset(names)),
+            index=_Index(direct, within_early, frozenset(names)),
             entry_layout=EntryLayout(
                 pieces=tuple(one for part in pieces for one in (None, part)),
                 separator=_SEPARATOR,
@@ -452,22 +459,27 @@ class _Layout:
 _layouts: dict[bytes, _Layout] = {}  # by head; only entries without fields of later versions
 
 
-def _layout_of(parts: Sequence[bytes]) -> tuple[_Layout, int]:
-    """The layout, and the index of the name ``+``."""
-    at = 0 if parts[0] == INLINE else 2 * parts[::2].index(INLINE)
-    head = parts[at + 1].partition(_SEPARATOR)[0]
+def _inline_at(parts: Sequence[bytes]) -> int:
+    """The index of the name ``+``."""
+    return 0 if parts[0] == INLINE else 2 * parts[::2].index(INLINE)
+
+
+def _layout_of(head: bytes, parts: Sequence[bytes], at: int) -> _Layout:
+    """The layout of an entry with this head in its field ``+`` at an index."""
     layout = _layouts.get(head)
     if layout is None or at:
         layout = _laid_out(head, tuple(parts[::2]), at // 2)
-    return layout, at
+    return layout
 
 
 def _split(parts: Sequence[bytes]) -> tuple[_Layout, list[bytes], bytes]:
     """The layout, the values that are not compressed, and the compressed data."""
-    layout, at = _layout_of(parts)
+    at = _inline_at(parts)
+    head, *inline = parts[at + 1].split(_SEPARATOR)
+    layout = _layout_of(head, parts, at)
     values = [*parts[1:at:2], *parts[at + 3 :: 2]]
     data = values.pop() if layout.compressed else b""
-    values += parts[at + 1].split(_SEPARATOR)[1:]
+    values += inline
     if len(values) != layout.early:
         raise ValueError("the number of values differs from the head")
     return layout, values, data

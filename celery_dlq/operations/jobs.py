@@ -308,6 +308,7 @@ class JobRun:
         counts: Mapping[str, int] | None = None,
         position: str | None = None,
         *,
+        failed: Mapping[str, str] | None = None,
         now: bool = False,
     ) -> None:
         """Send a heartbeat with the results so far, at most once a second.
@@ -319,6 +320,7 @@ class JobRun:
             self.job,
             counts=self.job.counts if counts is None else dict(counts),
             position=position or self.job.position,
+            failed=self.job.failed if failed is None else failed,
         )
         at = time.monotonic()
         if self._written_at is None or now or at - self._written_at >= _BEAT_SECONDS:

@@ -13,7 +13,7 @@ from celery_dlq.backends.base import DeadLetterStore, Group, RawPage, ordered
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.fingerprint import DIGITS
-from celery_dlq.operations.selection import CLOCK_SKEW, RawEntry, later, matching, select
+from celery_dlq.operations.selection import CLOCK_SKEW, RawEntry, later, matcher, select
 
 _SCANNED_PER_PAGE = 500
 _MAX_PAGE_BYTES = 8 * 1024 * 1024
@@ -115,13 +115,13 @@ class _Search:
 
     def run(self, pages: Iterable[RawPage], skipped: str | None = None) -> None:
         """Search pages; at least one entry, so that a repeated search gets on."""
-        where, page_bytes = _rest(self.where), 0
+        matching, page_bytes = matcher(_rest(self.where)), 0
         for page in pages:
             for position, fields in page:
                 if position == skipped:
                     continue
                 self.scanned += 1
-                entry = matching(where, position, fields)
+                entry = matching(position, fields)
                 if entry is not None:
                     page_bytes += entry.size
                     too_large = bool(self.entries) and page_bytes > _MAX_PAGE_BYTES
@@ -187,9 +187,9 @@ def count(
     total = _total(store, queue, where)
     if total is not None:
         return LetterCount(total, exact=True)
-    ends, number = time.monotonic() + deadline_seconds, 0
+    ends, number, matching = time.monotonic() + deadline_seconds, 0, matcher(_rest(where))
     for some in _pages(store, queue, where, None, None, _SCANNED_PER_PAGE, newest_first=True):
-        number += sum(matching(_rest(where), *entry) is not None for entry in some)
+        number += sum(matching(*entry) is not None for entry in some)
         if number > most:
             return LetterCount(most, exact=False)
         if time.monotonic() >= ends:

@@ -103,8 +103,7 @@ class Work:
 
     def beat(self, position: str | None = None) -> None:
         """Send the job's heartbeat, with the results so far; see `JobRun.beat`."""
-        self.run.tell(failed=first_failures(self.report))
-        self.run.beat(self.counts(), position)
+        self.run.beat(self.counts(), position, failed=first_failures(self.report))
 
     def scanned(self, tell: Progress | None) -> Progress:
         """What to call for each page read: a filter that seldom matches must not end the beats."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from binascii import b2a_base64
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quoted
@@ -11,6 +12,7 @@ from uuid import uuid4
 import redis
 from kombu.messaging import Producer
 from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
 from kombu.utils.json import JSONEncoder
 
 # Steps of `Producer.publish` and `Channel.basic_publish` that `Envelopes` does by itself.
@@ -57,6 +59,7 @@ class Envelopes:
             and all(getattr(kind, step) is getattr(own, step) for step in _STEPS)
             and type(producer).publish is Producer.publish
             and not producer.compression
+            and type(producer.channel.codecs.get("base64")) is virtual.Base64
         )
 
     def reaches(self, key: str) -> bool:
@@ -98,7 +101,11 @@ class Envelopes:
             ValueError: So, too.
         """
         channel = self._channel
-        body_text, encoding = channel.encode_body(body, channel.body_encoding)
+        encoding = channel.body_encoding
+        if encoding == "base64":  # as `supported` knows, kombu's, which takes twice the time
+            body_text = b2a_base64(body, newline=False).decode("ascii")
+        else:
+            body_text, encoding = channel.encode_body(body, encoding)
         mode = properties.get("delivery_mode")
         if type(mode) is not int or not mode:
             _, mode = self._producer._delivery_details(self._producer.exchange, mode)  # noqa: SLF001
@@ -111,7 +118,12 @@ class Envelopes:
         # Base64 needs no escapes, and the body is most of the text.
         body_json = f'"{body_text}"' if encoding == "base64" else _encode(body_text)
         headers_json = headers if isinstance(headers, str) else _encode(headers)
-        own = ", ".join([f"{_quoted(name)}: {_json(value)}" for name, value in properties.items()])
+        own = ", ".join(
+            [
+                f"{_quoted(name)}: {_quoted(value) if type(value) is str else _json(value)}"
+                for name, value in properties.items()
+            ]
+        )
         rest = self._rest(queue, content_type, content_encoding, encoding)
         return f'{{"body": {body_json}, "headers": {headers_json}, "properties": {{{own}, {rest}'
 
@@ -138,9 +150,7 @@ class Envelopes:
 
 
 def _json(value: object) -> str:
-    """Return a property as JSON text; short, without an encoder if it is a text or a number."""
-    if type(value) is str:
-        return _quoted(value)
+    """Return a property as JSON text, without an encoder if it is a number."""
     return str(value) if type(value) is int else _encode(value)
 
 

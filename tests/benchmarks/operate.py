@@ -109,13 +109,16 @@ def look(work: Callable[[DeadLetters], object], options: Facts) -> Facts:
 
 
 def redrive(options: Facts) -> Facts:
-    """The plugin's redrive of this number of letters."""
+    """The plugin's redrive of this number of letters, after as many as ``first``."""
+    letters, first = options["letters"], options.get("first", 0)
     with _dead_letters(options["url"]) as dlq, _client(options["url"]) as client:
         before = client.xlen(Keys().letters(DLQ))
         ready_for_many()
-        facts = _timed(lambda: dlq.redrive(DLQ, limit=options["letters"]), options["letters"])
-        assert client.llen(_QUEUE) == options["letters"]
-        assert before - client.xlen(Keys().letters(DLQ)) == options["letters"]
+        if first:
+            dlq.redrive(DLQ, limit=first)
+        facts = _timed(lambda: dlq.redrive(DLQ, limit=letters), letters)
+        assert client.llen(_QUEUE) == first + letters
+        assert before - client.xlen(Keys().letters(DLQ)) == first + letters
         return facts
 
 

@@ -1,8 +1,9 @@
 """Speed of redrives: ``PYTHONPATH=tests python -m benchmarks redrive``.
 
 In turn: kombu's ``Producer.batch()`` alone, the redrive, ``Producer.batch()`` again, and a loop
-of ``apply_async``; each in a process of its own, on one Redis that is broker and store. What
-the bare limit is: the same messages, ready in memory, nothing read, claimed or removed.
+of ``apply_async``; each in a process of its own, on one Redis that is broker and store, and
+each after one message, so that all are connected. What the bare limit is: the same messages,
+ready in memory, nothing read, claimed or removed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Size:
     rounds: int
 
 
-FULL = Size(letters=10_000, by_loop=1_500, rounds=9)
+FULL = Size(letters=10_000, by_loop=1_500, rounds=15)
 QUICK = Size(letters=200, by_loop=50, rounds=1)
 
 
@@ -41,8 +42,8 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
         for number in range(size.rounds):
             before = run("batch", server, letters=size.letters)
             client.flushall()
-            fill(client, size.letters)
-            found[OURS].append(run("redrive", server, letters=size.letters))
+            fill(client, size.letters + 1)
+            found[OURS].append(run("redrive", server, letters=size.letters, first=1))
             client.flushall()
             after = run("batch", server, letters=size.letters)
             client.flushall()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from builders import an_app
 from kombu import Queue
+from kombu.transport import virtual
 from kombu.transport.redis import Channel
 from servers import RedisServer
 
@@ -194,6 +195,18 @@ def test_a_channel_that_writes_in_its_own_way_is_left_alone(
     made = publisher()
     assert made.envelopes() is not None
     monkeypatch.setattr(made._producer.channel, "__class__", Own)
+    assert made.envelopes() is None
+
+
+def test_a_codec_of_ones_own_is_left_alone(publisher: Make) -> None:
+    """The body of an entry is made without the channel's codec only if it is kombu's."""
+
+    class Own(virtual.Base64):  # type: ignore[misc,unused-ignore]
+        """Compresses, or encrypts."""
+
+    made = publisher()
+    channel = made._producer.channel
+    channel.codecs = {**channel.codecs, "base64": Own()}
     assert made.envelopes() is None
 
 

@@ -18,7 +18,6 @@ from celery_dlq.backends.redis.cluster import LazyCluster
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.part import RedisPart
-from celery_dlq.backends.redis.scripts import ClaimReply
 from celery_dlq.backends.redis.stream import ReadAhead
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
@@ -27,6 +26,7 @@ from celery_dlq.record import Delivery, to_micros
 logger = get_logger("celery_dlq.store")
 
 _MARKER_MILLIS = 60_000
+_STATES = {ord("0") + reply: state for reply, state in STATES.items()}  # by digit of the reply
 
 
 class RedrivenMessages(RedisPart):
@@ -165,7 +165,7 @@ class _Call:
             except (ResponseError, RedisClusterException) as exc:
                 logger.info("Letters cannot be redriven in one step: %s", exc)
                 return None
-        return [STATES[ClaimReply(digit - ord("0"))] for digit in reply]
+        return [_STATES[digit] for digit in reply]
 
     def _reply(self) -> bytes | None:
         """The reply to what was sent; ``None`` if there is none."""

@@ -16,7 +16,7 @@ PAGE_BYTES = 8 * 1024 * 1024
 """A larger page is followed by pages of fewer entries."""
 
 _FIRST_PAGE_ENTRIES = 1  # nothing is known yet of the size of entries
-_SAMPLED_ENTRIES = 64  # entries of a page whose size is measured
+_SAMPLED_ENTRIES = 32  # entries of a page whose size is measured
 _MAX_GROWTH = 5  # a page has at most this many times the entries of the one before
 
 

@@ -16,7 +16,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import HELD_MESSAGES, STORE_ERRORS, Counts
 from celery_dlq.policies.circuit_breaker import micros_until_probe
 from celery_dlq.policies.decisions import Die
-from celery_dlq.record import DeadLetter, Reason, letter_id, to_micros
+from celery_dlq.record import DeadLetter, Reason, to_micros
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured
 from celery_dlq.worker.letter import Death, letter_of
@@ -224,8 +224,7 @@ class Holding:
         letter = letter_of(facts)
         if hold.circuit is not None and released is not None:
             # Held once more: the entry of the first time may not be removed yet.
-            others = (key.task_id, key.retries, key.redrives, key.nesting)
-            letter = replace(letter, id=letter_id(str(released), *others))
+            letter = replace(letter, id=replace(key, dead_letter_queue=str(released)).letter_id)
         self._store.dead_letter(self._fit(letter), key)
         counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
         self._lengths[hold.id] = counted_at, length + 1

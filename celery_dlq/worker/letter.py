@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.base import MessageKey
 from celery_dlq.letters.fingerprint import fingerprint
 from celery_dlq.policies.decisions import Die
-from celery_dlq.record import DeadLetter, Delivery, Reason, letter_id
+from celery_dlq.record import DeadLetter, Delivery, Reason
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message
 from celery_dlq.worker.failure import MESSAGE_LIMIT, Failure
@@ -79,7 +79,7 @@ def letter_of(death: Death) -> DeadLetter:
     reason = death.verdict.reason
     letter = DeadLetter(
         **{name: getattr(death.message, name) for name in _FROM_MESSAGE},
-        id=letter_id(*astuple(key)),
+        id=key.letter_id,
         source_queue=death.resolved.queue,
         dead_letter_queue=key.dead_letter_queue,
         reason=reason,

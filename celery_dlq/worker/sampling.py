@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from celery_dlq.backends.base import SUCCEEDED, Clock, Samples
 from celery_dlq.headers import SAMPLE_HEADER
 from celery_dlq.logs import get_logger
-from celery_dlq.record import DeadLetter, Reason, letter_id
+from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import captured
 
@@ -110,7 +109,7 @@ class Sampler:
         key, resolved = in_flight.key, in_flight.resolved
         message = captured(request.message, request.request_dict)
         noted = DeadLetter(
-            id=letter_id(*astuple(key)),
+            id=key.letter_id,
             task_id=key.task_id,
             task_name=message.task_name,
             source_queue=resolved.queue,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from celery_dlq.record import Delivery
+from celery_dlq.record import Delivery, letter_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,13 @@ class MessageKey:
     retries: int = 0
     redrives: int = 0
     nesting: int = 0
+
+    @property
+    def letter_id(self) -> str:
+        """The id of its letter; see `celery_dlq.record.letter_id`."""
+        return letter_id(
+            self.dead_letter_queue, self.task_id, self.retries, self.redrives, self.nesting
+        )
 
 
 class CountStatus(Enum):

@@ -24,6 +24,7 @@ from celery_dlq.backends.redis.counter import RedisCounter
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.backends.redis.pipelined import Breaker, PipelinedConnection
+from celery_dlq.backends.redis.stream import ReadAhead
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.record import Outcome
 
@@ -831,3 +832,17 @@ def test_an_entry_that_is_no_letter_stops_no_reader(
     assert found == letters
     assert len(caplog.records) == 2
     assert DLQ in caplog.text
+
+
+def test_connections_of_ones_own_do_not_use_up_the_pool(parts: Parts) -> None:
+    """A process that lives long reconnects and reads ahead more often than a pool has places."""
+    client = redis.Redis.from_url(parts.url, max_connections=2)
+    for _ in range(5):
+        ahead = ReadAhead(client, parts.url)
+        ahead.ask("EXISTS", "nothing")
+        assert ahead.answer() == 0
+        ahead.close()
+        connection = PipelinedConnection(client, parts.url)
+        assert connection.call("EXISTS", "nothing") == 0
+        connection.close()
+    assert client.ping()

@@ -23,7 +23,7 @@ from redis.exceptions import (
 )
 from redis.sentinel import SentinelConnectionPool
 
-from celery_dlq.backends.redis.connect import translated, unavailable
+from celery_dlq.backends.redis.connect import new_connection, translated, unavailable
 from celery_dlq.backends.redis.scripts import ScriptText
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
@@ -355,7 +355,7 @@ class PipelinedConnection:
             raise unavailable(exc, self._url) from exc
 
     def _new_connection(self) -> Any:
-        return self._client.connection_pool.make_connection()
+        return new_connection(self._client)
 
     def _send(self, commands: Sequence[Command], *, reply: bool) -> None:
         if not reply:

@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import RedisError
 
 from celery_dlq.backends.redis.cluster import LazyCluster
-from celery_dlq.backends.redis.connect import translated, unavailable
+from celery_dlq.backends.redis.connect import new_connection, translated, unavailable
 from celery_dlq.backends.redis.pipelined import ELSEWHERE, Breaker, Command, PipelinedConnection
 from celery_dlq.errors import StoreUnavailable
 
@@ -165,7 +165,7 @@ class _SlotConnection(PipelinedConnection):
         return self._unconfirmed
 
     def _new_connection(self) -> Any:
-        return self._client.client_for(self.key).connection_pool.make_connection()
+        return new_connection(self._client.client_for(self.key))
 
 
 def _key(command: Command) -> str:

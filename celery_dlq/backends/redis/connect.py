@@ -98,13 +98,12 @@ def _through_sentinels(address: Address, connections: list[dict[str, Any]]) -> A
     return sentinels.master_for(address.options["master_name"], redis.Redis)
 
 
-def new_connection(client: Any) -> Any:
-    """Return a connection outside of the client's pool; who asked for it closes it.
+def new_connection(pool: Any) -> Any:
+    """Return a connection like those of a pool, but not of it; who asked for it closes it.
 
     The pool's own method counts each towards ``max_connections``, for ever. That is 100 if it
     is not set, since redis-py 8: then a process could reconnect, or read ahead, 100 times.
     """
-    pool = client.connection_pool
     if isinstance(pool, redis.ConnectionPool):
         return pool.connection_class(**pool.connection_kwargs)
     return pool.make_connection()  # a broker's, see `celery_dlq.transport.broker`

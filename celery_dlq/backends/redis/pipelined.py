@@ -355,7 +355,7 @@ class PipelinedConnection:
             raise unavailable(exc, self._url) from exc
 
     def _new_connection(self) -> Any:
-        return new_connection(self._client)
+        return new_connection(self._client.connection_pool)
 
     def _send(self, commands: Sequence[Command], *, reply: bool) -> None:
         if not reply:

@@ -165,7 +165,7 @@ class _SlotConnection(PipelinedConnection):
         return self._unconfirmed
 
     def _new_connection(self) -> Any:
-        return new_connection(self._client.client_for(self.key))
+        return new_connection(self._client.client_for(self.key).connection_pool)
 
 
 def _key(command: Command) -> str:

@@ -124,7 +124,8 @@ class ReadAhead:
         """
         with translated(self._url):
             if self._connection is None:
-                self._connection = new_connection(client_for(self._client, command[1]))
+                client = client_for(self._client, command[1])
+                self._connection = new_connection(client.connection_pool)
                 self._connection.connect()
             self._connection.send_command(*command, check_health=False)
         self.asked = command

@@ -12,12 +12,14 @@ import pytest
 import redis
 from celery.exceptions import TaskRevokedError
 from command_line import Dlq, process
+from rabbit import RabbitServer
 from waiting import poll
 from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, Outcome, Reason
 from celery_dlq.demands.waiting_letters import WaitingLetters
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.transport import delay_queues
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -342,9 +344,14 @@ def test_delayed_messages_are_listed_where_they_are(
 
 @pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
 def test_delayed_messages_on_rabbitmq(
-    poison: ModuleType, start_worker: Start, place: Place, redis_url: str
+    poison: ModuleType,
+    start_worker: Start,
+    place: Place,
+    redis_url: str,
+    rabbit_server: RabbitServer,
 ) -> None:
     """Workers say what they hold; of quorum queues the messages wait in RabbitMQ's delay queues."""
+    rabbit_server.delete_queues(*delay_queues.QUEUES)  # all queues share them; a worker makes them
     start_worker(env=place.env)
     call = (
         "import json, poison_app as p;"
@@ -355,7 +362,6 @@ def test_delayed_messages_on_rabbitmq(
     done = run_python(redis_url, "-c", call, **place.env)
     task_id, *lines = json.loads(done.stdout)
     where = "worker" if place.name == "classic" else "queue"
-    # Other tests leave messages in the broker's delay queues, which all queues share.
-    assert [line["place"] for line in lines if line.get("task_id") == task_id] == [where], lines
-    delayed = {line["delay_queue"] for line in lines if "delay_queue" in line}
-    assert place.name == "classic" or "celery_delayed_11" in delayed, lines
+    assert (lines[0]["task_id"], lines[0]["place"]) == (task_id, where), lines
+    waits = {"delay_queue": "celery_delayed_11", "messages": 1}
+    assert lines[1:] == ([] if place.name == "classic" else [waits])

@@ -40,7 +40,8 @@ def test_the_django_project(redis_url: str, tmp_path: Path) -> None:
     assert "dead_letter_policy of orders.tasks.charge" in said
     assert "Canary: 1 of 1 succeeded" in said
     pages = f"127.0.0.1:{port}/admin/login/?next=/admin/celery_dlq/deadletters/"
-    assert said.splitlines()[-1] == f"http://{pages}"
+    # Django's server logs a request after it has answered: before or after what curl prints.
+    assert f"http://{pages}" in said.splitlines()
 
 
 def test_rabbitmq_with_quorum_queues(

@@ -139,22 +139,24 @@ def test_tasks_that_a_running_worker_gets_to_know_are_guarded(
 ) -> None:
     """With a task class of their own, after the pool was restarted with their module."""
     start_worker({"worker_pool_restarts": True}, arguments=("--concurrency", "1"))
-    inspect = poison.app.control.inspect(timeout=1)
+    with poison.app.connection() as fresh:  # another test may have closed those of the pool
+        control = poison.app.control
+        inspect = control.inspect(timeout=1, connection=fresh)
 
-    def processes() -> set[int]:
-        (stats,) = (inspect.stats() or {"": {"pool": {"processes": []}}}).values()
-        return set(stats["pool"]["processes"])
+        def processes() -> set[int]:
+            (stats,) = (inspect.stats() or {"": {"pool": {"processes": []}}}).values()
+            return set(stats["pool"]["processes"])
 
-    before = poll(processes)
-    poison.app.control.pool_restart(modules=["late_tasks"])
-    poll(lambda: "late.killed" in str(inspect.registered()))
+        before = poll(processes)
+        control.pool_restart(modules=["late_tasks"], connection=fresh)
+        poll(lambda: "late.killed" in str(inspect.registered()))
 
-    def all_new() -> bool:  # a process that was there before knows no such task
-        poison.healthy.delay("turn").get(timeout=20)  # it ends after its next task
-        now = processes()  # none, if the worker was too busy to say
-        return len(now) == len(before) and not now & before
+        def all_new() -> bool:  # a process that was there before knows no such task
+            poison.healthy.delay("turn").get(timeout=20)  # it ends after its next task
+            now = processes()  # none, if the worker was too busy to say
+            return len(now) == len(before) and not now & before
 
-    poll(all_new, timeout_seconds=60)
+        poll(all_new, timeout_seconds=60)
     poison.app.send_task("late.killed", ("late",))
 
     (letter,) = letters(timeout_seconds=40)

@@ -20,7 +20,8 @@ def breaker(ctx: click.Context, *, as_json: bool) -> None:
     """Show the circuit breakers that are open, or closed and still releasing."""
     if ctx.invoked_subcommand is not None:
         return
-    found = dead_letters_of(ctx).breakers()
+    dead_letters = dead_letters_of(ctx)
+    found = [one.shown(dead_letters.redaction) for one in dead_letters.breakers()]
     if as_json:
         print_lines(one.to_json() for one in found)
     else:

@@ -66,7 +66,8 @@ def hold(
 @click.pass_context
 def holds(ctx: click.Context, *, as_json: bool) -> None:
     """Show the holds in force, and those that have ended and still have messages."""
-    found = dead_letters_of(ctx).holds()
+    dead_letters = dead_letters_of(ctx)
+    found = [one.shown(dead_letters.redaction) for one in dead_letters.holds()]
     if as_json:
         print_lines(one.to_json() for one in found)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -120,11 +119,4 @@ def _tell(ctx: click.Context, job: Job, *, as_json: bool) -> None:
 
 
 def _shown(ctx: click.Context, job: Job) -> Job:
-    """A job, with what patterns of ``dlq_redact`` match in its filter and options masked."""
-    redaction = dead_letters_of(ctx).redaction
-    return replace(
-        job,
-        filter=redaction.value(job.filter),
-        options=redaction.value(job.options),
-        note=redaction.text(job.note),
-    )
+    return job.shown(dead_letters_of(ctx).redaction)

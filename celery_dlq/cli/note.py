@@ -41,6 +41,7 @@ def note(
         notes = [dead_letters.note(queue, fingerprint, text)]
     else:
         notes = dead_letters.notes(queue, fingerprint)
+    notes = [dead_letters.redaction.shown(note, "text") for note in notes]
     if as_json:
         print_lines(note.to_json() for note in notes)
     elif text is not None:

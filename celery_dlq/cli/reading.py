@@ -242,10 +242,7 @@ def tail(
 def audit(ctx: click.Context, *, limit: int, as_json: bool) -> None:
     """Show who changed letters or policies, newest first."""
     redaction = dead_letters_of(ctx).redaction
-    changes = [
-        replace(change, detail=redaction.value(change.detail))
-        for change in dead_letters_of(ctx).changes(limit)
-    ]
+    changes = [redaction.shown(change, "detail") for change in dead_letters_of(ctx).changes(limit)]
     if as_json:
         print_lines(change.to_json() for change in changes)
     else:

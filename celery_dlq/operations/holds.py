@@ -23,6 +23,7 @@ from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.running import Running
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import iso
+from celery_dlq.redaction.masking import Redaction
 
 NOTICED = timedelta(seconds=3)
 """Workers notice the end of a hold within this time, and hold messages until then."""
@@ -56,6 +57,10 @@ class HeldMessages:
     state: str
     held: int
     oldest_at: datetime | None = None
+
+    def shown(self, redaction: Redaction) -> HeldMessages:
+        """These as people may see them: the hold's conditions and reason may quote messages."""
+        return replace(self, hold=redaction.shown(self.hold, "where", "reason"))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping: the attributes of the hold, and these."""

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_dlq.record import from_micros, iso, to_micros
+from celery_dlq.redaction.masking import Redaction
 
 SILENT = timedelta(seconds=15)
 """A running job without a heartbeat for this long has died."""
@@ -104,6 +105,11 @@ class Job:
     def handled(self) -> int:
         """Number of letters that it is done with, in whatever way."""
         return sum(self.counts.get(name, 0) for name in _HANDLED)
+
+    def shown(self, redaction: Redaction) -> Job:
+        """The job as people may see it: its filter, options and errors may quote letters."""
+        failed = {letter_id: redaction.text(why) for letter_id, why in self.failed.items()}
+        return replace(redaction.shown(self, "filter", "options", "note"), failed=failed)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names, without ``change``."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters import json_codec
@@ -22,6 +22,11 @@ from celery_dlq.redaction.replacing import (
     walk,
 )
 from celery_dlq.redaction.rules import WHOLE, Rules
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    _Shown = TypeVar("_Shown", bound=DataclassInstance)
 
 __all__ = ["MARKER", "NO_REDACTION", "Redaction"]
 
@@ -128,6 +133,20 @@ class Redaction:
             return walk(found.part("", value), found.scrubber())
         except RecursionError:
             return MARKER
+
+    def shown(self, found: _Shown, *names: str) -> _Shown:
+        """What people wrote, e.g. a note: a dataclass with what patterns match in it masked.
+
+        Args:
+            found: Has the texts.
+            names: Its fields that may have some: of JSON, or tuples of texts.
+        """
+        if not self:
+            return found
+        return replace(found, **{name: self._people(getattr(found, name)) for name in names})
+
+    def _people(self, value: Any) -> Any:
+        return tuple(map(self.text, value)) if isinstance(value, tuple) else self.value(value)
 
     def json_body(self, body: bytes, content_type: str) -> bytes:
         """A message's body for display: JSON with masked values, any other as ``[redacted]``."""

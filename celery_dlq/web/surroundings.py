@@ -85,5 +85,5 @@ def _breakers(dlq: Any) -> list[str]:
     return [
         f"The circuit breaker of {one.hold.circuit.task} is {one.state}: {one.held:,} messages of "
         f"{one.hold.circuit.queue} are held. {one.hold.reason}"
-        for one in dlq.breakers().breakers()
+        for one in (each.shown(dlq.redaction) for each in dlq.breakers().breakers())
     ]

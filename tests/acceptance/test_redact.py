@@ -125,11 +125,15 @@ def letter(poison: ModuleType) -> DeadLetter:
 def test_no_command_shows_a_secret(
     dlq: command_line.Dlq, letter: DeadLetter, redis_url: str, poison: ModuleType
 ) -> None:
-    """Also of a letter from before, of an entry that is no letter, and of a filter's text."""
+    """Also of a letter from before, of an entry that is no letter, and of what people wrote."""
     with redis.Redis.from_url(redis_url) as client:
         client.xadd(Keys("dlq").letters("orders-DLQ"), {"card": CARD})
     queue = "orders-DLQ"
     poison.dlq.discard(queue, grep=f"{MAIL} and no other")
+    poison.dlq.note(queue, letter.fingerprint, f"asked {MAIL}")
+    poison.dlq.hold(
+        "poison_app.healthy", conditions=[f"kwargs.to={MAIL}"], reason=f"{MAIL} complains"
+    )
     for command in (
         ("show", letter.id),
         ("list", queue),
@@ -138,12 +142,14 @@ def test_no_command_shows_a_secret(
         ("queues",),
         ("jobs",),
         ("audit",),
+        ("note", letter.fingerprint, "--queue", queue),
+        ("holds",),
         ("redrive", queue, "--all", "--dry-run"),
     ):
         for more in ((), ("--json",)):
             done = dlq(*command, *more, conf={"dlq_redact": RULES})
             assert shows(done.stdout + done.stderr) == [], command
-            if command[0] in ("show", "list", "tail"):
+            if command[0] in ("show", "list", "tail", "note", "holds"):
                 assert MARKER in done.stdout, command
     assert shows(dlq("show", letter.id).stdout)  # else the test would prove nothing
 

@@ -22,9 +22,17 @@ SECRETS = (CARD, CARD[:10], TOKEN, MAIL)
 RULES = ["args[0].number", "headers.authorization", r"re:\S+@example\.com"]
 
 
+def shown(text: str) -> list[str]:
+    """The secrets that a text shows."""
+    return [secret for secret in SECRETS if secret in text]
+
+
 @pytest.fixture
 def letter(redis_url: str, client: redis.Redis) -> DeadLetter:
-    """A letter full of secrets, from before there was the setting; an entry that is no letter."""
+    """A letter full of secrets, from before there was the setting; an entry that is no letter.
+
+    People wrote one, too: into a filter, a note and a hold.
+    """
     args, kwargs = [{"number": CARD, "holder": "Ada"}], {"note": f"for {MAIL}"}
     stored = a_letter(
         body=json.dumps([args, kwargs, {"callbacks": None}]).encode(),
@@ -36,17 +44,16 @@ def letter(redis_url: str, client: redis.Redis) -> DeadLetter:
         traceback=f"LookupError: {CARD}, {TOKEN}",
         history=(an_ended_delivery(exception_message=f"{CARD[:10]}…"),),
     )
-    dlq = DeadLetters(an_app(dlq_url=redis_url))
+    app = an_app(dlq_url=redis_url)
+    app.task(shown, name="shop.mail")
+    dlq = DeadLetters(app)
     dlq.store.dead_letter(stored, key_of(stored))
     dlq.discard(DLQ, grep=f"{MAIL} and no other")
+    dlq.note(DLQ, stored.fingerprint, f"asked {MAIL}")
+    dlq.hold("shop.mail", conditions=[f"kwargs.to={MAIL}"], reason=f"{MAIL} complains")
     client.xadd(Keys().letters(DLQ), {"card": f"{CARD} {MAIL}"})
     dlq.close()
     return stored
-
-
-def shown(text: str) -> list[str]:
-    """The secrets that a text shows."""
-    return [secret for secret in SECRETS if secret in text]
 
 
 def test_the_secret_is_nowhere(

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from builders import a_key, a_letter, a_message, a_request, an_ended_delivery
 
+from celery_dlq.backends.base import Hold
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.export.redaction import Redaction as Tokens
 from celery_dlq.letters import json_codec
 from celery_dlq.operations.edit import Edit, edited
+from celery_dlq.operations.job import Job
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.policies.decisions import Die
 from celery_dlq.record import DeadLetter, Reason, field_kinds
@@ -349,3 +351,30 @@ def test_the_fingerprint_is_that_of_the_unmasked_cause() -> None:
     masked = letter_of(replace(death, redaction=of("traceback", "re:charge")))
     assert masked.traceback == MARKER
     assert masked.fingerprint == letter_of(death).fingerprint
+
+
+def test_what_people_wrote_is_masked_and_ids_are_not() -> None:
+    """A job's filter, options, note and errors; a tuple stays one."""
+    redaction = of(r"re:\d{13,}")
+    letter_id = "1700000000000-0"
+    job = Job(
+        id=letter_id,
+        kind="redrive",
+        queue="orders-DLQ",
+        broker="",
+        actor="olga",
+        started_at=NOW,
+        updated_at=NOW,
+        state="failed",
+        filter={"grep": CARD, "conditions": [f"kwargs.card={CARD}"]},
+        options={"to_queue": "elsewhere"},
+        note=f"for {CARD}",
+        failed={letter_id: f"no room for {CARD}"},
+    )
+    shown = job.shown(redaction)
+    assert CARD not in json.dumps(shown.to_json(), default=str)
+    assert shown.failed == {letter_id: f"no room for {MARKER}"}
+    assert (shown.id, shown.options) == (job.id, job.options)
+    assert job.shown(of()) == job
+    hold = Hold(id="h", where=(f"kwargs.card={CARD}", "args.0=1"), created_at=NOW)
+    assert redaction.shown(hold, "where").where == (f"kwargs.card={MARKER}", "args.0=1")

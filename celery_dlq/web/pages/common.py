@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +16,6 @@ from celery_dlq.web.http import RequestError
 
 if TYPE_CHECKING:
     from celery_dlq.backends.base import Group
-    from celery_dlq.operations.job import Job
     from celery_dlq.operations.selection import RawEntry
     from celery_dlq.record import DeadLetter
     from celery_dlq.web.http import Response
@@ -152,20 +150,6 @@ def outlined(call: Call, entry: RawEntry) -> dict[str, str]:
         "reason": entry.text("reason"),
         "description": description,
     }
-
-
-def masked(call: Call, job: Job) -> Job:
-    """A job as it may be shown: its filter, its options and its errors may quote letters."""
-    redaction = call.web.redaction
-    if not redaction:
-        return job
-    return replace(
-        job,
-        filter=redaction.value(job.filter),
-        options=redaction.value(job.options),
-        note=redaction.text(job.note),
-        failed={letter_id: redaction.text(why) for letter_id, why in job.failed.items()},
-    )
 
 
 def columns_of_day(group: Group) -> list[tuple[str, dict[str, int]]]:

@@ -16,7 +16,6 @@ from celery_dlq.web.pages.common import (
     confirm,
     confirmed,
     frames_of,
-    masked,
     suppressed,
 )
 
@@ -69,7 +68,7 @@ def group(call: Call) -> Response:
         columns=columns_of_day(found),
         example=shown,
         exceptions=frames_of(shown),
-        notes=notes,
+        notes=[call.web.redaction.shown(note, "text") for note in notes],
         jobs=_jobs(call, queue, fingerprint),
     )
 
@@ -150,7 +149,7 @@ def _jobs(call: Call, queue: str, fingerprint: str) -> list[Any]:
         return []
     jobs = call.dlq.operations().jobs()
     return [
-        masked(call, job)
+        job.shown(call.web.redaction)
         for job in jobs
         if job.queue == queue
         and job.state != "planned"

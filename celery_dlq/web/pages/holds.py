@@ -104,7 +104,7 @@ def _page(call: Call, error: str = "") -> Response:
         status=400 if error else 200,
         section="holds",
         title="Holds",
-        found=call.dlq.holds().holds(),
+        found=[one.shown(call.web.redaction) for one in call.dlq.holds().holds()],
         error=error,
         typed=call.request.value,
     )

@@ -9,7 +9,7 @@ from celery_dlq.filters import LetterFilter
 from celery_dlq.operations.job import REMOVALS
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
-from celery_dlq.web.pages.common import json_text, masked, outlined, query_of, suppressed
+from celery_dlq.web.pages.common import json_text, outlined, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
@@ -38,7 +38,7 @@ _LABELS = (
 def jobs(call: Call) -> Response:
     """Show the newest jobs."""
     found = [
-        masked(call, job)
+        job.shown(call.web.redaction)
         for job in call.dlq.operations().jobs()
         if job.state not in ("planned", "expired")
     ][:100]
@@ -138,7 +138,7 @@ def _edit(call: Call, found: Job) -> tuple[str, str]:
 
 def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Response:
     examples, (before, after) = _examples(call, found), _edit(call, found)
-    found = masked(call, found)
+    found = found.shown(call.web.redaction)
     where = suppressed(lambda: LetterFilter.from_json(found.filter), DLQError)
     shown = "plan.html" if found.state in ("planned", "expired") else "job.html"
     verb = found.kind.capitalize()

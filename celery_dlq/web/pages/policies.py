@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -108,5 +107,5 @@ def audit(call: Call) -> Response:
     """Show who changed what, newest first."""
     found = call.dlq.operations().changes(limit=200)
     redaction = call.web.redaction
-    shown = [replace(change, detail=redaction.value(change.detail)) for change in found]
+    shown = [redaction.shown(change, "detail") for change in found]
     return call.page("audit.html", section="audit", title="Audit", changes=shown)

@@ -147,7 +147,7 @@ class Replacement:
             if root in value:
                 value[root] = self._below(root, value[root])
         if "application_headers" in value:
-            value["application_headers"] = self._below("headers", value["application_headers"])
+            value["application_headers"] = self._headers(value["application_headers"])
         return value
 
     def _at(self, value: Any, path: Path, *, header: bool) -> Any:

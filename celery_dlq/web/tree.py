@@ -78,10 +78,10 @@ def of(value: Any, name: str) -> Node:
     return _node(value, name, name, 0, _Budget())
 
 
-def arguments(letter: DeadLetter, redaction: Any) -> Arguments:
-    """Make the trees of a letter's arguments."""
+def arguments(letter: DeadLetter) -> Arguments:
+    """Make the trees of the arguments of a letter that is masked already."""
     described = ", ".join(text for text in (letter.argsrepr, letter.kwargsrepr) if text)
-    described = shortened(redaction.text(described), MAX_PARSED_BYTES)
+    described = shortened(described, MAX_PARSED_BYTES)
     if letter.args_json is None and letter.kwargs_json is None:
         return Arguments(nodes=[], text=described, note="The body is not plain JSON of Celery.")
     texts = [letter.args_json or "[]", letter.kwargs_json or "{}"]
@@ -90,7 +90,6 @@ def arguments(letter: DeadLetter, redaction: Any) -> Arguments:
         return Arguments(nodes=[], text=described, note=note)
     try:
         args, kwargs = (json.loads(text) for text in texts)
-        args, kwargs = redaction.arguments(args, kwargs)
     except (ValueError, RecursionError):
         return Arguments(nodes=[], text=described, note="The arguments cannot be read.")
     return Arguments(nodes=[of(args, "args"), of(kwargs, "kwargs")])
@@ -121,8 +120,8 @@ def waiting(letter: DeadLetter) -> list[tuple[str, str]]:
     return found
 
 
-def trail(headers: Mapping[str, Any], redaction: Any) -> list[dict[str, Any]]:
-    """Edits of a message, and its last redrive."""
+def trail(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Edits of a message, and its last redrive, from headers that are masked already."""
     try:
         edits = json.loads(headers.get(EDITED_HEADER) or "[]")
     except (ValueError, TypeError, RecursionError):
@@ -132,8 +131,8 @@ def trail(headers: Mapping[str, Any], redaction: Any) -> list[dict[str, Any]]:
             "what": "edited",
             "at": str(edit.get("at", "")),
             "actor": str(edit.get("actor", "")),
-            "before": redaction.text(str(edit.get("from", ""))),
-            "after": redaction.text(str(edit.get("to", ""))),
+            "before": str(edit.get("from", "")),
+            "after": str(edit.get("to", "")),
         }
         for edit in islice(edits if isinstance(edits, list) else [], 20)
         if isinstance(edit, Mapping)

@@ -34,11 +34,13 @@ def letter(redis_url: str, client: redis.Redis) -> DeadLetter:
     People wrote one, too: into a filter, a note and a hold.
     """
     args, kwargs = [{"number": CARD, "holder": "Ada"}], {"note": f"for {MAIL}"}
+    headers = {**a_request(argsrepr=repr(args)), "Authorization": TOKEN}
     stored = a_letter(
         body=json.dumps([args, kwargs, {"callbacks": None}]).encode(),
         args_json=json.dumps(args),
         kwargs_json=json.dumps(kwargs),
-        headers=json.dumps({**a_request(argsrepr=repr(args)), "Authorization": TOKEN}),
+        headers=json.dumps(headers),
+        properties=json.dumps({"application_headers": headers}),  # as RabbitMQ has them
         description=f"cannot charge {CARD} for {MAIL}",
         exception_message=f"cannot charge {CARD} for {MAIL}",
         traceback=f"LookupError: {CARD}, {TOKEN}",

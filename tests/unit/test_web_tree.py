@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from builders import a_letter
 
-from celery_dlq.redaction.masking import NO_REDACTION
 from celery_dlq.web import tree
 
 
@@ -97,5 +96,5 @@ def test_edits_of_any_form_are_shown_or_left_out() -> None:
     """The header comes from a publisher, too."""
     edits = json.dumps([{"at": 1, "actor": None, "from": [], "to": {}}, 7, None])
     headers = {"dlq_edited": edits, "dlq_redrive": "20260101-1"}
-    assert [step["what"] for step in tree.trail(headers, NO_REDACTION)] == ["edited", "redriven"]
-    assert tree.trail({"dlq_edited": 5, "dlq_redrive": []}, NO_REDACTION) == []
+    assert [step["what"] for step in tree.trail(headers)] == ["edited", "redriven"]
+    assert tree.trail({"dlq_edited": 5, "dlq_redrive": []}) == []

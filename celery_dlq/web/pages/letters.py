@@ -97,12 +97,11 @@ def letter(call: Call) -> Response:
         letter=shown,
         group=group,
         exceptions=frames_of(shown),
-        arguments=tree.arguments(found, call.web.redaction),
-        headers=tree.of(call.web.redaction.headers(_mapping(found, "headers")), "headers"),
-        properties=tree.of(_mapping(found, "properties"), "properties"),
-        behind=tree.waiting(found),
-        trail=tree.trail(_mapping(found, "headers"), call.web.redaction),
-        body_shown=len(found.body) <= MAX_BODY_SHOWN,
+        arguments=tree.arguments(shown),
+        headers=tree.of(_mapping(shown, "headers"), "headers"),
+        properties=tree.of(_mapping(shown, "properties"), "properties"),
+        behind=tree.waiting(shown),
+        trail=tree.trail(_mapping(shown, "headers")),
         editable=_editable(found),
     )
 

@@ -357,6 +357,7 @@ class Assembly:
             StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
         """
         from celery_dlq.contrib import sentry
+        from celery_dlq.worker import masked_log
         from celery_dlq.worker.circuit_watch import CircuitWatch, Recoveries
         from celery_dlq.worker.demands import Demands
         from celery_dlq.worker.guard import Guard
@@ -449,6 +450,7 @@ class Assembly:
             demands=demands,
         )
         sentry.install_masking(self.redaction)
+        masked_log.install(self.redaction)
         if settings.sentry != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
             instead = settings.sentry == sentry.GROUPS

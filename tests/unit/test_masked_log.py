@@ -1,0 +1,61 @@
+"""What Celery logs about a message that it cannot read, and about a failure, under dlq_redact."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from celery.worker.consumer import consumer
+
+from celery_dlq.redaction.masking import NO_REDACTION, Redaction
+from celery_dlq.redaction.rules import Rules
+from celery_dlq.worker import masked_log
+
+CARD = "4111111111111111"
+
+
+@pytest.fixture(params=["kwargs.card", r"re:\b\d{16}\b"])
+def _redacting(request: pytest.FixtureRequest) -> Iterator[None]:
+    masked_log.install(Redaction(Rules.parse([request.param])))
+    yield
+    masked_log.install(NO_REDACTION)
+
+
+@pytest.mark.usefixtures("_redacting")
+@pytest.mark.parametrize(
+    ("template", "args"),
+    [
+        (consumer.UNKNOWN_FORMAT, (f"body: {CARD}",)),
+        (consumer.UNKNOWN_TASK_ERROR, (KeyError("shop.gone"), CARD, {"x": CARD}, {})),
+        (consumer.INVALID_TASK_ERROR, (TypeError(f"got {CARD}"), f"{{'card': {CARD}}}")),
+        (consumer.MESSAGE_DECODE_ERROR, (ValueError(CARD), "a/b", "utf-8", CARD, CARD)),
+    ],
+)
+def test_a_dump_of_a_message_is_hidden(
+    template: str, args: tuple[object, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can tell the arguments in it; the name of an unknown task stays."""
+    try:
+        raise TypeError(f"got {CARD}")
+    except TypeError:
+        logging.getLogger("celery.worker.consumer.consumer").exception(template, *args)
+    assert CARD not in caplog.text
+    assert "[redacted]" in caplog.text
+    assert ("shop.gone" in caplog.text) is (template is consumer.UNKNOWN_TASK_ERROR)
+
+
+@pytest.mark.usefixtures("_redacting")
+def test_what_hides_nothing_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """A lost connection keeps its text and its arguments."""
+    logger = logging.getLogger("celery.worker.consumer.consumer")
+    logger.error("Connection to %s lost: %s", "broker", ConnectionError("reset"))
+    assert caplog.messages == ["Connection to broker lost: reset"]
+
+
+def test_without_rules_nothing_is_touched(caplog: pytest.LogCaptureFixture) -> None:
+    """No filter is left by an earlier worker of the process either."""
+    masked_log.install(Redaction(Rules.parse(["kwargs.card"])))
+    masked_log.install(NO_REDACTION)
+    logging.getLogger("celery.app.trace").error("got %s", CARD)
+    assert caplog.records[0].args == (CARD,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -252,3 +253,20 @@ def test_a_naive_time_is_refused(name: str) -> None:
     """A time without a zone would be another moment on another machine."""
     with pytest.raises(ValueError, match=f"expected {name} to be an aware datetime"):
         LetterFilter(**{name: datetime(2026, 1, 1)})  # noqa: DTZ001 - naive on purpose
+
+
+@pytest.mark.parametrize("unit", ["a", "\\u0061", "\\\\"])
+def test_a_search_takes_time_that_grows_with_the_body_alone(unit: str) -> None:
+    """A text that nearly matches everywhere took minutes, in which the process did nothing else."""
+    body = b'[["%b"], {}, {}]' % (unit * 1_000_000).encode()
+    text = json.loads(f'"{unit}"') * 999 + "b"
+    began = time.process_time()
+    assert not LetterFilter(grep=text).matches(a_letter(body=body, description=""))
+    assert time.process_time() - began < 10
+
+
+def test_a_search_text_is_bounded() -> None:
+    """Nobody types so much, and a URL that has it is no search."""
+    LetterFilter(grep="a" * 1000)
+    with pytest.raises(DLQError, match="at most 1000 characters, got 1001"):
+        LetterFilter(grep="a" * 1001)

@@ -255,6 +255,8 @@ def integer(minimum: int) -> Callable[[str, object], int]:
     def check(where: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise SettingsError(_expected(where, f"a whole number of {minimum} or more", value))
+        if value > MAX_INTEGER:
+            raise SettingsError(_expected(where, f"a whole number up to {MAX_INTEGER:,}", value))
         return value
 
     return check
@@ -406,6 +408,7 @@ def _expected(where: str, what: str, got: object) -> str:
 
 _SHOWN_CHARS = 200
 MAX_CRASHES = 50
+MAX_INTEGER = 10**15
 _DOTTED_NAME = re.compile(r"[\w<>]+(\.[\w<>]+)*")
 MAX_DURATION_SECONDS = 1000 * 366 * 86400.0
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

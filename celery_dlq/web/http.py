@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -113,12 +112,10 @@ class Request:
 
     def cookie(self, name: str) -> str:
         """A cookie; empty if there is none."""
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(self.headers.get("cookie", ""))
-        except Exception:  # noqa: BLE001 - a malformed header is none
-            return ""
-        return cookies[name].value if name in cookies else ""
+        # Not by http.cookies: it reads none that stand behind a malformed one, and other
+        # applications of the host write theirs into the same header.
+        pairs = (pair.partition("=") for pair in self.headers.get("cookie", "").split(";"))
+        return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
     def set_cookie(self, name: str, value: str, seconds: int | None = None) -> tuple[str, str]:
         """A header that sets a cookie for these pages, until the browser ends or for a time."""

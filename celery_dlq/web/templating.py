@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -12,11 +13,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from celery_dlq.letters.printable import printable, shortened
+from celery_dlq.letters.printable import one_line, printable, shortened
 from celery_dlq.record import Reason
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _BYTES = 1024
+_MAX_EXACT_CHARS = 2000
+_MOST_SHOWN = 10**18
 
 STATIC_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -40,8 +43,10 @@ class Templates:
         self._environment.filters |= {
             "ago": ago,
             "bytes": size,
+            "carried": json.dumps,
             "count": count,
             "duration": duration,
+            "exact": exact,
             "moment": moment,
             "plain": plain,
             "short": short,
@@ -127,6 +132,11 @@ def short(text: object, limit: int = 200) -> str:
     return shortened(" ".join(str(text).split()), limit)
 
 
+def exact(text: str) -> str:
+    """A text in one line with all that it has, invisible characters as escapes."""
+    return shortened(one_line(text), _MAX_EXACT_CHARS)
+
+
 def plain(value: Any) -> str:
     """The value of a setting or an option, as people write it."""
     if isinstance(value, Mapping):
@@ -136,7 +146,9 @@ def plain(value: Any) -> str:
         return ", ".join(map(plain, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,.10g}" if isinstance(value, (int, float)) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < _MOST_SHOWN else "a number of many digits"
+    return f"{value:,.10g}" if isinstance(value, float) else str(value)
 
 
 def _time(value: datetime, text: str, *, relative: bool) -> Markup:

@@ -74,6 +74,7 @@ def test_none_means_not_set_here() -> None:
         ("max_deliveries", -1, "a whole number of 1 or more"),
         ("max_deliveries", 1.5, "a whole number of 1 or more"),
         ("max_deliveries", True, "a whole number of 1 or more"),
+        ("max_deliveries", 10**400, "a whole number up to 1,000,000,000,000,000"),
         ("max_deliveries", "5", "a whole number of 1 or more"),
         ("max_retries", -1, "a whole number of 0 or more"),
         ("max_retries", [], "a whole number of 0 or more"),

@@ -102,9 +102,12 @@ def filter_of(call: Call) -> LetterFilter:
     """
     fields = {**call.request.query, **call.request.form}
     query = {
-        name: [value.strip() for value in values]
-        for name, values in fields.items()
-        if name in LetterFilter.__slots__
+        **_carried(call),
+        **{
+            name: [value.strip() for value in values]
+            for name, values in fields.items()
+            if name in LetterFilter.__slots__
+        },
     }
     if call.request.value("only") == "ticked" and not any(query.get("ids", ())):
         raise RequestError(400, "expected letters to be ticked, got none; nothing was done")
@@ -119,6 +122,22 @@ def filter_of(call: Call) -> LetterFilter:
         return LetterFilter.from_query(query)
     except (DLQError, ValueError, OverflowError) as exc:
         raise RequestError(400, str(exc)) from exc
+
+
+def _carried(call: Call) -> dict[str, list[str]]:
+    """The filter of the page from which a form comes, byte for byte.
+
+    Raises:
+        RequestError: It is none.
+    """
+    text = call.request.value("where")
+    try:
+        found = json.loads(text or "{}")
+        if all(isinstance(one, str) for values in found.values() for one in values):
+            return {str(name): list(values) for name, values in found.items()}
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        pass
+    raise RequestError(400, "expected the filter of a page of ours, got another")
 
 
 def query_of(where: LetterFilter) -> dict[str, list[str]]:

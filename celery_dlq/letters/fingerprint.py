@@ -1,8 +1,8 @@
 """A stable hash of what went wrong: letters with one cause share it.
 
 It hashes the exception type, the task name and the application's innermost frames
-(file and function). Line numbers, addresses, ids and messages are left out, so that
-the same bug keeps its fingerprint across releases and data. Without an exception it
+(file and function). Folders, line numbers, addresses, ids and messages are left out, so that
+the same bug keeps its fingerprint across releases, hosts and data. Without an exception it
 hashes the reason and the task name.
 """
 
@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
 
-FINGERPRINT_VERSION = 1
+FINGERPRINT_VERSION = 2
 _MAX_FRAMES = 3
 DIGITS = 16
 """Length of a fingerprint."""
 
 
-# Anchored on `File "`: without the anchor a long traceback takes seconds, not microseconds.
-_FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+, in ([^\n]+)', re.MULTILINE)
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen |\\lib\\", re.IGNORECASE)
+_FRAME = re.compile(r' *File "([^"\n]+)", line \d+, in ([^\n]+)')
+# Where packages are installed: by pip, by Debian, in a pex as files and as a zip file.
+_LIBRARY = re.compile(
+    r"site-packages|dist-packages|/lib/python\d|<frozen |\\lib\\|\.whl/|/\.deps/", re.IGNORECASE
+)
+_PACKAGE = re.compile(r"^.*(?:site-packages|dist-packages|\.whl)[/\\][^/\\]+")
+_CELERYS = re.compile(r"[/\\](?:celery|billiard|celery_dlq)[/\\]")
 CHAINED = re.compile(
     r"^(?:During handling of the above exception, another exception occurred"
     r"|The above exception was the direct cause of the following exception):$",
@@ -56,14 +61,43 @@ def fingerprint(
 def application_frames(traceback: str) -> list[str]:
     """The innermost frames outside of libraries, as ``file:function``, outermost first.
 
-    Only the last traceback of a chain counts: it is the one that escaped. A file is named by
-    the last two parts of its path, so that hosts with different install folders agree. If all
-    frames are in libraries, the innermost of those are returned.
+    Only the last traceback of a chain counts: it is the one that escaped. A file is named without
+    its folder: that of a module at the root of a release is the release. The package of the task
+    is the application's wherever it is installed. If all frames are in libraries, the innermost of
+    those are returned.
     """
-    last = CHAINED.split(traceback[-_TRACEBACK_TAIL_CHARS:])[-1]
-    frames = [(file, function.strip()) for file, function in _FRAME.findall(last)]
-    own = [frame for frame in frames if not is_library(frame[0])]
-    return [f"{_end_of(file)}:{function}" for file, function in (own or frames)[-_MAX_FRAMES:]]
+    frames: list[tuple[str, str]] = []
+    for _, line in frame_lines(traceback[-_TRACEBACK_TAIL_CHARS:].splitlines()):
+        if line is None:
+            frames = []
+        elif found := _FRAME.match(line):
+            frames.append((found[1], found[2].strip()))
+    task = next((file for file, _ in frames if not _CELERYS.search(file)), "")
+    package = _PACKAGE.match(task)
+    own = [
+        frame
+        for frame in frames
+        if not is_library(frame[0]) or (package and frame[0].startswith(package[0]))
+    ]
+    return [f"{_name(file)}:{function}" for file, function in (own or frames)[-_MAX_FRAMES:]]
+
+
+def frame_lines(lines: Sequence[str]) -> Iterator[tuple[int, str | None]]:
+    """The lines of a traceback's frames, with their places; ``None`` where another one begins.
+
+    What follows the frames is the exception's text, in which a line may look like a frame.
+    """
+    in_frames, in_text = True, False  # the beginning may have been cut off
+    for number, line in enumerate(lines):
+        if in_text:
+            in_text = CHAINED.fullmatch(line) is None
+        elif line.startswith("Traceback (most recent call last)"):
+            in_frames = True
+            yield number, None
+        elif in_frames and line.startswith((" ", "\t")):
+            yield number, line
+        elif in_frames and line.strip():
+            in_frames, in_text = False, CHAINED.fullmatch(line) is None
 
 
 # A worker sees the same few files in every traceback.
@@ -74,5 +108,5 @@ def is_library(file: str) -> bool:
 
 
 @lru_cache(maxsize=128)
-def _end_of(file: str) -> str:
-    return "/".join(PurePosixPath(file.replace("\\", "/")).parts[-2:])
+def _name(file: str) -> str:
+    return PurePosixPath(file.replace("\\", "/")).name

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from celery_dlq.letters.fingerprint import CHAINED, is_library
+from celery_dlq.letters.fingerprint import CHAINED, frame_lines, is_library
 
 MAX_FRAMES = 100
 
@@ -72,8 +72,8 @@ def _one(text: str) -> Raised | None:
 
 
 def _frames(lines: list[str]) -> Iterator[Frame]:
-    for number, line in enumerate(lines):
-        found = _FRAME.match(line)
+    for number, line in frame_lines(lines):
+        found = _FRAME.match(line or "")
         if found:
             source = _SOURCE.match(lines[number + 1]) if number + 1 < len(lines) else None
             yield Frame(
@@ -87,7 +87,8 @@ def _frames(lines: list[str]) -> Iterator[Frame]:
 
 def _tail(lines: list[str]) -> str:
     """The text after the last frame: name and text of the exception, maybe on many lines."""
-    at = max((n + 1 for n, line in enumerate(lines) if _FRAME.match(line)), default=0)
+    places = (number + 1 for number, line in frame_lines(lines) if _FRAME.match(line or ""))
+    at = max(places, default=0)
     while at < len(lines) and lines[at].startswith(("    ", "  [", "Traceback (most recent")):
         at += 1
     return "\n".join(lines[at:]).strip()

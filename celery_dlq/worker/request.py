@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
-from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, TaskRevokedError
+from celery.exceptions import (
+    InvalidTaskError,
+    MaxRetriesExceededError,
+    Reject,
+    TaskRevokedError,
+    WorkerLostError,
+)
 from celery.states import READY_STATES
 from celery.utils.imports import symbol_by_name
 from celery.worker import state
@@ -174,7 +180,7 @@ class DeadLetterRequest(_Base):
     def acknowledge(self) -> None:
         """Acknowledge; if the message died, only after its letter is stored."""
         if self.dlq_state is _S.ENDING:
-            if self._dlq_end() is not _S.WAITING_FOR_STORE:
+            if self._dlq_end(super().acknowledge) is not _S.WAITING_FOR_STORE:
                 super().acknowledge()
         elif self.dlq_state not in HELD:
             super().acknowledge()
@@ -186,9 +192,12 @@ class DeadLetterRequest(_Base):
         and on SQS it would not remove it.
         """
         if self.dlq_state is _S.ENDING:
-            ended = self._dlq_end(requeued=requeue)
+            settle = super().acknowledge
+            if requeue and self.acknowledged:  # early: it dies, and Celery stores no result
+                settle = partial(self._dlq_fail_and_acknowledge, Reject("not requeued", requeue))
+            ended = self._dlq_end(settle, requeued=requeue)
             if ended is _S.STORED:
-                super().acknowledge()
+                settle()
             elif ended is not _S.WAITING_FOR_STORE:
                 super().reject(requeue)
         elif self.dlq_state not in HELD:
@@ -516,9 +525,12 @@ class DeadLetterRequest(_Base):
         try:
             result = handle(*args, **kwargs)
             if self.acknowledged and self.dlq_state is _S.ENDING:
-                self._dlq_end()  # acknowledged early: only the letter is missing
+                self._dlq_end(super().acknowledge)  # acknowledged early: only the letter is missing
         except BaseException:
-            if self.dlq_state not in OVER:  # e.g. a MemoryError, which stops the worker
+            # E.g. a MemoryError, which stops the worker, or a result that cannot be stored.
+            if self.acknowledged and self.dlq_state is _S.ENDING:
+                _guarded(self._dlq_end, super().acknowledge)
+            elif self.dlq_state not in OVER:
                 _guarded(self.dlq_guard.crashed, self, failure)
             raise
         else:
@@ -529,7 +541,7 @@ class DeadLetterRequest(_Base):
             if self.dlq_state is _S.ENDING:  # it was not an end
                 self.dlq_move(_S.RUNNING)
 
-    def _dlq_end(self, *, requeued: bool = False) -> DeliveryState:
+    def _dlq_end(self, settle: Callable[[], Any], *, requeued: bool = False) -> DeliveryState:
         """Handle the end, once; return the state that decides what happens to the message."""
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
@@ -545,7 +557,7 @@ class DeadLetterRequest(_Base):
             self.dlq_move(_S.RELEASED)
             return _S.RELEASED
         decide = partial(self.dlq_guard.end, self, failure, requeued=requeued)
-        return self._dlq_carry_out(decide, super().acknowledge)
+        return self._dlq_carry_out(decide, settle)
 
     def _dlq_carry_out(
         self, decide: Callable[[], DeliveryState], settle: Callable[[], Any]
@@ -599,11 +611,25 @@ class DeadLetterRequest(_Base):
         announce()
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any:
-        """A cold or soft shutdown, or a lost connection, cancels a running task."""
-        if self.dlq_in_flight is not None and self.dlq_state not in OVER:
+        """A cold or soft shutdown, or a lost connection, cancels a running task.
+
+        The broker has its message still, unless that was acknowledged early: then it dies, and its
+        result ends. Celery stores a retry that nobody makes.
+        """
+        announce = super()._announce_cancelled
+        if self.dlq_in_flight is None or self.dlq_state in OVER:
+            return announce(*args, **kwargs)
+        if not self.acknowledged:
             _guarded(self.dlq_guard.interrupted, self)
             self.dlq_move(_S.RELEASED)
-        return super()._announce_cancelled(*args, **kwargs)
+            return announce(*args, **kwargs)
+        exc = WorkerLostError("ended by a shutdown; acknowledged before it ran")
+        end = End(outcome=Outcome.WORKER_LOST, text=str(exc))
+        failure = replace(dropped_failure(exc, ""), end=end)
+        announced = self._dlq_while_ending(failure, announce, *args, **kwargs)
+        if self.dlq_state in (_S.STORED, _S.WAITING_FOR_STORE):
+            _guarded(self._dlq_fail, exc)
+        return announced
 
     # Celery 5.7 acknowledges in these two although the task did not die.
 

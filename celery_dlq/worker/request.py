@@ -27,7 +27,6 @@ from celery.exceptions import (
 )
 from celery.states import READY_STATES
 from celery.utils.imports import symbol_by_name
-from celery.worker import state
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
@@ -54,6 +53,7 @@ from celery_dlq.worker.lifecycle import (
     GuardedRequest,
     InFlight,
 )
+from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
 
 if TYPE_CHECKING:
 
@@ -247,6 +247,8 @@ class DeadLetterRequest(_Base):
     def dlq_execute(self, execute: Callable[[], Any], pool: Any) -> Any:
         """Count the start and hand the task to the pool; else skip it and release its slot."""
         self.message.dlq_is_dispatched = True
+        if nothing_starts():  # Celery would end it at once
+            raise TaskRevokedError(self.id)
         if self._dlq_is_revoked():
             raise TaskRevokedError(self.id)
         if is_closed(pool):
@@ -276,6 +278,8 @@ class DeadLetterRequest(_Base):
 
     def dlq_execute_if_ours(self, execute: Callable[[], Any]) -> Any:
         """Hand a task that is not counted to the pool, unless another worker owns its message."""
+        if nothing_starts():
+            raise TaskRevokedError(self.id)
         holds = self.dlq_guard.holding.holds
         if holds and self._dlq_is_revoked():
             raise TaskRevokedError(self.id)
@@ -393,13 +397,13 @@ class DeadLetterRequest(_Base):
 
     def dlq_give_back(self) -> None:
         """Return a message to the head of its queue, if the broker can: its hold is full."""
-        self.dlq_move(_S.DONE)
-        task_ready(self)
         put_first = getattr(getattr(self.message.channel, "qos", None), "put_first", None)
         if put_first is not None and put_first(self.message.delivery_tag):
             self.acknowledged = True
         else:
             super().reject(requeue=True)
+        self.dlq_move(_S.DONE)  # last: what fails is tried again
+        task_ready(self)
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""
@@ -419,7 +423,7 @@ class DeadLetterRequest(_Base):
     def _dlq_begin_here(self) -> None:
         """Count the start; if it may not happen, leave the pool's thread by an exception."""
         begins = self.dlq_begin if self.dlq_counted else self._dlq_may_start
-        if not begins():
+        if is_stopping() or not begins():
             raise _silent_exit()(self.id)
         if not self.dlq_counted:
             self.dlq_move(_S.RUNNING)
@@ -699,11 +703,6 @@ def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
     kind = _RESULTS.get(verdict.reason, MaxDeliveriesExceeded)
     where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
     return kind(f"{task} {where}: {verdict.description}")
-
-
-def is_stopping() -> bool:
-    """True during a cold shutdown; Celery's flag is an exit code, which may be 0."""
-    return state.should_terminate is not None and state.should_terminate is not False
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:

@@ -100,6 +100,7 @@ class Die:
 _REASON_OF_OUTCOME = {
     Outcome.FAILED: Reason.FAILED,
     Outcome.REJECTED: Reason.REJECTED,
+    Outcome.REQUEUED: Reason.REJECTED,  # final only if the broker had nothing to requeue
     Outcome.TIME_LIMIT: Reason.TIME_LIMIT_EXCEEDED,
     Outcome.WORKER_LOST: Reason.WORKER_LOST,
 }

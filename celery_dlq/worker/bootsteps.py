@@ -25,6 +25,7 @@ from celery_dlq.worker.held_back import HeldBack
 from celery_dlq.worker.jobs import WorkerJobs
 from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.worker.shutdown_signals import install
 from celery_dlq.worker.task_events import TaskEvents
 
 logger = get_logger("celery_dlq.worker")
@@ -70,6 +71,7 @@ class GuardStep(bootsteps.StartStopStep):
         if guarded and _driver_type(worker) == "amqp":
             read_leniently()
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
+        install()
 
     def terminate(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Uncharge running tasks at a cold shutdown, before the pool is terminated."""
@@ -91,6 +93,7 @@ class TickStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._entry: Any = None
+        self._asked = False
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard, worker.dead_letter_retry_later.empty)
         self._held_back = worker.dead_letter_held_back
@@ -108,12 +111,21 @@ class TickStep(bootsteps.StartStopStep):
         room = consumer.controller.dead_letter_retry_later
         room.opened(consumer)
         self._held_back.empty()
+        self._asked = False  # the loop of a lost connection may have forgotten
 
         def tick() -> None:
             _quietly(guard.look_for_lost, consumer.pool)
             if self._fetch is not None:
                 _quietly(self._fetch.count, guard.counts)
             _quietly(guard.tick)
+            if not self._asked:
+                self._asked = True
+                consumer.call_soon(in_its_loop)
+
+        def in_its_loop() -> None:
+            # The timer may have a greenlet or a thread of its own: there, a read from the broker
+            # takes the consumer's, and a pool without room stops the heartbeat.
+            self._asked = False
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)
             _quietly(self._held_back.tick, consumer)

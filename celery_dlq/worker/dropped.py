@@ -24,7 +24,7 @@ from celery_dlq.worker.amqp_properties import are_unreadable
 from celery_dlq.worker.failure import dropped_failure
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.lifecycle import HANDLING, DeliveryState
-from celery_dlq.worker.request import is_stopping
+from celery_dlq.worker.shutdown_signals import is_stopping
 
 logger = logs.get_logger("celery_dlq.worker")
 

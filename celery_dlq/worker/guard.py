@@ -247,6 +247,9 @@ class Guard:
             return DeliveryState.DONE
         resolved = self._policies.of(request.delivery_info, request.task)
         end = replace(failure.end, final=failure.end.final and not requeued)
+        if end.outcome is Outcome.REQUEUED and request.acknowledged:
+            text = f"not requeued: acknowledged before it ran; {end.text}".removesuffix("; ")
+            end = replace(end, final=True, text=text)
         verdict = decide_end(resolved.policy, end)
         demand = self.demands.of(request) if self.demands.known and end.final else None
         if demand is not None:

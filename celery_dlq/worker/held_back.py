@@ -45,18 +45,22 @@ class HeldBack:
         self._requests.clear()
 
     def tick(self, consumer: Any) -> None:
-        """Stop consuming the queues of held messages, and return these; consume others again."""
-        requests = [self._requests.popleft() for _ in range(len(self._requests))]
-        for _request, held in requests:
+        """Stop consuming the queues of held messages, and return these; consume others again.
+
+        Called in the consumer's loop: the broker answers there. What fails is done again.
+        """
+        waiting = list(self._requests)
+        for _request, held in waiting:
             if held.queue not in self._stopped:
                 self._stop(consumer, held)
         # The last one first: each goes to the head of its queue.
-        for request, _held in reversed(requests):
-            request.dlq_give_back()
+        for one in reversed(waiting):
+            one[0].dlq_give_back()
+            self._requests.remove(one)
         for queue, hold in list(self._stopped.items()):
-            if not requests and self._has_room(hold):
-                del self._stopped[queue]
+            if not waiting and self._has_room(hold):
                 consumer.add_task_queue(queue)
+                del self._stopped[queue]
                 logger.warning("Queue %s is consumed again", queue)
 
     def _has_room(self, hold: Hold) -> bool:
@@ -66,8 +70,8 @@ class HeldBack:
             return True
 
     def _stop(self, consumer: Any, held: Held) -> None:
-        self._stopped[held.queue] = held.hold
         consumer.cancel_task_queue(held.queue)
+        self._stopped[held.queue] = held.hold
         logger.error(
             "Queue %s is not consumed until %s has room or ends: it has dlq_held_max messages, or "
             "the store has no room",

@@ -18,10 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
-from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, TaskRevokedError
+from celery.exceptions import (
+    InvalidTaskError,
+    MaxRetriesExceededError,
+    Reject,
+    TaskRevokedError,
+    WorkerLostError,
+)
 from celery.states import READY_STATES
 from celery.utils.imports import symbol_by_name
-from celery.worker import state
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
@@ -48,6 +53,7 @@ from celery_dlq.worker.lifecycle import (
     GuardedRequest,
     InFlight,
 )
+from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
 
 if TYPE_CHECKING:
 
@@ -174,7 +180,7 @@ class DeadLetterRequest(_Base):
     def acknowledge(self) -> None:
         """Acknowledge; if the message died, only after its letter is stored."""
         if self.dlq_state is _S.ENDING:
-            if self._dlq_end() is not _S.WAITING_FOR_STORE:
+            if self._dlq_end(super().acknowledge) is not _S.WAITING_FOR_STORE:
                 super().acknowledge()
         elif self.dlq_state not in HELD:
             super().acknowledge()
@@ -186,9 +192,12 @@ class DeadLetterRequest(_Base):
         and on SQS it would not remove it.
         """
         if self.dlq_state is _S.ENDING:
-            ended = self._dlq_end(requeued=requeue)
+            settle = super().acknowledge
+            if requeue and self.acknowledged:  # early: it dies, and Celery stores no result
+                settle = partial(self._dlq_fail_and_acknowledge, Reject("not requeued", requeue))
+            ended = self._dlq_end(settle, requeued=requeue)
             if ended is _S.STORED:
-                super().acknowledge()
+                settle()
             elif ended is not _S.WAITING_FOR_STORE:
                 super().reject(requeue)
         elif self.dlq_state not in HELD:
@@ -238,6 +247,8 @@ class DeadLetterRequest(_Base):
     def dlq_execute(self, execute: Callable[[], Any], pool: Any) -> Any:
         """Count the start and hand the task to the pool; else skip it and release its slot."""
         self.message.dlq_is_dispatched = True
+        if nothing_starts():  # Celery would end it at once
+            raise TaskRevokedError(self.id)
         if self._dlq_is_revoked():
             raise TaskRevokedError(self.id)
         if is_closed(pool):
@@ -267,6 +278,8 @@ class DeadLetterRequest(_Base):
 
     def dlq_execute_if_ours(self, execute: Callable[[], Any]) -> Any:
         """Hand a task that is not counted to the pool, unless another worker owns its message."""
+        if nothing_starts():
+            raise TaskRevokedError(self.id)
         holds = self.dlq_guard.holding.holds
         if holds and self._dlq_is_revoked():
             raise TaskRevokedError(self.id)
@@ -384,13 +397,13 @@ class DeadLetterRequest(_Base):
 
     def dlq_give_back(self) -> None:
         """Return a message to the head of its queue, if the broker can: its hold is full."""
-        self.dlq_move(_S.DONE)
-        task_ready(self)
         put_first = getattr(getattr(self.message.channel, "qos", None), "put_first", None)
         if put_first is not None and put_first(self.message.delivery_tag):
             self.acknowledged = True
         else:
             super().reject(requeue=True)
+        self.dlq_move(_S.DONE)  # last: what fails is tried again
+        task_ready(self)
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""
@@ -410,7 +423,7 @@ class DeadLetterRequest(_Base):
     def _dlq_begin_here(self) -> None:
         """Count the start; if it may not happen, leave the pool's thread by an exception."""
         begins = self.dlq_begin if self.dlq_counted else self._dlq_may_start
-        if not begins():
+        if is_stopping() or not begins():
             raise _silent_exit()(self.id)
         if not self.dlq_counted:
             self.dlq_move(_S.RUNNING)
@@ -516,9 +529,12 @@ class DeadLetterRequest(_Base):
         try:
             result = handle(*args, **kwargs)
             if self.acknowledged and self.dlq_state is _S.ENDING:
-                self._dlq_end()  # acknowledged early: only the letter is missing
+                self._dlq_end(super().acknowledge)  # acknowledged early: only the letter is missing
         except BaseException:
-            if self.dlq_state not in OVER:  # e.g. a MemoryError, which stops the worker
+            # E.g. a MemoryError, which stops the worker, or a result that cannot be stored.
+            if self.acknowledged and self.dlq_state is _S.ENDING:
+                _guarded(self._dlq_end, super().acknowledge)
+            elif self.dlq_state not in OVER:
                 _guarded(self.dlq_guard.crashed, self, failure)
             raise
         else:
@@ -529,7 +545,7 @@ class DeadLetterRequest(_Base):
             if self.dlq_state is _S.ENDING:  # it was not an end
                 self.dlq_move(_S.RUNNING)
 
-    def _dlq_end(self, *, requeued: bool = False) -> DeliveryState:
+    def _dlq_end(self, settle: Callable[[], Any], *, requeued: bool = False) -> DeliveryState:
         """Handle the end, once; return the state that decides what happens to the message."""
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
@@ -545,7 +561,7 @@ class DeadLetterRequest(_Base):
             self.dlq_move(_S.RELEASED)
             return _S.RELEASED
         decide = partial(self.dlq_guard.end, self, failure, requeued=requeued)
-        return self._dlq_carry_out(decide, super().acknowledge)
+        return self._dlq_carry_out(decide, settle)
 
     def _dlq_carry_out(
         self, decide: Callable[[], DeliveryState], settle: Callable[[], Any]
@@ -599,11 +615,25 @@ class DeadLetterRequest(_Base):
         announce()
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any:
-        """A cold or soft shutdown, or a lost connection, cancels a running task."""
-        if self.dlq_in_flight is not None and self.dlq_state not in OVER:
+        """A cold or soft shutdown, or a lost connection, cancels a running task.
+
+        The broker has its message still, unless that was acknowledged early: then it dies, and its
+        result ends. Celery stores a retry that nobody makes.
+        """
+        announce = super()._announce_cancelled
+        if self.dlq_in_flight is None or self.dlq_state in OVER:
+            return announce(*args, **kwargs)
+        if not self.acknowledged:
             _guarded(self.dlq_guard.interrupted, self)
             self.dlq_move(_S.RELEASED)
-        return super()._announce_cancelled(*args, **kwargs)
+            return announce(*args, **kwargs)
+        exc = WorkerLostError("ended by a shutdown; acknowledged before it ran")
+        end = End(outcome=Outcome.WORKER_LOST, text=str(exc))
+        failure = replace(dropped_failure(exc, ""), end=end)
+        announced = self._dlq_while_ending(failure, announce, *args, **kwargs)
+        if self.dlq_state in (_S.STORED, _S.WAITING_FOR_STORE):
+            _guarded(self._dlq_fail, exc)
+        return announced
 
     # Celery 5.7 acknowledges in these two although the task did not die.
 
@@ -673,11 +703,6 @@ def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
     kind = _RESULTS.get(verdict.reason, MaxDeliveriesExceeded)
     where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
     return kind(f"{task} {where}: {verdict.description}")
-
-
-def is_stopping() -> bool:
-    """True during a cold shutdown; Celery's flag is an exit code, which may be 0."""
-    return state.should_terminate is not None and state.should_terminate is not False
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:

@@ -155,6 +155,12 @@ def requeues(key: str) -> None:
     raise Reject("not now", requeue=True)
 
 
+@app.task(acks_late=False)
+def requeues_early(key: str) -> None:
+    trace("ran", key)
+    raise Reject("not now", requeue=True)
+
+
 @app.task
 def drops(key: str) -> None:
     trace("ran", key)

@@ -33,6 +33,7 @@ EVERYWHERE: Deaths = {
     "autoretries": (Reason.MAX_RETRIES_EXCEEDED, [RETRIED, RETRIED, FAILED]),
     "retries": (Reason.MAX_RETRIES_EXCEEDED, [RETRIED, FAILED]),
     "requeues": (MAX, [REQUEUED] * 3),
+    "requeues_early": (Reason.REJECTED, [REQUEUED]),
     "drops": (Reason.REJECTED, [REJECTED]),
     "to_dlq": (Reason.REJECTED, [REJECTED]),
     "retry_not_published": (Reason.RETRY_NOT_PUBLISHED, [REJECTED]),

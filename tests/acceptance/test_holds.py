@@ -148,14 +148,15 @@ def test_a_worker_that_was_away_learns_of_a_hold_before_its_first_message(
     assert poison.dlq.holds() == []
 
 
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
 def test_a_full_hold_stops_its_queue_and_no_other(
-    poison: ModuleType, redis_url: str, start_worker: Start, ran: Ran, broker: Place
+    poison: ModuleType, redis_url: str, start_worker: Start, ran: Ran, broker: Place, pool: str
 ) -> None:
     """The rest waits on the broker, in order; after the release each message runs once."""
     hold = hold_of(redis_url, broker, "poison_app.healthy")
     publish(redis_url, broker, *(("healthy", f"h-{n}", {}) for n in range(30)))
     conf = {"dlq_held_max": 5, "worker_prefetch_multiplier": 4}
-    worker = start_worker(conf, env=broker.env)
+    worker = start_worker(conf, env=broker.env, pool=pool)
     poll(lambda: "Queue orders is not consumed" in worker.output, timeout_seconds=20)
     publish(redis_url, broker, ("delayed", "other", {"countdown": 0}))
     poll(lambda: ran("other") == 1, timeout_seconds=20)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from celery import chord
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, Reject
 from waiting import poll
 from workers import Worker, run_python
 
@@ -94,16 +94,20 @@ def test_errbacks_run_and_chords_fail_as_they_do_for_a_task_that_raised(
         name: chord([poison.healthy.s("a"), getattr(poison, name).s("b")])(
             poison.healthy.si("body")
         )
-        for name in ("fails", "requeues")
+        for name in ("fails", "requeues", "requeues_early")
     }
-    letters(count=3)
-    poll(lambda: ran("errback") == 1)
+    early = poison.requeues_early.apply_async(("x",), link_error=poison.healthy.si("errback"))
+    letters(count=5)
+    poll(lambda: ran("errback") == 2)
     ends = {}
     for name, body in chords.items():
         with pytest.raises(Exception) as raised:
             body.get(timeout=20)
         ends[name] = raised.type
     assert (ends["fails"] is LookupError) == (ends["requeues"] is MaxDeliveriesExceeded), ends
+    assert (ends["fails"] is LookupError) == (ends["requeues_early"] is Reject), ends
+    with pytest.raises(Reject, match="not requeued"):
+        early.get(timeout=20)
     assert ends["fails"] in (LookupError, ChordError)
     assert ran("body") == 0
 

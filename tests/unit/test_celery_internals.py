@@ -20,6 +20,7 @@ from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.routes import MapRoute
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer
+from celery.apps import worker as celery_apps_worker
 from celery.concurrency import asynpool
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import apply_target
@@ -285,6 +286,19 @@ def test_the_state_of_a_cold_shutdown_is_where_we_look() -> None:
     """``None`` or ``False`` while the worker runs, an exit code once it stops."""
     assert not state.should_terminate
     assert hasattr(state, "active_requests")
+
+
+def test_handlers_of_shutdowns_are_installed_through_celerys_signals() -> None:
+    """Also those that a handler installs for the next signal."""
+    source = inspect.getsource(celery_apps_worker)
+    assert "platforms.signals[sig] = _handle_request" in source
+    assert {"SIGINT", "SIGTERM", "SIGQUIT"} <= set(re.findall(r"sig='(SIG\w+)'", source))
+
+
+def test_the_consumers_loop_calls_what_it_is_asked_to() -> None:
+    """In a loop of greenlets, its own greenlet does, between two reads."""
+    assert "self._pending_operations.append(p)" in inspect.getsource(Consumer.call_soon)
+    assert "perform_pending_operations()" in inspect.getsource(loops.synloop)
 
 
 def test_a_pool_gives_a_job_that_nobody_accepted_to_another_process() -> None:

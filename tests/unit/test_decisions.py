@@ -168,7 +168,7 @@ def test_a_retry_that_could_not_be_published_has_its_own_reason() -> None:
         (Outcome.TIME_LIMIT, Reason.TIME_LIMIT_EXCEEDED),
         (Outcome.WORKER_LOST, Reason.WORKER_LOST),
         (Outcome.RETRIED, None),
-        (Outcome.REQUEUED, None),
+        (Outcome.REQUEUED, Reason.REJECTED),
         (Outcome.SHUTDOWN, None),
         (Outcome.VANISHED, None),
     ],

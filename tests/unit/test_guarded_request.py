@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery.concurrency import prefork
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import Ignore, Reject, TaskRevokedError
 from celery.worker import state
 from celery.worker.request import Request
 from guarded_worker import Pool, Worker
@@ -59,6 +60,53 @@ def test_a_letter_is_stored_before_its_message_is_acknowledged(worker: Worker) -
     request.on_failure(an_error(ValueError("x")), return_ok=True)
     assert worker.said == ["letter", "ack"]
     assert request.dlq_state is DeliveryState.STORED
+
+
+def requeue(request: Any) -> None:
+    """The task raises ``Reject(requeue=True)``."""
+    request.on_failure(an_error(Reject("not now", requeue=True)), return_ok=True)
+
+
+def run_out_of_memory(request: Any) -> None:
+    """Celery stops the worker."""
+    with pytest.raises(MemoryError):
+        request.on_failure(an_error(MemoryError("no more")))
+
+
+def lose_the_process(request: Any) -> None:
+    """And the result backend is away."""
+    request.task.backend.mark_as_failure = Mock(side_effect=ConnectionError("away"))
+    with pytest.raises(ConnectionError):
+        request.on_failure(an_error(WorkerLostError("SIGKILL")))
+
+
+@pytest.mark.parametrize("store", ["up", "down"])
+@pytest.mark.parametrize(
+    ("end", "reason", "ended"),
+    [
+        (requeue, Reason.REJECTED, Reject),
+        (give_up, Reason.WORKER_LOST, WorkerLostError),
+        (run_out_of_memory, Reason.FAILED, None),
+        (lose_the_process, Reason.WORKER_LOST, WorkerLostError),
+    ],
+)
+def test_what_was_acknowledged_before_it_ran_becomes_a_letter(
+    worker: Worker, end: Callable[[Any], None], reason: Reason, ended: type | None, store: str
+) -> None:
+    """The broker can give nothing back, whatever Celery asks of it; and the result ends."""
+    worker.task.acks_late = False
+    worker.task.backend.mark_as_failure = Mock()
+    request = worker.start()
+    assert worker.said == ["ack"]
+    worker.down = store == "down"
+    end(request)
+    worker.down = False
+    worker.guard.tick()
+    assert worker.said == ["ack", "letter"]
+    (letter,) = worker.dlq.letters("orders-DLQ")
+    assert letter.reason is reason
+    failed = worker.task.backend.mark_as_failure
+    assert [type(call.args[1]) for call in failed.mock_calls] == [ended] * (ended is not None)
 
 
 def test_a_message_is_not_acknowledged_while_its_letter_is_being_stored(worker: Worker) -> None:

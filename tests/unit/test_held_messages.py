@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery.exceptions import TaskRevokedError
@@ -204,6 +205,45 @@ def test_when_a_hold_is_full_its_queue_is_not_consumed_until_there_is_room(
     back.tick(consumer)
     back.tick(consumer)
     assert worker.said == ["stop orders", "reject True", "consume orders"]
+
+
+@pytest.mark.parametrize("call", ["cancel_task_queue", "add_task_queue"])
+def test_what_the_broker_did_not_take_is_done_at_the_next_tick(worker: Worker, call: str) -> None:
+    """A queue that was said to be consumed again, and is not, would wait for ever."""
+    one = hold(worker)
+    holding, consumer = worker.guard.holding, Consumer(worker.said)
+    holding._most = 0
+    back, works = HeldBack(holding), getattr(consumer, call)
+    dispatch(worker)
+    back.add(*worker.held_back.pop())
+    if call == "add_task_queue":
+        back.tick(consumer)
+        holding.obey([], one.created_at)
+    setattr(consumer, call, Mock(side_effect=ConnectionError("lost")))
+    with pytest.raises(ConnectionError):
+        back.tick(consumer)
+    setattr(consumer, call, works)
+    back.tick(consumer)
+    holding.obey([], one.created_at)
+    back.tick(consumer)
+    assert worker.said == ["stop orders", "reject True", "consume orders"]
+
+
+def test_a_message_that_cannot_be_returned_is_returned_at_the_next_tick(worker: Worker) -> None:
+    """Its lease is renewed for as long as this worker lives, so nobody else would have it."""
+    hold(worker)
+    worker.guard.holding._most = 0
+    back, consumer = HeldBack(worker.guard.holding), Consumer(worker.said)
+    request = dispatch(worker)
+    qos = request.message.channel = Mock()
+    qos.qos.put_first.side_effect = [ConnectionError("full"), True]
+    back.add(*worker.held_back.pop())
+    with pytest.raises(ConnectionError):
+        back.tick(consumer)
+    assert request.dlq_state is DeliveryState.NEW
+    back.tick(consumer)
+    assert request.dlq_state is DeliveryState.DONE
+    assert (request.acknowledged, worker.said) == (True, ["stop orders"])
 
 
 def test_a_queue_is_consumed_again_once_its_full_hold_has_ended(worker: Worker) -> None:

@@ -1,0 +1,101 @@
+"""Celery's handlers of SIGINT, SIGTERM and SIGQUIT, called while our code does not run.
+
+Python calls a handler wherever the main thread is. That of a cold shutdown reads from the broker,
+announces ends and waits for the pool, so it comes back into our code. In the middle of ours it
+would wait for ever for a lock that the interrupted code holds, or for a thread that waits for it,
+read that code's replies, or raise through it. The same goes for the lock with which py-amqp writes.
+
+Source: ``on_cold_shutdown`` and ``_shutdown_handler`` in
+https://github.com/celery/celery/blob/main/celery/apps/worker.py
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import update_wrapper
+from types import FrameType
+from typing import Any
+
+from celery import platforms
+from celery.worker import state
+
+_SHUTDOWNS = frozenset({"SIGINT", "SIGTERM", "SIGQUIT"})
+_AGAIN_SECONDS = 0.01
+_MOST_SECONDS = 30.0  # all that we wait for has a time-out, and those are shorter
+
+_WHOLE = ("celery_dlq.", "amqp.method_framing")
+
+# Celery's own code, and tasks: no lock of ours is held meanwhile, and a task may take long.
+_CELERYS = (
+    "celery.worker.",
+    "celery.apps.",
+    "celery.concurrency.",
+    "celery.app.trace",
+    "celery.backends.",
+)
+
+_asked: list[_AfterUs] = []
+"""Handlers that run, or wait until our code is done."""
+
+
+class _Signals(platforms.Signals):
+    """Celery's way to install a handler; its handlers install others."""
+
+    def __setitem__(self, name: Any, handler: Any) -> None:
+        if name in _SHUTDOWNS and callable(handler):
+            handler = _AfterUs(handler)
+        super().__setitem__(name, handler)
+
+
+def install() -> None:
+    """Wrap the handlers that Celery installs from now on; a second call changes nothing."""
+    platforms.signals.__class__ = _Signals
+
+
+def nothing_starts() -> bool:
+    """True from a signal to the end of its handler in this thread, and in a cold shutdown."""
+    return is_stopping() or (bool(_asked) and threading.current_thread() is threading.main_thread())
+
+
+def is_stopping() -> bool:
+    """True during a cold shutdown; Celery's flag is an exit code, which may be 0."""
+    return state.should_terminate is not None and state.should_terminate is not False
+
+
+class _AfterUs:
+    """A handler; if it interrupts our code, the signal is sent again a moment later."""
+
+    def __init__(self, handler: Callable[..., Any]) -> None:
+        update_wrapper(self, handler)
+        self._handler = handler
+        self._until = 0.0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self not in _asked:
+            _asked.append(self)
+            self._until = time.monotonic() + _MOST_SECONDS
+        if _must_end_first(frame) and time.monotonic() < self._until:
+            again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signum))
+            again.daemon = True
+            again.start()
+            return
+        try:
+            self._handler(signum, frame)
+        finally:
+            if self in _asked:
+                _asked.remove(self)
+
+
+def _must_end_first(frame: FrameType | None) -> bool:
+    """True if code that must not be interrupted runs there, or waits for what it called."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module.startswith(_WHOLE):
+            return True
+        if module.startswith(_CELERYS):
+            return False
+        frame = frame.f_back
+    return False

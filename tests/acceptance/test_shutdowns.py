@@ -1,0 +1,84 @@
+"""Cold shutdowns: they end, nothing starts while they last, and nothing is lost by them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+from command_proxy import CommandProxy, sends
+from servers import RedisServer
+from test_holds import publish
+from waiting import poll
+from workers import Place, Worker
+
+from celery_dlq.backends.redis.scripts import script_text
+from celery_dlq.headers import HOLD_HEADER
+
+Start = Callable[..., Worker]
+Ran = Callable[[str], int]
+
+MAY_HAVE_RUN = {"headers": {HOLD_HEADER: "released"}}
+"""A released message may have run before, so its count is awaited."""
+
+
+@pytest.fixture
+def store(redis_server: RedisServer) -> Iterator[CommandProxy]:
+    """The way to the store."""
+    with CommandProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=["redis", "classic"])
+def broker(request: pytest.FixtureRequest) -> Place:
+    """Redis, and RabbitMQ, where Celery's handler reads the next messages."""
+    if request.param == "redis":
+        return Place("redis")
+    server = request.getfixturevalue("rabbit_server")
+    server.delete_queues("orders", "slow", "patient", "unguarded")
+    return Place("classic", {"POISON_BROKER": server.url})
+
+
+SIGNALS: dict[str, tuple[list[signal.Signals], dict[str, str]]] = {
+    "quit": ([signal.SIGQUIT], {}),
+    "twice": ([signal.SIGINT, signal.SIGINT], {}),
+    "remapped": ([signal.SIGTERM], {"REMAP_SIGTERM": "SIGQUIT"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("pool", "how"),
+    [("threads", "quit"), ("solo", "quit"), *(("prefork", how) for how in SIGNALS)],
+)
+def test_a_cold_shutdown_during_a_count_ends_and_nothing_starts(
+    poison: ModuleType,
+    redis_url: str,
+    start_worker: Start,
+    ran: Ran,
+    broker: Place,
+    store: CommandProxy,
+    how: str,
+    pool: str,
+) -> None:
+    """The handler waits for what it interrupted; the messages come back, and each runs once."""
+    keys = [f"k-{n}" for n in range(6)]
+    conf = {"worker_prefetch_multiplier": 8}
+    signals, env = SIGNALS[how]
+    counting = store.fault("hold", sends("EVALSHA", script_text("count").digest))
+    worker = start_worker(
+        {**conf, "dlq_url": store.url}, env={**broker.env, **env}, pool=pool, arguments=("-c", "4")
+    )
+    publish(redis_url, broker, *(("healthy", key, MAY_HAVE_RUN) for key in keys))
+    assert counting.met.wait(20)
+
+    for number in signals:
+        worker.process.send_signal(number)
+        poll(lambda: "worker: " in worker.output, timeout_seconds=20)  # it was seen
+    worker.process.wait(40)
+
+    if pool == "prefork":
+        assert sum(map(ran, keys)) <= 1, worker.output  # that whose count was interrupted
+    start_worker(conf, env=broker.env)
+    poll(lambda: all(ran(key) for key in keys), timeout_seconds=60)
+    assert not poison.dlq.queues()

@@ -1,0 +1,92 @@
+"""Celery's handlers of shutdowns run where they meet no code of ours."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import platforms
+from celery.worker import state
+from waiting import poll
+
+from celery_dlq.worker import shutdown_signals
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What a handler of SIGTERM says, installed as Celery installs its own."""
+    before, kind = signal.getsignal(signal.SIGTERM), platforms.signals.__class__
+    shutdown_signals.install()
+    said: list[str] = []
+    platforms.signals["SIGTERM"] = lambda *_: said.append(
+        f"handler, nothing starts: {shutdown_signals.nothing_starts()}"
+    )
+    yield said
+    platforms.signals.__class__ = kind
+    signal.signal(signal.SIGTERM, before)
+    state.reset_state()
+
+
+def run(said: list[str], *modules: str, code: str = "signal.raise_signal(15)") -> None:
+    """Run code in the last module, called by that before it, and so on."""
+    for module in reversed(modules):
+        names: dict[str, Any] = {"__name__": module, "signal": signal, "said": said, "run": run}
+        code = f"exec({code!r}, {{**globals(), '__name__': {module!r}}}); said.append({module!r})"
+    exec(code, names)  # noqa: S102 - a module of a name
+
+
+HANDLED = "handler, nothing starts: True"
+
+
+@pytest.mark.parametrize(
+    "modules", [["celery_dlq.worker.x"], ["celery.worker.x", "celery_dlq.transport.x", "redis.x"]]
+)
+def test_a_handler_waits_for_our_code(said: list[str], modules: list[str]) -> None:
+    """And for what our code waits for; nothing starts from the signal on."""
+    run(said, *modules)
+    ours = [*reversed(modules)]
+    assert said == ours
+    assert shutdown_signals.nothing_starts()
+    poll(lambda: len(said) > len(ours))
+    assert said == [*ours, HANDLED]
+    assert not shutdown_signals.nothing_starts()
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [["kombu.x"], ["celery_dlq.worker.x", "celery.worker.x"], ["celery_dlq.x", "celery.app.trace"]],
+)
+def test_a_handler_interrupts_celery_and_tasks_at_once(said: list[str], modules: list[str]) -> None:
+    """Our code may have called them: it holds no lock then."""
+    run(said, *modules)
+    assert said == [HANDLED, *reversed(modules)]
+
+
+def test_a_handler_waits_for_a_bounded_time(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that hangs can still be shut down."""
+    monkeypatch.setattr(shutdown_signals, "_MOST_SECONDS", 0.0)
+    run(said, "celery_dlq.worker.x")
+    assert said == [HANDLED, "celery_dlq.worker.x"]
+
+
+def test_nothing_starts_in_a_cold_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery's flag is an exit code."""
+    assert not shutdown_signals.nothing_starts()
+    monkeypatch.setattr(state, "should_terminate", 0)
+    assert shutdown_signals.nothing_starts()
+
+
+def test_other_handlers_are_left_alone(said: list[str]) -> None:
+    """SIGUSR1 has Celery print where all threads are, ours too."""
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        platforms.signals["SIGUSR1"] = handler = lambda *_: None
+        assert signal.getsignal(signal.SIGUSR1) is handler
+        platforms.signals.ignore("SIGTERM")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)

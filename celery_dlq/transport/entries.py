@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from kombu.message import Message as BaseMessage
 from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
@@ -150,7 +151,7 @@ def redelivered(entry: bytes, decode_body: Callable[..., Any]) -> tuple[bytes, A
 
 def _envelope(entry: bytes) -> dict[str, Any]:
     """The envelope of an entry, with an id; raises if kombu cannot make a message of it."""
-    envelope = loads(entry.decode())
+    envelope = loads(bytes_to_str(entry))  # which replaces what is no UTF-8
     try:
         properties = envelope["properties"]
         for name in ("exchange", "routing_key"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
 
 from celery_dlq.transport.broker import Broker
 from celery_dlq.transport.entries import Entry, recorded, redelivered
@@ -49,6 +50,15 @@ def test_a_restored_message_is_marked_and_keeps_its_identity(headers: Any) -> No
     tags = [Entry(raw, "tag", "orders")["properties"]["delivery_tag"] for raw in (entry, again)]
     assert tags[0] == tags[1]
     assert not headers or envelope["headers"]["redelivered"] is True
+
+
+def test_what_is_no_utf_8_is_read_and_restored_as_kombu_does() -> None:
+    """With a sign in its place; kombu's workers restore the record in the same way."""
+    entry = json.dumps({**ENVELOPE, "headers": {"x": "NOTE"}}).encode().replace(b"NOTE", b"a\xff")
+    assert Entry(entry, "tag", "orders")["headers"] == {"x": "a\N{REPLACEMENT CHARACTER}"}
+    again, _envelope = redelivered(entry, decode_body)
+    assert json.loads(again)["headers"] == {"x": "a\N{REPLACEMENT CHARACTER}", "redelivered": True}
+    assert json.loads(bytes_to_str(b"[" + entry + b',"","orders"]'))[0]["headers"]["x"] == "a\ufffd"
 
 
 def test_a_record_gives_back_the_entry_whatever_it_is() -> None:

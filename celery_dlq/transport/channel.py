@@ -160,9 +160,7 @@ class ReliableChannel(kombu_redis.Channel):
         """True if the connection was not used for long, and so may be closed for that."""
         sent_at = self._brpop_sent_at
         return (
-            not self._in_poll
-            and sent_at is not None
-            and time.monotonic() - sent_at > _IDLE_SECONDS
+            not self._in_poll and sent_at is not None and time.monotonic() - sent_at > _IDLE_SECONDS
         )
 
     def look_at_idle_connection(self) -> None:

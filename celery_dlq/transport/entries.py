@@ -12,7 +12,7 @@ https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
@@ -24,6 +24,8 @@ from kombu.utils.json import dumps, loads
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 
 _BEFORE_QUEUE = b',"",'
+_USUAL_LISTS = "\x06\x16", [0, 3, 6, 9]  # kombu's `sep` and `priority_steps`
+_BEFORE_LISTS = "-["
 
 
 class Entry(dict[str, Any]):
@@ -110,6 +112,24 @@ class EntryMessage(virtual.Message):
 def record_end(queue: str) -> str:
     """The queue's name as it ends a record."""
     return json.dumps(queue)
+
+
+def tag_end(sep: str, steps: Sequence[int]) -> str:
+    """What a delivery tag ends with: how its app names lists, if not as kombu usually does.
+
+    A worker of another app that restores the message learns it from there.
+    """
+    lists = sep, list(steps)
+    return "" if lists == _USUAL_LISTS else f"-{json.dumps(lists)}"
+
+
+def lists_of(tag: str) -> tuple[str, Sequence[int]]:
+    """The ``sep`` and ``priority_steps`` of the app whose worker made a delivery tag."""
+    _, found, lists = tag.partition(_BEFORE_LISTS)
+    if not found:
+        return _USUAL_LISTS
+    sep, steps = json.loads(f"[{lists}")
+    return sep, steps
 
 
 def recorded(record: bytes) -> tuple[bytes, str] | None:

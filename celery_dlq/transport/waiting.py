@@ -118,8 +118,9 @@ class WaitingMessages:
         Returns:
             The tag by which it is held; ``None`` if a worker was faster.
         """
-        tag, script = f"{uuid4().hex}-operator", script_text("take", SCRIPTS)
-        keys = (*self._broker().keys, found.key)
+        broker, script = self._broker(), script_text("take", SCRIPTS)
+        tag = f"{uuid4().hex}-operator{broker.tag_end}"
+        keys = (*broker.keys, found.key)
         args = (tag, lease_seconds, found.entry, record_end(found.queue))
         with self._translated():
             taken = self._call("EVAL", script.text, len(keys), *keys, *args)

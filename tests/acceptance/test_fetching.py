@@ -225,7 +225,7 @@ def test_connections_that_redis_closes_cost_no_message_and_no_cpu(
 def test_a_worker_lives_below_the_idle_timeout_of_redis(
     poison: ModuleType, start_worker: Start, ran: Ran, pool: str
 ) -> None:
-    """It loses no connection, which would cancel tasks: while idle, and while its window is full."""
+    """It loses no connection, which would cancel tasks, while idle or while its window is full."""
     conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
     with RedisServer("--timeout", "5") as server:
         client = server.client()
@@ -234,9 +234,7 @@ def test_a_worker_lives_below_the_idle_timeout_of_redis(
             for keys in (["one of two"], ["first", "second"], ["last"]):
                 for key in keys:
                     seconds = 0.1 if key == "last" else 7
-                    poison.sleeps.apply_async(
-                        (key, seconds), connection=connection, queue="orders"
-                    )
+                    poison.sleeps.apply_async((key, seconds), connection=connection, queue="orders")
                 poll(lambda keys=keys: all(ran(key) for key in keys), timeout_seconds=20)
                 poll(lambda: not client.exists("unacked", "orders"), timeout_seconds=40)
 

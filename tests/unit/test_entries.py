@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 
 from celery_dlq.transport.broker import Broker
-from celery_dlq.transport.entries import Entry, recorded, redelivered
+from celery_dlq.transport.entries import Entry, lists_of, recorded, redelivered, tag_end
 
 DELIVERY = {"exchange": "", "routing_key": "orders"}
 ENVELOPE: dict[str, Any] = {"body": "W10=", "properties": {"delivery_info": DELIVERY}}
@@ -82,8 +83,19 @@ def test_an_infinite_priority_is_restored_to_some_list() -> None:
         priority_of=priority,
         decode_body=decode_body,
     )
-    assert broker.list_of("orders", {"properties": {"priority": float("inf")}}) == "p:orders"
-    assert broker.list_of("orders", {"properties": {"priority": 5}}) == "p:orders:3"
+    tag = f"tag{broker.tag_end}"
+    assert broker.list_of("orders", {"properties": {"priority": float("inf")}}, tag) == "p:orders"
+    assert broker.list_of("orders", {"properties": {"priority": 5}}, tag) == "p:orders:3"
+
+
+@pytest.mark.parametrize(
+    ("sep", "steps"), [(kombu_redis.Channel.sep, (0, 3, 6, 9)), (":", [0]), ('-["\x00é', [3, 6])]
+)
+def test_a_tag_tells_which_lists_its_app_has(sep: str, steps: Sequence[int]) -> None:
+    """With kombu's usual ones it ends with nothing, in every version of kombu."""
+    end = tag_end(sep, steps)
+    assert lists_of(f"0f-00{end}") == (sep, list(steps))
+    assert (end == "") == (sep == "\x06\x16")
 
 
 class _Steps:

@@ -101,10 +101,10 @@ class Keeper:
             self._disconnect()
             self._connected_to = broker
         leases, lease = self._leases, self._leases.lease_seconds
-        if self._is_due("confirm", _CONFIRM_SECONDS):
-            leases.confirm(self._call_all, broker)
         if self._is_due("renew", lease / 3):
             leases.renew(self._call, broker)
+        if self._is_due("confirm", _CONFIRM_SECONDS):
+            leases.confirm(self._call_all, broker)
         self._return(broker)
         if self._is_due("look", min(_MAX_LOOK_SECONDS, lease / 6)):
             self._restore_expired(broker)

@@ -57,7 +57,7 @@ class ReliableChannel(kombu_redis.Channel):
     Message = EntryMessage
     dlq_leases: Leases
     _in_poll: Any
-    _brpop_sent_at: Any
+    _brpop_sent_at: Any = None  # new in kombu 5.7
     _told_of_polling = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -349,7 +349,8 @@ class ReliableChannel(kombu_redis.Channel):
             return LOOK_SECONDS
         if not self._sleeping:
             self._look_at_overdue_fetch()
-        elif self._due is not None:
+            return LOOK_SECONDS / 2  # gevent is not told that the window is open again
+        if self._due is not None:
             if now < self._due:
                 return self._due - now
             self._do_what_is_due()

@@ -13,7 +13,7 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from celery_dlq.backends.redis.connect import new_connection
 from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.letters.printable import url_without_secrets
-from celery_dlq.transport.entries import recorded, redelivered
+from celery_dlq.transport.entries import lists_of, recorded, redelivered, tag_end
 
 SCRIPTS = "celery_dlq.transport"
 """The package whose Lua scripts these are."""
@@ -60,7 +60,7 @@ class Broker:
 
     @property
     def restored(self) -> str:
-        """ZSET: tag of a message whose lease ended to the time it was given to others; bounded."""
+        """ZSET: tag whose lease ended to the time its message was given to others, for a day."""
         return f"{self.unacked}_restored"
 
     @property
@@ -68,14 +68,26 @@ class Broker:
         """The keys of unacknowledged messages, in the order of the scripts."""
         return (self.unacked, self.index, self.leases)
 
-    def list_of(self, queue: str, envelope: Any) -> str:
-        """The list to which a message belongs; ``envelope`` is ``None`` if it is unreadable."""
+    def list_of(self, queue: str, envelope: Any, tag: str) -> str:
+        """The list to which a message belongs.
+
+        Args:
+            queue: Its queue.
+            envelope: Its envelope; ``None`` if it is unreadable.
+            tag: The tag of the delivery, from a worker of this app or of another one.
+        """
         try:
             priority = 0 if envelope is None else self.priority_of(envelope)
         except OverflowError:  # Infinity
             priority = 0
-        step = self.steps[bisect(self.steps, priority) - 1]
-        return f"{self.prefix}{queue}{self.sep}{step}" if step else f"{self.prefix}{queue}"
+        sep, steps = lists_of(tag)
+        step = steps[bisect(steps, priority) - 1]
+        return f"{self.prefix}{queue}{sep}{step}" if step else f"{self.prefix}{queue}"
+
+    @property
+    def tag_end(self) -> str:
+        """The end of the delivery tags of this app's workers."""
+        return tag_end(self.sep, self.steps)
 
 
 class _Connections:
@@ -147,7 +159,7 @@ def restore(
         return None
     entry, envelope = redelivered(found[0], broker.decode_body)
     script = script_text("restore", SCRIPTS)
-    keys = (*broker.keys, broker.restored, broker.list_of(found[1], envelope))
+    keys = (*broker.keys, broker.restored, broker.list_of(found[1], envelope, tag))
     args = (tag, entry, int(first), int(expired))
     return bool(call("EVAL", script.text, len(keys), *keys, *args))
 

@@ -39,8 +39,8 @@ from celery_dlq.transport.wake import LOOK_SECONDS, WakeConnection
 
 logger = get_logger("celery_dlq.transport")
 
-_LOOKS_PER_WRITE = 10
-_LOOKS_PER_FETCH = 60  # so that nobody between here and Redis takes its connection for idle
+_LOOKS_PER_FETCH = 30  # in case that nothing woke it
+_IDLE_SECONDS = 2 * LOOK_SECONDS  # whoever closes connections for being idle may have done so
 _OVERDUE_SECONDS = 30.0  # as long as kombu 5.7 waits for the reply to BRPOP
 _AGAIN_SECONDS = 10.0
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
@@ -57,7 +57,7 @@ class ReliableChannel(kombu_redis.Channel):
     Message = EntryMessage
     dlq_leases: Leases
     _in_poll: Any
-    _brpop_sent_at: Any
+    _brpop_sent_at: Any = None  # new in kombu 5.7
     _told_of_polling = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ class ReliableChannel(kombu_redis.Channel):
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
-        self._sleeping = self._refused = False
+        self._sleeping = self._refused = self._looking = False
         self._misses = self._polls = self._looks = 0
         self._asked_at: float | None = None
         self._looked_at = 0.0
@@ -97,21 +97,27 @@ class ReliableChannel(kombu_redis.Channel):
                 self._plans.clear()
             plan = self._plans[queues] = _Plan(self, queues)
         self._interrupted()  # if there is a fetch, its connection was lost before the reply
-        tag = self.dlq_leases.new_tag()
+        command: Sequence[Any]
+        if self._looking:
+            # Keeps the connection in use; a master that became a replica refuses it.
+            self._looking, tag = False, ""
+            command = "HDEL", plan.unacked, ""
+        else:
+            tag = self.dlq_leases.new_tag()
+            command = *(plan.by_digest if self._by_digest else plan.by_text), tag, *plan.rest
+            self._by_digest = True
         self._fetching = tag, queues
         connection = self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        by = plan.by_digest if self._by_digest else plan.by_text
-        self._by_digest = True
         try:
-            connection.send_command(*by, tag, *plan.rest)
+            connection.send_command(*command)
         except BaseException:
             self._interrupted()
             raise
 
     def _brpop_read(self, **_: Any) -> bool:
         if self._fetching is None:
-            self._look_at_idle_connection()
+            self.look_at_idle_connection()
             raise Empty
         (tag, queues), connection = self._fetching, self.client.connection
         try:
@@ -129,7 +135,7 @@ class ReliableChannel(kombu_redis.Channel):
                 self._interrupted()
                 connection.disconnect()
                 raise
-            if reply is None:
+            if reply is None or not tag:
                 self._fall_asleep()
                 raise Empty
             self._fetching = None  # it is held from here on
@@ -150,10 +156,32 @@ class ReliableChannel(kombu_redis.Channel):
         self.connection._deliver(Entry(reply[1], tag, queue), queue)  # noqa: SLF001
         return True
 
-    def _look_at_idle_connection(self) -> None:
-        """Nothing was asked, so what can be read is the end; kombu, too, starts over then."""
+    def may_be_closed(self) -> bool:
+        """True if the connection was not used for long, and so may be closed for that."""
+        sent_at = self._brpop_sent_at
+        return (
+            not self._in_poll and sent_at is not None and time.monotonic() - sent_at > _IDLE_SECONDS
+        )
+
+    def look_at_idle_connection(self) -> None:
+        """Nothing was asked, so what can be read is the end.
+
+        After a while that is an idle timeout: the next fetch opens another connection. If not,
+        Redis is gone, and kombu, too, starts over.
+        """
         connection = self.client.connection
-        if connection._sock is None or connection.can_read(timeout=0):  # noqa: SLF001
+        self._registered = False  # kombu before 5.7 ends all polling when it hears of an end
+        try:
+            with suppress(*self.connection_errors):
+                if connection._sock is not None and not connection.can_read(timeout=0):  # noqa: SLF001
+                    return
+            quietly = self.may_be_closed() or not self.qos.can_consume()
+            if quietly:
+                self.connection.cycle.forget(self, self.client, "BRPOP")
+                connection.disconnect()
+        finally:
+            self._registered = True
+        if not quietly:
             connection.disconnect()
             raise RedisConnectionError("Redis closed the connection")
 
@@ -236,7 +264,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self.active_queues and self.qos.can_consume():
             self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
 
-    def _ask(self, *, write: bool = False) -> bool:
+    def _ask(self) -> bool:
         """Arm, and ask if there is a message; False if that is not possible now."""
         self._due = None
         plan = next(iter(self._plans.values()), None)  # all have the same lists
@@ -246,8 +274,6 @@ class ReliableChannel(kombu_redis.Channel):
             wake = self._awake()
             if wake is None:
                 return False
-            if write:
-                wake.write_nothing(self.global_keyprefix + self.unacked_key)
             wake.ask(plan.lists)
         except (RedisError, OSError) as exc:
             self._cannot_wake(exc)
@@ -282,6 +308,9 @@ class ReliableChannel(kombu_redis.Channel):
                 else:
                     self._asked_at, written, found = None, False, exist > 0
         except (RedisError, OSError) as exc:
+            if not self._sleeping:  # perhaps for long: closed for being idle
+                self._drop_wake()
+                return
             self._cannot_wake(exc)
             self._get_up()
             return
@@ -320,7 +349,8 @@ class ReliableChannel(kombu_redis.Channel):
             return LOOK_SECONDS
         if not self._sleeping:
             self._look_at_overdue_fetch()
-        elif self._due is not None:
+            return LOOK_SECONDS / 2  # gevent is not told that the window is open again
+        if self._due is not None:
             if now < self._due:
                 return self._due - now
             self._do_what_is_due()
@@ -330,9 +360,8 @@ class ReliableChannel(kombu_redis.Channel):
                 self._get_up()
         elif now - self._looked_at >= LOOK_SECONDS * 0.9:
             self._looks += 1
-            write = self._looks % _LOOKS_PER_WRITE == 0
-            if self._looks % _LOOKS_PER_FETCH == 0 or not self._ask(write=write):
-                self._get_up()
+            self._looking = self._looks % _LOOKS_PER_FETCH != 0
+            self._get_up()
         return LOOK_SECONDS
 
     def _do_what_is_due(self) -> None:
@@ -398,6 +427,7 @@ class _Plan:
             for queue in queues
         ]
         keys = (len(self.lists) + 3, *broker_of(channel).keys, *self.lists)
+        self.unacked = keys[1]
         self.by_digest = ("EVALSHA", script.digest, *keys)
         self.by_text = ("EVAL", script.text, *keys)
         names = ("" if name in channel._no_ack else record_end(name) for name in queues)  # noqa: SLF001

@@ -12,17 +12,20 @@ https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
 from kombu.message import Message as BaseMessage
 from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 
 _BEFORE_QUEUE = b',"",'
+_USUAL_LISTS = "\x06\x16", [0, 3, 6, 9]  # kombu's `sep` and `priority_steps`
+_BEFORE_LISTS = "-["
 
 
 class Entry(dict[str, Any]):
@@ -111,6 +114,24 @@ def record_end(queue: str) -> str:
     return json.dumps(queue)
 
 
+def tag_end(sep: str, steps: Sequence[int]) -> str:
+    """What a delivery tag ends with: how its app names lists, if not as kombu usually does.
+
+    A worker of another app that restores the message learns it from there.
+    """
+    lists = sep, list(steps)
+    return "" if lists == _USUAL_LISTS else f"-{json.dumps(lists)}"
+
+
+def lists_of(tag: str) -> tuple[str, Sequence[int]]:
+    """The ``sep`` and ``priority_steps`` of the app whose worker made a delivery tag."""
+    _, found, lists = tag.partition(_BEFORE_LISTS)
+    if not found:
+        return _USUAL_LISTS
+    sep, steps = json.loads(f"[{lists}")
+    return sep, steps
+
+
 def recorded(record: bytes) -> tuple[bytes, str] | None:
     """The entry and the queue of a record that this package wrote; ``None`` for kombu's."""
     cut = record.rfind(_BEFORE_QUEUE)
@@ -150,7 +171,7 @@ def redelivered(entry: bytes, decode_body: Callable[..., Any]) -> tuple[bytes, A
 
 def _envelope(entry: bytes) -> dict[str, Any]:
     """The envelope of an entry, with an id; raises if kombu cannot make a message of it."""
-    envelope = loads(entry.decode())
+    envelope = loads(bytes_to_str(entry))  # which replaces what is no UTF-8
     try:
         properties = envelope["properties"]
         for name in ("exchange", "routing_key"):

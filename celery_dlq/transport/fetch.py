@@ -149,7 +149,6 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("HGET", unacked, "probe")
     run("EVAL", script_text("restore", SCRIPTS).text, 5, *all_keys, "probe", "{}", 1, 0)
     run("ZREMRANGEBYSCORE", restored, 0, 0)
-    run("ZREMRANGEBYRANK", restored, 0, 0)
     run("HDEL", unacked, "probe")
     run("ZREM", index, "probe")
     run("DEL", *keys)

@@ -21,8 +21,8 @@ _RESTORED_PER_CALL = 100
 _TICK_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
 _CONFIRM_SECONDS = 1.0
-_MAX_LOOK_SECONDS = 5.0
-_MAX_RESTORE_SECONDS = 1.0
+_MAX_LOOK_SECONDS = 3.0  # also keeps the connection from being closed for being idle
+_MAX_LOOP_SECONDS = 1.0
 _MAX_HOLD_OFF_SECONDS = 10.0
 _REPLY_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
@@ -101,10 +101,10 @@ class Keeper:
             self._disconnect()
             self._connected_to = broker
         leases, lease = self._leases, self._leases.lease_seconds
-        if self._is_due("confirm", _CONFIRM_SECONDS):
-            leases.confirm(self._call_all, broker)
         if self._is_due("renew", lease / 3):
             leases.renew(self._call, broker)
+        if self._is_due("confirm", _CONFIRM_SECONDS):
+            leases.confirm(self._call_all, broker)
         self._return(broker)
         if self._is_due("look", min(_MAX_LOOK_SECONDS, lease / 6)):
             self._restore_expired(broker)
@@ -119,28 +119,31 @@ class Keeper:
 
     def _return(self, broker: Broker) -> None:
         """Give back what this worker fetched and does not execute."""
-        tags = self._leases.to_return()
+        tags, until = self._leases.to_return(), self._loop_until()
         try:
-            while tags:
+            while tags and time.monotonic() < until:
                 restore(self._call, broker, tags[-1])  # so that the oldest is fetched first
                 tags.pop()
         finally:
             self._leases.return_later(tags)
 
     def _restore_expired(self, broker: Broker) -> None:
-        script, restored = script_text("expired", SCRIPTS), 0
-        until = time.monotonic() + min(_MAX_RESTORE_SECONDS, self._leases.lease_seconds / 6)
+        script, restored, until = script_text("expired", SCRIPTS), 0, self._loop_until()
         while not self._stopped:
             tags = self._call(
                 "EVAL", script.text, len(broker.keys), *broker.keys, _RESTORED_PER_CALL
             )
             if self._holds_off():
                 break
-            done = sum(self._restored(broker, tag.decode()) for tag in tags)
+            done = 0
+            for tag in tags:
+                done += self._restored(broker, tag.decode())
+                if time.monotonic() > until:
+                    break
             restored += done
             if not done or len(tags) < _RESTORED_PER_CALL:
                 break
-            if time.monotonic() > until:  # own leases first
+            if time.monotonic() > until:
                 self._due.pop("look", None)
                 break
         if restored:
@@ -150,6 +153,10 @@ class Keeper:
                 "their leases ended",
                 restored,
             )
+
+    def _loop_until(self) -> float:
+        """When a loop goes on in the next tick: own leases come first."""
+        return time.monotonic() + min(_MAX_LOOP_SECONDS, self._leases.lease_seconds / 10)
 
     def _restored(self, broker: Broker, tag: str) -> bool:
         try:

@@ -43,6 +43,7 @@ class Leases:
         self.taken = 0
         self._found_gone = 0  # of them, not reported yet
         self._tags = f"{uuid4().hex}-"
+        self._tag_end = ""
         self._fetched = 0
         self._asked: dict[str, float] = {}  # tag to the time its fetch was sent
         self._held: dict[str, float] = {}  # the same; the lease began at that time or later
@@ -60,6 +61,7 @@ class Leases:
     def connected(self, broker: Broker) -> None:
         """Use the broker of a new connection."""
         old, self._broker = self._connection, broker
+        self._tag_end = broker.tag_end
         self._connection = PipelinedConnection(
             broker.client, broker.url, failing="Acknowledgements wait in memory"
         )
@@ -69,7 +71,8 @@ class Leases:
     def new_tag(self) -> str:
         """A tag for the next fetch, which may hold a message from now on."""
         self._fetched += 1
-        tag = f"{self._tags}{self._fetched:012x}"  # sorts by time, for those who restore
+        # Sorts by time, for those who restore.
+        tag = f"{self._tags}{self._fetched:012x}{self._tag_end}"
         self._asked[tag] = seconds_since_boot()
         return tag
 

@@ -25,6 +25,8 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
 
     def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
         if not channel.is_asleep():
+            if channel.may_be_closed():
+                channel.look_at_idle_connection()
             super()._register_BRPOP(channel)
 
     def on_readable(self, fileno: int) -> Any:
@@ -34,12 +36,11 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
             return None
         if kind == "WAKE":
             return channel.wake_read()  # whether it may consume or not
-        if kind == "BRPOP" and not hasattr(self, "_paused_brpop") and not channel.qos.can_consume():
-            # kombu before 5.7 reads nothing then, and spins.
-            if channel._in_poll:  # noqa: SLF001
+        if kind == "BRPOP" and not channel.qos.can_consume():
+            if not channel._in_poll:  # noqa: SLF001
+                return channel.look_at_idle_connection()
+            if not hasattr(self, "_paused_brpop"):  # kombu before 5.7 reads nothing, and spins
                 return channel.handlers[kind]()
-            # Closed by Redis. That is seen again, and the worker connects anew, once it may fetch.
-            return self.forget(channel, channel.client, kind)
         return super().on_readable(fileno)
 
     def handle_event(self, fileno: int, event: int) -> Any:

@@ -33,6 +33,7 @@ _PER_CALL = 10  # SQS takes no more
 _TICK_SECONDS = 0.25
 _MAX_RETRY_SECONDS = 10.0
 _MAX_DOUBLINGS = 6
+_MAX_SETTLE_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
 _LOG_SECONDS = 10.0
 _NO_ANSWER = (BotoCoreError, KombuError, OSError)
@@ -296,8 +297,8 @@ class VisibilityKeeper:
 
     def _run(self) -> None:
         while not self._stopped:
-            shortest = min(self._receipts.timeouts.values(), default=_MAX_RETRY_SECONDS)
-            sleep(min(_TICK_SECONDS * 2**self._failures, max(_TICK_SECONDS, shortest / 6)))
+            longest = max(_TICK_SECONDS, self._shortest() / 6)
+            sleep(min(_TICK_SECONDS * 2**self._failures, longest))
             self._tick()
         self._tick()  # what is still to be deleted or given back
         self._disconnect()
@@ -322,8 +323,14 @@ class VisibilityKeeper:
             for start in range(0, len(tags), _PER_CALL):
                 some = {tag: found[tag] for tag in tags[start : start + _PER_CALL]}
                 yield partial(self._renew, url, some)
+        until = seconds_since_boot() + min(_MAX_SETTLE_SECONDS, self._shortest() / 10)
         for tag, (receipt, delete) in self._receipts.to_settle().items():
             yield partial(self._settle, tag, receipt, delete=delete)
+            if seconds_since_boot() > until and not self._stopped:
+                return  # the rest in the next round: what is held is renewed first
+
+    def _shortest(self) -> float:
+        return min(self._receipts.timeouts.values(), default=_MAX_RETRY_SECONDS)
 
     def _failed(self, exc: Exception) -> None:
         self._disconnect()

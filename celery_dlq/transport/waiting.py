@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from kombu.exceptions import KombuError
+from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
@@ -106,7 +107,7 @@ class WaitingMessages:
     def message(self, found: WaitingEntry) -> Any:
         """The kombu message of an entry; ``None`` if it is none."""
         try:
-            payload = loads(found.entry.decode())
+            payload = loads(bytes_to_str(found.entry))
             return self._channel.Message(payload, channel=self._channel)
         except Exception:  # noqa: BLE001 - whatever decoders raise
             return None
@@ -117,8 +118,9 @@ class WaitingMessages:
         Returns:
             The tag by which it is held; ``None`` if a worker was faster.
         """
-        tag, script = f"{uuid4().hex}-operator", script_text("take", SCRIPTS)
-        keys = (*self._broker().keys, found.key)
+        broker, script = self._broker(), script_text("take", SCRIPTS)
+        tag = f"{uuid4().hex}-operator{broker.tag_end}"
+        keys = (*broker.keys, found.key)
         args = (tag, lease_seconds, found.entry, record_end(found.queue))
         with self._translated():
             taken = self._call("EVAL", script.text, len(keys), *keys, *args)

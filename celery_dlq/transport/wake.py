@@ -21,8 +21,11 @@ try:
 except ImportError:  # optional, as for redis-py
     hiredis = None  # type: ignore[assignment]
 
-LOOK_SECONDS = 1.0
-"""An idle worker looks this often even if nothing woke it."""
+LOOK_SECONDS = 2.0
+"""An idle worker uses its connections this often even if nothing woke it.
+
+Servers and proxies that close idle connections do so after five seconds or more.
+"""
 
 _CHUNK = 65536
 
@@ -69,13 +72,6 @@ class WakeConnection:
         """Send the question how many of the lists exist; the reply comes with `read`."""
         # Not redis-py's health check: it would read what is read here, and connect again unseen.
         self.connection.send_command("EXISTS", *lists, check_health=False)
-
-    def write_nothing(self, unacked: str) -> None:
-        """Send a write that changes nothing: a master that became a replica refuses it.
-
-        To ``EXISTS``, a replica replies that there is nothing. The reply here reads the same.
-        """
-        self.connection.send_command("HDEL", unacked, "", check_health=False)
 
     def read(self) -> Iterator[int | None]:
         """What has arrived: an ``int`` is the reply to `ask`, ``None`` means "look".

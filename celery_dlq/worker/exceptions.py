@@ -103,8 +103,13 @@ class ExceptionRules:
             setattr(info, EXCEPTION_NAMES, exception_names(kind, _keys(policy)))
 
     def mark_here(self, info: Any, task: Any, kind: type) -> None:
-        """As `mark`, for the message that this process is working on."""
-        self.mark(info, task, self.place(task.request), kind)
+        """As `mark`, for the message that this process is working on.
+
+        Celery reports a result that cannot be stored when it has forgotten the message.
+        """
+        place = self.place(task.request)
+        if place:
+            self.mark(info, task, place, kind)
 
 
 def exception_names(kind: type, keys: Iterable[str] = ()) -> tuple[str, ...]:

@@ -178,6 +178,21 @@ def test_every_part_of_every_type_runs_or_is_a_letter(
     assert "Unrecoverable error" not in worker.output
 
 
+def test_a_byte_that_is_no_utf_8_is_replaced_as_kombu_does(
+    poison: ModuleType, start_worker: Start, ran: Ran, broker: redis.Redis
+) -> None:
+    """In a header it does no harm: plain Celery runs the task."""
+    entry = json.dumps(envelope("odd", note="NOTE")).encode().replace(b"NOTE", b"\xff\xfe")
+    start_worker()
+
+    broker.lpush("orders", entry, json.dumps(envelope("behind")))
+    poll(lambda: ran("behind"), timeout_seconds=60)
+    poll(lambda: rest(broker))
+
+    assert ran("odd") == 1
+    assert not poison.dlq.queues()
+
+
 def test_fifty_megabytes_are_a_letter(
     poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, broker: redis.Redis
 ) -> None:

@@ -221,6 +221,29 @@ def test_connections_that_redis_closes_cost_no_message_and_no_cpu(
     acknowledged(broker.client())
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+def test_a_worker_lives_below_the_idle_timeout_of_redis(
+    poison: ModuleType, start_worker: Start, ran: Ran, pool: str
+) -> None:
+    """It loses no connection, which would cancel tasks, while idle or while its window is full."""
+    conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+    with RedisServer("--timeout", "5") as server:
+        client = server.client()
+        worker = start_worker(conf, env=at(server.url), pool=pool)
+        with poison.app.connection_for_write(server.url) as connection:
+            for keys in (["one of two"], ["first", "second"], ["last"]):
+                for key in keys:
+                    seconds = 0.1 if key == "last" else 7
+                    poison.sleeps.apply_async((key, seconds), connection=connection, queue="orders")
+                poll(lambda keys=keys: all(ran(key) for key in keys), timeout_seconds=20)
+                poll(lambda: not client.exists("unacked", "orders"), timeout_seconds=40)
+
+        assert [ran(key) for key in ("one of two", "first", "second", "last")] == [1] * 4
+        assert "Connection to broker lost" not in worker.output
+        assert NOT_WOKEN not in worker.output
+        assert "Leases are not renewed" not in worker.output
+
+
 def test_a_flush_does_not_leave_a_worker_asleep(
     broker: RedisServer, start_worker: Start, send: Callable[..., None], ran: Ran
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -321,3 +322,80 @@ def test_after_a_silence_of_redis_nobody_is_taken_for_dead_at_once(
 
     poll(lambda: keeper._restore_expired(broker) or bodies(client) == ["one"], timeout_seconds=5)
     keeper._disconnect()
+
+
+def test_a_worker_that_stood_still_finds_out_about_all_of_its_messages(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """However many others were given in the meantime, from it or from others."""
+    leases = leases_on(broker)
+    publish(client, "first", "last")
+    first = fetch(leases, broker)
+    lease_ends(client)
+    assert restore_expired(broker).restored == 1
+    at = client.zscore(broker.restored, first)
+    client.zadd(broker.restored, {f"of-another-app-{number}": at for number in range(20_000)})
+    fetch(leases, broker)
+    lease_ends(client)
+    assert restore_expired(broker).restored == 1
+
+    leases.renew(call_on(client), broker)
+
+    assert leases.taken == 2
+
+
+def test_giving_back_many_messages_leaves_time_to_renew(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """Else another worker takes what runs here."""
+    leases = leases_on(broker, 1.0)
+    pipe, waiting = client.pipeline(), [leases.new_tag() for _ in range(20_000)]
+    for tag in waiting:
+        pipe.hset(broker.unacked, tag, b'[{"body": "x"},"","orders"]')
+        leases.received(tag)
+    pipe.execute()
+    leases.connection_closes(waiting, {})
+    publish(client, "runs")
+    held, keeper = fetch(leases, broker), Keeper(leases)
+    keeper.connected(broker)
+    try:
+        until, gaps = time.monotonic() + 3, []
+        while time.monotonic() < until:
+            seconds, micros = client.time()
+            gaps.append(client.zscore(broker.leases, held) - (seconds + micros / 1e6))
+    finally:
+        keeper.stop()
+
+    assert min(gaps) > 0
+    assert client.llen("orders") > 100
+
+
+def test_each_message_goes_back_to_where_its_own_app_reads(client: redis.Redis) -> None:
+    """Apps of one database may separate priorities in other ways, and have others."""
+    envelope = {
+        "body": "x",
+        "headers": {},
+        "properties": {
+            "priority": 5,
+            "delivery_info": {"exchange": "", "routing_key": "orders"},
+        },
+    }
+    apps = {
+        "usual": replace(broker_on(client), sep="\x06\x16", steps=[0, 3, 6, 9]),
+        "other": replace(broker_on(client), sep=":", steps=[0, 5]),
+        "third": replace(broker_on(client), sep="\x06\x16", steps=[0, 4]),
+    }
+    lists = {"usual": b"orders\x06\x163", "other": b"orders:5", "third": b"orders\x06\x164"}
+    apps = {
+        name: replace(app, priority_of=lambda e: e["properties"]["priority"])
+        for name, app in apps.items()
+    }
+    for dead, broker in apps.items():
+        leases = leases_on(broker)
+        client.lpush("orders", json.dumps(envelope))
+        fetch(leases, broker)
+        lease_ends(client)
+        for alive in apps.values():
+            restore_expired(alive)
+        assert [*client.scan_iter("orders*")] == [lists[dead]]
+        client.delete(lists[dead])

@@ -429,6 +429,7 @@ def test_a_fetch_is_sent_where_brpop_is() -> None:
     assert "self.connection._deliver(loads(bytes_to_str(item)), dest)" in read
     assert "self.handlers = {'BRPOP': self._brpop_read" in inspect.getsource(CHANNEL.__init__)
     assert "chan.handlers[type]()" in inspect.getsource(POLLER.on_readable)
+    assert "if channel._registered:" in inspect.getsource(CHANNEL._connparams)
     if hasattr(POLLER, "maybe_check_brpop_health"):
         assert "_brpop_sent_at" in inspect.getsource(POLLER.maybe_check_brpop_health)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
 
 from celery_dlq.transport.broker import Broker
-from celery_dlq.transport.entries import Entry, recorded, redelivered
+from celery_dlq.transport.entries import Entry, lists_of, recorded, redelivered, tag_end
 
 DELIVERY = {"exchange": "", "routing_key": "orders"}
 ENVELOPE: dict[str, Any] = {"body": "W10=", "properties": {"delivery_info": DELIVERY}}
@@ -51,6 +53,15 @@ def test_a_restored_message_is_marked_and_keeps_its_identity(headers: Any) -> No
     assert not headers or envelope["headers"]["redelivered"] is True
 
 
+def test_what_is_no_utf_8_is_read_and_restored_as_kombu_does() -> None:
+    """With a sign in its place; kombu's workers restore the record in the same way."""
+    entry = json.dumps({**ENVELOPE, "headers": {"x": "NOTE"}}).encode().replace(b"NOTE", b"a\xff")
+    assert Entry(entry, "tag", "orders")["headers"] == {"x": "a\N{REPLACEMENT CHARACTER}"}
+    again, _envelope = redelivered(entry, decode_body)
+    assert json.loads(again)["headers"] == {"x": "a\N{REPLACEMENT CHARACTER}", "redelivered": True}
+    assert json.loads(bytes_to_str(b"[" + entry + b',"","orders"]'))[0]["headers"]["x"] == "a\ufffd"
+
+
 def test_a_record_gives_back_the_entry_whatever_it_is() -> None:
     """Also one that looks like the end of a record."""
     for entry in (b"", b"x", b'{},"","admin"],["x"', b"\x00"):
@@ -72,8 +83,19 @@ def test_an_infinite_priority_is_restored_to_some_list() -> None:
         priority_of=priority,
         decode_body=decode_body,
     )
-    assert broker.list_of("orders", {"properties": {"priority": float("inf")}}) == "p:orders"
-    assert broker.list_of("orders", {"properties": {"priority": 5}}) == "p:orders:3"
+    tag = f"tag{broker.tag_end}"
+    assert broker.list_of("orders", {"properties": {"priority": float("inf")}}, tag) == "p:orders"
+    assert broker.list_of("orders", {"properties": {"priority": 5}}, tag) == "p:orders:3"
+
+
+@pytest.mark.parametrize(
+    ("sep", "steps"), [(kombu_redis.Channel.sep, (0, 3, 6, 9)), (":", [0]), ('-["\x00é', [3, 6])]
+)
+def test_a_tag_tells_which_lists_its_app_has(sep: str, steps: Sequence[int]) -> None:
+    """With kombu's usual ones it ends with nothing, in every version of kombu."""
+    end = tag_end(sep, steps)
+    assert lists_of(f"0f-00{end}") == (sep, list(steps))
+    assert (end == "") == (sep == "\x06\x16")
 
 
 class _Steps:

@@ -409,3 +409,25 @@ def test_the_names_go_with_a_failure_whose_exception_cannot(app: Celery) -> None
         f"{__name__}.{LocalError.__qualname__}",
         f"{__name__}.BaseError",
     )
+
+
+def test_a_result_that_cannot_be_stored_is_no_message_of_an_unknown_queue(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery reports it when the task's request is over: where it came from is not known then."""
+
+    @app.task(name="shop.succeeds", shared=False)
+    def succeeds() -> str:
+        return "x"
+
+    app.finalize()
+    guarded(app, {BaseError: FATAL})
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise ValueError("the value is too large")
+
+    monkeypatch.setattr(app.backend, "mark_as_done", refused)
+    with pytest.warns(RuntimeWarning, match="the value is too large"):
+        run(app, app.tasks["shop.succeeds"])
+
+    assert "routing key" not in caplog.text

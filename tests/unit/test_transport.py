@@ -369,31 +369,38 @@ class _Client:
     """As kombu's, with a connection that is open."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.connection = SimpleNamespace(_sock=sock, disconnect=sock.close)
+        self.connection = SimpleNamespace(
+            _sock=sock, disconnect=sock.close, can_read=lambda timeout: timeout == 0
+        )
 
 
 class _IdleChannel:
     """A channel whose window is full, and that waits for no reply."""
 
     _in_poll = None
+    _brpop_sent_at = 0.0
+    connection_errors = (OSError,)
     qos = SimpleNamespace(can_consume=lambda: False)
+    may_be_closed = ReliableChannel.may_be_closed
+    look_at_idle_connection = ReliableChannel.look_at_idle_connection
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, poller: ReliablePoller) -> None:
         self.client = _Client(sock)
+        self.connection = SimpleNamespace(cycle=poller)
 
 
 def test_a_closed_connection_does_not_keep_a_full_worker_busy() -> None:
     """Its socket is readable for ever; kombu before 5.7 would be called again and again."""
     ours, redis = socket.socketpair()
-    channel, poller = _IdleChannel(ours), ReliablePoller()
+    poller = ReliablePoller()
+    channel = _IdleChannel(ours, poller)
     poller._register(channel, channel.client, "BRPOP")
     redis.close()
     assert poller.poller.poll(1)
     poller.on_readable(ours.fileno())
-    if not hasattr(poller, "_paused_brpop"):
-        assert not poller.poller.poll(0.01)
-        assert (poller._fd_to_chan, poller._chan_to_sock) == ({}, {})
-    ours.close()
+    assert not poller.poller.poll(0.01)
+    assert (poller._fd_to_chan, poller._chan_to_sock) == ({}, {})
+    assert ours.fileno() == -1  # the next fetch opens another
 
 
 @pytest.fixture

@@ -310,3 +310,24 @@ def test_a_message_of_a_lost_connection_that_nobody_will_acknowledge_goes_back(
     keeper._tick()
     assert sqs.renewed() == {"runs": 0}
     assert not receipts.settle("waits", delete=True)
+
+
+def test_giving_back_many_messages_leaves_time_to_renew(
+    receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
+) -> None:
+    """Each takes a call; those that are held would return to their queue meanwhile."""
+    many = [f"back-{number}" for number in range(200)]
+    receive(receipts, clock, "held", *many)
+    for tag in many:
+        receipts.settle_later(tag, receipts._held.pop(tag), delete=False)
+
+    def slow() -> None:
+        clock.now += 0.5
+
+    sqs.during = slow
+    for _ in range(70):
+        keeper._tick()
+        assert receipts.still_holds("held")
+
+    given_back = {tag for _url, one in sqs.changes for tag, seconds in one.items() if not seconds}
+    assert given_back == set(many)

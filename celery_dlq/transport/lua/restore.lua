@@ -7,7 +7,7 @@
 --       4 expired (1: only if its lease has ended; its worker finds the tag in `restored`)
 -- Returns: 1, or 0 if it was acknowledged, restored by another, or its lease was renewed
 -- Complexity: O(log of the number of unacknowledged messages)
-local KEPT_SECONDS, MAX_KEPT = 86400, 10000
+local KEPT_SECONDS = 86400
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 if ARGV[4] == '1' then
@@ -22,6 +22,5 @@ redis.call(ARGV[3] == '1' and 'RPUSH' or 'LPUSH', KEYS[5], ARGV[2])
 if ARGV[4] == '1' then
   redis.call('ZADD', KEYS[4], now, ARGV[1])
   redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now - KEPT_SECONDS)
-  redis.call('ZREMRANGEBYRANK', KEYS[4], 0, -MAX_KEPT - 1)
 end
 return 1

@@ -20,7 +20,7 @@ from kombu.utils.functional import LRUCache
 
 from celery_dlq.adopt.letter import Adoption, Identity
 from celery_dlq.adopt.sources import Source, TakenMessage
-from celery_dlq.backends.base import Clock, DeadLetterStore, LetterOutbox, Stored
+from celery_dlq.backends.base import Clock, DeadLetterStore, DeliveryCounter, LetterOutbox, Stored
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter
@@ -72,6 +72,7 @@ class Adopter:
         source: Takes its messages.
         adoption: Makes their letters.
         store: Keeps letters.
+        counter: Has the counts of the messages, which end with their letters.
         outbox: Keeps entries for dead-letter exchanges; ``None`` if no policy names one.
         limit: Decides if the store has room.
         clock: Returns the current time, aware UTC.
@@ -84,6 +85,7 @@ class Adopter:
         source: Source,
         adoption: Adoption,
         store: DeadLetterStore,
+        counter: DeliveryCounter,
         outbox: LetterOutbox | None,
         limit: MemoryLimit,
         clock: Clock,
@@ -93,6 +95,7 @@ class Adopter:
         self._source = source
         self._adoption = adoption
         self._store = store
+        self._counter = counter
         self._outbox = outbox
         self._limit = limit
         self._clock = clock
@@ -145,11 +148,13 @@ class Adopter:
             )
 
     def _stored(self, found: TakenMessage, identity: Identity) -> bool:
-        letter, key = self._adoption.letter(found.message, identity, self._clock())
+        letter, key, counted = self._adoption.letter(found.message, identity, self._clock())
         letter = self._limit.fit(letter)
         if self._outbox is not None:
             self._outbox.add(letter)
         stored = self._store.dead_letter(letter, key)
+        if counted != key:
+            self._counter.died(counted)  # storing the letter did that beside the letter
         if stored is Stored.ALREADY_THERE:
             return False
         self.report.adopted += 1

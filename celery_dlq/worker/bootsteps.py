@@ -98,6 +98,7 @@ class TickStep(bootsteps.StartStopStep):
         if self._fetch is not None:
             self._fetch.watch(consumer)
         worker.dead_letter_tasks.watch(consumer)
+        self._warned = False
         self._events = assembly_of(worker.app).events
         self._task_events = TaskEvents(consumer)
         self._events.subscribe(self._task_events, lambda kind: kind is DeadLettered)
@@ -108,6 +109,9 @@ class TickStep(bootsteps.StartStopStep):
         room = consumer.controller.dead_letter_retry_later
         room.opened(consumer)
         self._held_back.empty()
+        if not self._warned:
+            self._warned = True
+            _quietly(assembly_of(consumer.app).warn_of_low_limits, consumer.connection)
 
         def tick() -> None:
             _quietly(guard.look_for_lost, consumer.pool)

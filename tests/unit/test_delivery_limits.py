@@ -135,7 +135,7 @@ def test_a_worker_warns_of_the_default_when_it_has_connected(
     app.conf.task_queues = [Queue("orders", queue_arguments=QUORUM)]
     app.conf.task_default_queue = "orders"
 
-    @app.task(name="shop.charge")
+    @app.task(name="shop.charge", shared=False)
     @dead_letter_policy(max_deliveries=12)
     def charge() -> None: ...
 

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 logger = get_logger("celery_dlq")
 
+_RABBITMQ = frozenset({"amqp", "amqps", "pyamqp", "librabbitmq"})  # transports, as kombu names them
 _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 
 # By name, as Celery names its own: only workers load them.
@@ -342,7 +343,7 @@ class Assembly:
         task_queues: Mapping[str, str],
     ) -> Iterator[LowLimit]:
         """Where a limit of RabbitMQ would end messages before a policy does."""
-        if self.app.connection_for_read().transport.driver_type != "amqp":
+        if self.app.connection_for_read().transport_cls not in _RABBITMQ:
             return iter(())
         adopts = bool(self.settings.adopt)
         return low_limits(table, queues, task_queues, adopts=adopts, default=default)

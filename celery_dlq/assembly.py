@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from celery_dlq.operations.removal import Removal
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.operations.running import Running
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
+from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 logger = get_logger("celery_dlq")
 
+_RABBITMQ = frozenset({"amqp", "amqps", "pyamqp", "librabbitmq"})  # transports, as kombu names them
 _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 
 # By name, as Celery names its own: only workers load them.
@@ -98,6 +100,7 @@ class Assembly:
         self._backends_of_parents: list[Backend] = []
         self._pid = os.getpid()
         self._publisher: ExchangePublisher | None = None
+        self._server: Mapping[str, Any] | None = None
 
     def install(self) -> None:
         """Add the guard to the app's workers, and default delays to its publishers."""
@@ -178,6 +181,11 @@ class Assembly:
             settings.check_broker(self.app.connection_for_write().transport.driver_type)
         if settings.store != "memory":
             settings.store_at(self.app.conf)
+        # Not `amqp.queues`: it would keep what the configuration says now.
+        declared = self.app.amqp.Queues(self.app.conf.task_queues)
+        for low in self._low_limits(table, lambda: None, declared, {}):
+            if low.vanishes:
+                raise SettingsError(low.text)
 
     # -- for operators ------------------------------------------------------------
 
@@ -322,7 +330,40 @@ class Assembly:
             known_queues=partial(KnownQueues.of, self.app),
             task_queues=partial(default_delay.task_queues, self.app),
             dead_letter_queues=self.backend.letters.names,
+            low_limits=lambda table, tasks: self._low_limits(
+                table, self._default_limit, self.app.amqp.queues, tasks
+            ),
         )
+
+    def _low_limits(
+        self,
+        table: PolicyTable,
+        default: Callable[[], int | None],
+        queues: Mapping[str, Any],
+        task_queues: Mapping[str, str],
+    ) -> Iterator[LowLimit]:
+        """Where a limit of RabbitMQ would end messages before a policy does."""
+        if self.app.connection_for_read().transport_cls not in _RABBITMQ:
+            return iter(())
+        adopts = bool(self.settings.adopt)
+        return low_limits(table, queues, task_queues, adopts=adopts, default=default)
+
+    def _default_limit(self) -> int | None:
+        """The limit that this app's RabbitMQ gives to quorum queues; ``None`` if it is away."""
+        if self._server is None:
+            with suppress(Exception), self.app.connection_for_read(connect_timeout=2) as connection:
+                self._server = connection.connection.server_properties
+        return default_limit(self._server or {})
+
+    def warn_of_low_limits(self, connection: Any) -> None:
+        """Warn of limits of RabbitMQ, when a worker has connected."""
+        server = getattr(connection.connection, "server_properties", {})
+        tasks: Mapping[str, str] = {}
+        with suppress(Exception):  # a route of the user's may take no call without arguments
+            tasks = default_delay.task_queues(self.app)
+        table, queues = self._policy_table(), self.app.amqp.queues
+        for low in self._low_limits(table, lambda: default_limit(server), queues, tasks):
+            logger.warning("A message may vanish: %s", low.text)
 
     def memory_check(self) -> MemoryCheck:
         """Finds what endangers letters in the memory of Redis."""
@@ -577,6 +618,7 @@ class Assembly:
             settings.policies,
             queue,
             target,
+            backend.counter,
             hostname=hostname,
             pid=pid or os.getpid(),
             release=settings.release,
@@ -587,6 +629,7 @@ class Assembly:
             source_of(self.app, queue),
             adoption,
             backend.letters,
+            backend.counter,
             self.letter_outbox(backend),
             self.memory_limit(backend),
             self.clock,

@@ -1,7 +1,11 @@
 """Stores messages that a broker dead-lettered itself as letters.
 
 The letter is stored first, the message acknowledged second: if the process is killed in between,
-the message is redelivered and its letter is recognized.
+the message is redelivered and its letter is recognized by the message's id.
+
+Without an id nothing tells a message that came back from an equal one, whatever the broker marks:
+a look into RabbitMQ's management page marks all it shows as redelivered. So each such message
+becomes a letter: a copy at worst, which the report counts, never none.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from kombu.utils.functional import LRUCache
 
 from celery_dlq.adopt.letter import Adoption, Identity
 from celery_dlq.adopt.sources import Source, TakenMessage
-from celery_dlq.backends.base import Clock, DeadLetterStore, LetterOutbox, Stored
+from celery_dlq.backends.base import Clock, DeadLetterStore, DeliveryCounter, LetterOutbox, Stored
 from celery_dlq.errors import DLQError
 from celery_dlq.logs import get_logger
 from celery_dlq.record import DeadLetter
@@ -27,7 +31,7 @@ logger = get_logger("celery_dlq.worker")
 IDLE_SECONDS = 1.0
 MAX_REST_SECONDS = 30.0
 LETTERS_PER_ROUND = 200
-MAX_TWINS = 10_000
+MAX_EQUAL = 10_000
 
 
 @dataclass(slots=True)
@@ -38,12 +42,15 @@ class AdoptReport:
         queue: The queue that was emptied.
         adopted: New letters.
         known: Messages whose letter was already stored; only removed from the queue.
+        maybe_twice: Of the new letters, how many are of messages without an id that were delivered
+            before and equal an earlier letter: copies, if an adoption was killed.
         by_queue: New letters by dead-letter queue.
     """
 
     queue: str
     adopted: int = 0
     known: int = 0
+    maybe_twice: int = 0
     by_queue: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
@@ -52,6 +59,7 @@ class AdoptReport:
             "queue": self.queue,
             "adopted": self.adopted,
             "known": self.known,
+            "maybe_twice": self.maybe_twice,
             "by_queue": dict(sorted(self.by_queue.items())),
         }
 
@@ -64,6 +72,7 @@ class Adopter:
         source: Takes its messages.
         adoption: Makes their letters.
         store: Keeps letters.
+        counter: Has the counts of the messages, which end with their letters.
         outbox: Keeps entries for dead-letter exchanges; ``None`` if no policy names one.
         limit: Decides if the store has room.
         clock: Returns the current time, aware UTC.
@@ -76,6 +85,7 @@ class Adopter:
         source: Source,
         adoption: Adoption,
         store: DeadLetterStore,
+        counter: DeliveryCounter,
         outbox: LetterOutbox | None,
         limit: MemoryLimit,
         clock: Clock,
@@ -85,11 +95,13 @@ class Adopter:
         self._source = source
         self._adoption = adoption
         self._store = store
+        self._counter = counter
         self._outbox = outbox
         self._limit = limit
         self._clock = clock
         self._adopted = adopted
-        self._twins: MutableMapping[str, int] = LRUCache(MAX_TWINS)  # type: ignore[no-untyped-call]
+        # By the hash of messages without an id: the next number, and if there were letters before.
+        self._equal: MutableMapping[str, tuple[int, bool]] = LRUCache(MAX_EQUAL)  # type: ignore[no-untyped-call]
 
     def drain(self, most: int | None = None) -> int:
         """Adopt until the queue is empty, or ``most`` messages were adopted.
@@ -116,27 +128,33 @@ class Adopter:
     def close(self) -> None:
         """Disconnect; the next `drain` connects again. Never raises."""
         self._source.close()
+        self._equal.clear()  # what was taken comes back and looks like the next one
 
     def _adopt(self, found: TakenMessage) -> None:
         identity = self._adoption.identity(found.message)
-        number = 0 if identity.certain else self._twins.get(identity.task_id, 0)
-        if number and not found.fresh:
-            number -= 1  # the last that was stored may be this one
+        if identity.certain:
+            self.report.known += not self._stored(found, identity)
+            return
+        number, doubtful = self._equal.get(identity.task_id, (0, False))
         while not self._stored(found, identity.numbered(number)):
-            if identity.certain or not found.fresh:
-                self.report.known += 1
-                return
-            # Never delivered before, so the letter is of another message with equal content.
-            number += 1
-        if not identity.certain:
-            self._twins[identity.task_id] = number + 1  # where to start with the next equal one
+            number, doubtful = number + 1, True
+        self._equal[identity.task_id] = (number + 1, doubtful)
+        if doubtful and not found.fresh:
+            self.report.maybe_twice += 1
+            logger.warning(
+                "Message %s has no id, was delivered before and equals an earlier letter: if an "
+                "adoption was killed, it may be a copy of that",
+                identity.numbered(number).task_id,
+            )
 
     def _stored(self, found: TakenMessage, identity: Identity) -> bool:
-        letter, key = self._adoption.letter(found.message, identity, self._clock())
+        letter, key, counted = self._adoption.letter(found.message, identity, self._clock())
         letter = self._limit.fit(letter)
         if self._outbox is not None:
             self._outbox.add(letter)
         stored = self._store.dead_letter(letter, key)
+        if counted != key:
+            self._counter.died(counted)  # storing the letter did that beside the letter
         if stored is Stored.ALREADY_THERE:
             return False
         self.report.adopted += 1

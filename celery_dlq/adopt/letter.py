@@ -12,8 +12,9 @@ from typing import Any
 from kombu.message import Message as KombuMessage
 
 from celery_dlq.adopt.native_death import NativeDeath, native_death
-from celery_dlq.backends.base import MessageKey
+from celery_dlq.backends.base import DeliveryCounter, MessageKey
 from celery_dlq.decorators import policy_of
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.fingerprint import fingerprint
 from celery_dlq.logs import get_logger
@@ -24,6 +25,7 @@ from celery_dlq.policies.table import PolicyTable
 from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, wire_body
+from celery_dlq.worker.history import history_of_adopted
 from celery_dlq.worker.letter import Death, letter_of
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 
@@ -62,6 +64,7 @@ class Adoption:
         queue: The queue that is emptied, e.g. ``orders.dead``.
         target: The dead-letter queue of all its letters; ``None`` for that of each
             message's own source queue.
+        counter: Has the deliveries that workers counted before the broker ended the message.
         hostname: Name of the worker or host that adopts.
         pid: Process id of the adopter.
         release: Version of the user's code.
@@ -74,6 +77,7 @@ class Adoption:
         policies: PolicyTable,
         queue: str,
         target: str | None,
+        counter: DeliveryCounter,
         *,
         hostname: str,
         pid: int,
@@ -85,6 +89,7 @@ class Adoption:
         self._queue_names = QueueNames(app.amqp.queues)
         self._queue = queue
         self._target = target
+        self._counter = counter
         self._by = {"hostname": hostname, "pid": pid, "release": release, "redaction": redaction}
 
     def identity(self, message: Any) -> Identity:
@@ -105,16 +110,24 @@ class Adoption:
 
     def letter(
         self, message: Any, identity: Identity, now: datetime
-    ) -> tuple[DeadLetter, MessageKey]:
+    ) -> tuple[DeadLetter, MessageKey, MessageKey]:
         """Make the letter of a message, however malformed the message is.
+
+        Returns:
+            The letter, its key, and the key under which workers counted the message.
 
         Args:
             message: The kombu message.
             identity: Its `identity`.
             now: The current time, aware UTC.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
         """
         try:
             return self._letter(message, identity, now)
+        except StoreUnavailable:
+            raise
         except Exception:
             # The body is kept, even if the headers cannot be read.
             logger.exception("A message of %s is adopted without its headers", self._queue)
@@ -123,7 +136,7 @@ class Adoption:
 
     def _letter(
         self, message: Any, identity: Identity, now: datetime
-    ) -> tuple[DeadLetter, MessageKey]:
+    ) -> tuple[DeadLetter, MessageKey, MessageKey]:
         headers = _mapping(message.headers)
         request = {**request_fields(message, headers), "id": identity.task_id}
         kept = captured(message, request)
@@ -136,14 +149,18 @@ class Adoption:
             redrives=kept.redrives,
             nesting=kept.nesting,
         )
+        counted = replace(key, dead_letter_queue=self._counted_in(resolved))
+        # Only a task is counted, and the id of another message is no key of a task.
+        history = history_of_adopted(self._counter, counted) if kept.task_name else ()
+        numbers = [one.number for one in history if one.retries == key.retries]
         death = Death(
             resolved=resolved,
             key=key,
             message=kept,
             verdict=Die(Reason.ADOPTED, self._description(resolved, native)),
             failure=None,
-            history=(),
-            deliveries=native.deliveries,
+            history=history,
+            deliveries=max(numbers, default=native.deliveries),
             # Not the broker's time of death: retention would remove an old letter at once.
             now=now,
             **self._by,  # type: ignore[arg-type]
@@ -156,7 +173,13 @@ class Adoption:
                 task_name=kept.task_name, reason=cause, exception_type=None, traceback=None
             ),
         )
-        return letter, key
+        return letter, key, counted
+
+    def _counted_in(self, resolved: ResolvedPolicy) -> str:
+        """The dead-letter queue that the message's own policy names, not the operator's."""
+        if resolved.queue:
+            return (resolved.policy or Policy()).dead_letter_queue_of(resolved.queue)
+        return resolved.dead_letter_queue
 
     def _resolved(self, kept: Message, native: NativeDeath) -> ResolvedPolicy:
         queue = native.queue or self._source(kept, native)

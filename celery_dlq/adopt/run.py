@@ -57,8 +57,8 @@ class AdoptRun:
     ) -> AdoptReport:
         """Store messages that the broker itself dead-lettered as letters.
 
-        A letter is stored before its message is acknowledged, and once, however often the
-        message is redelivered.
+        A letter is stored before its message is acknowledged; once, however often the message is
+        redelivered, if it has an id. Of messages without one, equal letters may be copies.
 
         Args:
             queue: The broker's queue of dead messages; on Redis a list.

@@ -31,7 +31,7 @@ class TakenMessage:
 
     Attributes:
         message: The kombu message.
-        fresh: True if it was never delivered before, so it has no letter yet.
+        fresh: True if it was never delivered before, so it has no letter yet. False proves nothing.
         entry: Its bytes in a Redis list.
         key: The key of that list.
     """
@@ -160,6 +160,8 @@ class RedisList:
 
     def __init__(self, connection: Any, queue: str) -> None:
         self._connection = connection
+        # Sent again after a late reply, a removal would take an equal entry that has no letter.
+        connection.transport_options["retry_on_timeout"] = False
         self._queue = queue
         self._channel: Any = None
         self._page: deque[TakenMessage] = deque()

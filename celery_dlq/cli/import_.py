@@ -56,5 +56,12 @@ def import_(
         say(console, f"Adopted from {queue} into {name}: {letters_text(letters)}.")
     if report.known:
         say(console, f"Removed from {queue}, because their letters existed: {report.known:,}.")
+    if report.maybe_twice:
+        say(
+            console,
+            f"{report.maybe_twice:,} of these have no id, were delivered before and equal earlier "
+            f"letters: they may be copies.",
+            "yellow",
+        )
     if not report.adopted and not report.known:
         say(console, f"{queue} is empty: nothing to adopt.")

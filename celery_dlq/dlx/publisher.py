@@ -4,18 +4,24 @@ An outbox entry is added before its letter is stored, and removed when the broke
 the message. Whichever process is killed in between, some worker's publisher finds the entry; an
 entry whose letter was never stored is dropped after ten minutes. Publishing is at least once:
 copies have the same message id.
+
+RabbitMQ refuses a message that one of its queues refuses, and the others have it then. So an entry
+whose message may be somewhere waits longer each time, and one that is refused is given up at last;
+the entry itself has the count. The letter stays where it is.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid5
 
-from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
+from amqp.exceptions import FrameSyntaxError, MessageNacked  # type: ignore[import-untyped]
 from kombu.entity import Exchange
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import LRUCache
@@ -26,6 +32,7 @@ from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.headers import death_headers
 from celery_dlq.logs import get_logger
+from celery_dlq.metrics import INTERNAL_ERRORS
 from celery_dlq.policies.exchange import DeadLetterExchange
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
@@ -33,10 +40,14 @@ from celery_dlq.record import DeadLetter
 
 logger = get_logger("celery_dlq.dlx.publisher")
 
-LEASE_SECONDS = 10.0
+LEASE_SECONDS = 20.0
 """Time for which an entry that is being published is hidden from other publishers."""
 
+TRIES = 5
+"""An entry that is refused so often is given up, after half an hour: the waits grow fourfold."""
+
 _ENTRIES_PER_ROUND = 100
+_ROUND_SECONDS = 5.0  # with the longest publication, less than the lease
 _MISSING_SECONDS = 600.0  # a letter is stored right after its entry
 _MAX_REMEMBERED = 10_000
 _TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
@@ -225,49 +236,72 @@ class ExchangePublisher:
 
     def _deliver(self, dead_letter_queue: str) -> None:
         while True:
+            until = time.monotonic() + _ROUND_SECONDS
             due = self._outbox.due(
                 dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=LEASE_SECONDS
             )
-            over: list[OutboxEntry] = []
+            left, over = deque(due), []
             try:
-                for number, entry in enumerate(due):
-                    # Not this one: if it is the cause, the others come first next time.
-                    with self._put_back(dead_letter_queue, due[number + 1 :]):
-                        if self._published(dead_letter_queue, entry):
-                            over.append(entry)
+                # Not when it is slow: what is left would soon be another worker's, too.
+                while left and time.monotonic() < until:
+                    entry = left.popleft()
+                    if self._published(dead_letter_queue, entry):
+                        over.append(entry)
             finally:
                 self._outbox.done(dead_letter_queue, over)
-            if len(due) < _ENTRIES_PER_ROUND:
+                for entry in left:  # due at once, for any worker
+                    self._outbox.add(dead_letter_queue, entry)
+            if not left and len(due) < _ENTRIES_PER_ROUND:
                 return
-
-    @contextmanager
-    def _put_back(self, dead_letter_queue: str, entries: list[OutboxEntry]) -> Iterator[None]:
-        """Make entries due at once, for any worker, if the block fails."""
-        try:
-            yield
-        except BrokerUnavailable:
-            for entry in entries:
-                self._outbox.add(dead_letter_queue, entry)
-            raise
 
     def _published(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
         """Publish an entry's letter; return True if the entry is done."""
         letter = self._store.get(dead_letter_queue, entry.letter_id)
         if letter is None:
             return self._is_lost(entry)
+        with self._errors():
+            producer = self._open()
+        self._returned.clear()
         try:
             with self._errors():
-                self._publish(letter, entry)
+                self._publish(producer, letter, entry)
         except _Refused as exc:
-            self._warn_once(entry.letter_id, "Letter %s is not published: %s", exc)
-            return False
-        if not self._returned:
-            return True
-        self._returned.clear()
-        return self._unroutable(entry)
+            return self._refused(dead_letter_queue, entry, exc)
+        except BrokerUnavailable:
+            self._postpone(dead_letter_queue, entry)  # the broker may have it
+            raise
+        return not self._returned or self._unroutable(dead_letter_queue, entry)
 
-    def _publish(self, letter: DeadLetter, entry: OutboxEntry) -> None:
-        producer, exchange = self._open(), self._exchanges.get(entry.exchange)
+    def _refused(self, dead_letter_queue: str, entry: OutboxEntry, exc: _Refused) -> bool:
+        """Try an entry again later, or give it up; return True if it is done."""
+        if entry.tries + 1 < TRIES:
+            self._warn_once(entry.letter_id, "Letter %s is not published yet: %s", exc)
+            self._postpone(dead_letter_queue, entry)
+            return False
+        self.backend.metrics.add({(INTERNAL_ERRORS.name, "exchange"): 1})
+        logger.error(
+            "Letter %s is given up for exchange %r with routing key %r, after %d publications: %s. "
+            "It stays in %s; subscribers that took it have copies with one message id. Make room "
+            "in the queue that refuses, or unbind it; this letter is not published there again",
+            entry.letter_id,
+            entry.exchange,
+            entry.routing_key,
+            TRIES,
+            exc,
+            dead_letter_queue,
+        )
+        return True
+
+    def _postpone(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
+        """Let an entry wait, four times as long as before; it counts how often."""
+        later = replace(entry, tries=min(entry.tries + 1, TRIES - 1))
+        wait_seconds = LEASE_SECONDS * 4**entry.tries
+        self._outbox.add(dead_letter_queue, later, after_seconds=wait_seconds)
+        if later != entry:
+            self._outbox.done(dead_letter_queue, [entry])
+
+    def _publish(self, producer: Any, letter: DeadLetter, entry: OutboxEntry) -> None:
+        exchange = self._exchanges.get(entry.exchange)
         properties = letter.decoded("properties") or {}
         producer.publish(
             letter.body,
@@ -297,15 +331,16 @@ class ExchangePublisher:
     def _on_return(self, exc: Any, exchange: str, routing_key: str, _message: Any) -> None:
         self._returned.append(f"{exchange} {routing_key} {exc}")
 
-    def _unroutable(self, entry: OutboxEntry) -> bool:
+    def _unroutable(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
         """Warn that no queue got the message; return True if the entry is done."""
         self._warn_once(
             f"{entry.exchange!r} with routing key {entry.routing_key!r}",
             "Letters for exchange %s are lost there: %s. They are stored; this is logged once",
             "no queue is bound to it",
         )
-        # A named exchange may have no subscribers; a missing queue may be made again.
-        return bool(entry.exchange)
+        if not entry.exchange:  # a missing queue may be made again
+            self._postpone(dead_letter_queue, entry)
+        return bool(entry.exchange)  # a named one may have no subscribers
 
     def _warn_once(self, what: str, message: str, why: object) -> None:
         if what in self._warned:
@@ -358,6 +393,8 @@ class ExchangePublisher:
             yield
         except DLQError:
             raise
+        except MessageNacked as exc:
+            raise _Refused("a queue refused it: is it full?") from exc
         except Exception as exc:
             self.close()
             message = (

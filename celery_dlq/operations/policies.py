@@ -12,6 +12,7 @@ from typing import Any
 from celery_dlq.backends.base import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import MAX_OVERRIDE, by_queue, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
@@ -65,7 +66,7 @@ class PolicyReport:
 
     Attributes:
         views: Queues, then tasks.
-        warnings: Unknown queues, and live workers that differ.
+        warnings: Unknown queues, limits of RabbitMQ that are too low, and live workers that differ.
     """
 
     views: tuple[PolicyView, ...]
@@ -91,6 +92,7 @@ class PolicyAdmin:
         known_queues: Returns the queues in the app's configuration.
         task_queues: Returns the queue of each task with a policy of its own.
         dead_letter_queues: Returns the dead-letter queues in the store.
+        low_limits: Returns where a limit of RabbitMQ would end messages before a policy does.
     """
 
     def __init__(
@@ -102,6 +104,9 @@ class PolicyAdmin:
         known_queues: Callable[[], KnownQueues],
         task_queues: Callable[[], Mapping[str, str]],
         dead_letter_queues: Callable[[], Iterable[str]] = tuple,
+        low_limits: Callable[[PolicyTable, Mapping[str, str]], Iterable[LowLimit]] = (
+            lambda _table, _task_queues: ()
+        ),
     ) -> None:
         self._table = table
         self._registry = registry
@@ -109,6 +114,7 @@ class PolicyAdmin:
         self._known_queues = known_queues
         self._task_queues = task_queues
         self._dead_letter_queues = dead_letter_queues
+        self._low_limits = low_limits
 
     def policies(self, queue: str | None = None) -> PolicyReport:
         """The policy in force of every queue and task, with the source of each value.
@@ -117,7 +123,8 @@ class PolicyAdmin:
             queue: Only this queue; ``None`` for all queues of the app and of live workers.
 
         Returns:
-            The policies, and warnings: policies for unknown queues, live workers that differ.
+            The policies, and warnings: policies for unknown queues, limits of RabbitMQ that are too
+            low, live workers that differ.
 
         Raises:
             NotFound: No policy applies to that queue.
@@ -143,7 +150,8 @@ class PolicyAdmin:
             f"dlq_queues[{name!r}] is a policy for a queue that this app does not know; {hint}"
             for name, hint in table.unknown_queues(known).items()
         ]
-        return PolicyReport(views=tuple(views), warnings=(*unknown, *_drift(workers)))
+        low = (found.text for found in self._low_limits(table, task_queues))
+        return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *_drift(workers)))
 
     def in_force(self) -> PolicyTable:
         """The configured policies with the overrides applied."""

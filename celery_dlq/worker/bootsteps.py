@@ -101,6 +101,7 @@ class TickStep(bootsteps.StartStopStep):
         if self._fetch is not None:
             self._fetch.watch(consumer)
         worker.dead_letter_tasks.watch(consumer)
+        self._warned = False
         self._events = assembly_of(worker.app).events
         self._task_events = TaskEvents(consumer)
         self._events.subscribe(self._task_events, lambda kind: kind is DeadLettered)
@@ -112,6 +113,9 @@ class TickStep(bootsteps.StartStopStep):
         room.opened(consumer)
         self._held_back.empty()
         self._asked = False  # the loop of a lost connection may have forgotten
+        if not self._warned:
+            self._warned = True
+            _quietly(assembly_of(consumer.app).warn_of_low_limits, consumer.connection)
 
         def tick() -> None:
             _quietly(guard.look_for_lost, consumer.pool)

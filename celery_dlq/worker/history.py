@@ -37,7 +37,19 @@ def history_of(
         for delivery in earlier
         if delivery.outcome is Outcome.SHUTDOWN or (delivery.retries, delivery.number) != current
     ]
-    whole = [*past, *([in_flight.delivery] if with_current else [])]
+    return _capped([*past, *([in_flight.delivery] if with_current else [])])
+
+
+def history_of_adopted(counter: DeliveryCounter, key: MessageKey) -> tuple[Delivery, ...]:
+    """All deliveries of a message that no worker has any more, oldest first.
+
+    Raises:
+        StoreUnavailable: The store does not answer.
+    """
+    return _capped([_closed(delivery, key) for delivery in counter.history(key)])
+
+
+def _capped(whole: list[Delivery]) -> tuple[Delivery, ...]:
     if len(whole) > HISTORY_IN_LETTER:
         whole = [whole[0], *whole[1 - HISTORY_IN_LETTER :]]
     return tuple(whole)

@@ -26,6 +26,7 @@ from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy
 URL = os.environ.get("POISON_REDIS", "redis://127.0.0.1:6379")
 BROKER = os.environ.get("POISON_BROKER", f"{URL}/0")
 QUEUE_TYPE = os.environ.get("POISON_QUEUE_TYPE", "classic")
+QUEUE_ARGUMENTS = json.loads(os.environ.get("POISON_QUEUE_ARGUMENTS", "{}"))
 NAMES = ("orders", "slow", "patient", "unguarded")
 CONF: dict[str, Any] = {
     "task_acks_late": True,
@@ -61,7 +62,7 @@ if QUEUE_TYPE == "quorum":
             name,
             Exchange(f"{name}-topic", "topic"),
             name,
-            queue_arguments={"x-queue-type": "quorum"},
+            queue_arguments={"x-queue-type": "quorum", **QUEUE_ARGUMENTS.get(name, {})},
         )
         for name in NAMES
     ]

@@ -113,7 +113,7 @@ def test_the_command_adopts_and_says_what_it_did(
         poll(lambda: dead.queue_declare(DEAD, passive=True).message_count == 2)
     adopt = partial(dlq, "import", POISON_BROKER=rabbit)
     assert adopt(DEAD, "--to", "orders-DLQ", "--json").lines == [
-        {"queue": DEAD, "adopted": 2, "known": 0, "by_queue": {"orders-DLQ": 2}}
+        {"queue": DEAD, "adopted": 2, "known": 0, "maybe_twice": 0, "by_queue": {"orders-DLQ": 2}}
     ]
     assert [letter.task_id for letter in letters(count=2)] == ["id-fails", "id-drops"]
     assert poison.dlq.registry.changes(limit=1)[0].letters == 2

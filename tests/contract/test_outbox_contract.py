@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import DLQ
+from waiting import poll
 
 from celery_dlq.backends.base import Backend, Outbox, OutboxEntry
 
@@ -45,6 +48,19 @@ def test_an_entry_that_is_put_back_is_due_at_once(outbox: Outbox) -> None:
     due(outbox)
     outbox.add(DLQ, an_entry())
     assert due(outbox) == [an_entry()]
+
+
+def test_an_entry_that_is_added_for_later_waits(outbox: Outbox) -> None:
+    """It knows how often it was tried, and is another one than before."""
+    tried = replace(an_entry(), tries=2)
+    outbox.add(DLQ, tried, after_seconds=60.0)
+    outbox.add(DLQ, an_entry(2), after_seconds=0.001)
+    assert poll(lambda: due(outbox)) == [an_entry(2)]
+    assert outbox.waiting(DLQ) == 2
+    outbox.add(DLQ, tried)
+    assert due(outbox) == [tried]
+    outbox.done(DLQ, [an_entry()])
+    assert outbox.waiting(DLQ) == 2
 
 
 def test_rounds_are_bounded_and_reach_all(outbox: Outbox) -> None:

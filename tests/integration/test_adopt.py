@@ -15,8 +15,10 @@ import pytest
 import redis
 from builders import NOW
 from celery import Celery
+from command_proxy import CommandProxy, sends
 from kombu import Queue
 from rabbit import RabbitServer
+from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters, Reason
@@ -126,6 +128,7 @@ def test_what_rabbitmq_dead_lettered_becomes_letters(broker: Broker) -> None:
         "queue": "orders.dead",
         "adopted": 3,
         "known": 0,
+        "maybe_twice": 0,
         "by_queue": by_queue,
     }
     letters = broker.letters()
@@ -246,18 +249,25 @@ import os, signal, sys
 from celery import Celery
 from celery_dlq import DeadLetters
 from celery_dlq.adopt import sources
+from celery_dlq.backends.redis.letters import RedisStore
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
 for kind in (sources.BrokerQueue, sources.RedisList):
-    kind.let_go = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    kind.let_go = die
+if sys.argv[3] == "storing":
+    RedisStore.dead_letter = die
 app = Celery("dies", broker=sys.argv[1])
 app.conf.dlq_url = sys.argv[2]
-DeadLetters(app).adopt("orders.dead")
+DeadLetters(app).adopt("orders.dead", sys.argv[4] or None)
 """
 
 
-def adopt_and_die(broker_url: str, redis_url: str) -> None:
-    """Adopt in a process that is killed between storing and acknowledging."""
+def adopt_and_die(
+    broker_url: str, redis_url: str, before: str = "acknowledging", target: str = ""
+) -> None:
+    """Adopt in a process that is killed before it stores, or before it acknowledges."""
     done = subprocess.run(
-        [sys.executable, "-c", DIES, broker_url, redis_url],
+        [sys.executable, "-c", DIES, broker_url, redis_url, before, target],
         capture_output=True,
         text=True,
         timeout=60,
@@ -266,15 +276,55 @@ def adopt_and_die(broker_url: str, redis_url: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.parametrize("kind", ["celery", "unnamed"])
+def look(broker: Broker, queue: str = "orders.dead") -> None:
+    """Read messages and put them back, as RabbitMQ's management page does."""
+    with broker.app.connection_for_read() as connection:
+        channel = connection.default_channel
+        while channel.basic_get(queue) is not None:
+            pass
+
+
+def test_equal_messages_without_ids_are_letters_after_somebody_looked(broker: Broker) -> None:
+    """RabbitMQ marks all of them as redelivered; two equal messages are two messages."""
+    for _ in range(10):
+        broker.publish(b"ping")
+    poll(lambda: broker.ready("orders.dead") == 10)
+    look(broker)
+    poll(lambda: broker.ready("orders.dead") == 10)
+    first = broker.dlq.adopt("orders.dead", "odd-DLQ", limit=6)
+    assert (first.adopted, first.known, first.maybe_twice) == (6, 0, 0)
+
+    report = broker.dlq.adopt("orders.dead", "odd-DLQ")
+
+    # The first run may have been killed before it removed one of them.
+    assert (report.adopted, report.known, report.maybe_twice) == (4, 0, 4)
+    assert len(broker.letters("odd-DLQ")) == 10
+    assert broker.ready("orders.dead") == 0
+
+
+@pytest.mark.parametrize("before", ["storing", "acknowledging"])
+def test_killed_with_an_unnamed_message_it_makes_a_letter_more_rather_than_one_less(
+    broker: Broker, rabbit_server: RabbitServer, redis_url: str, before: str
+) -> None:
+    """Nothing tells if the message that comes back has a letter; the report says so."""
+    for _ in range(3):
+        broker.publish(b"ping")
+    assert broker.dlq.adopt("orders.dead", "odd-DLQ", limit=1).adopted == 1
+    adopt_and_die(rabbit_server.url, redis_url, before, "odd-DLQ")
+    poll(lambda: broker.ready("orders.dead") == 2)
+
+    report = broker.dlq.adopt("orders.dead", "odd-DLQ")
+
+    assert (report.adopted, report.known, report.maybe_twice) == (2, 0, 1)
+    assert len(broker.letters("odd-DLQ")) == (3 if before == "storing" else 4)
+    assert broker.ready("orders.dead") == 0
+
+
 def test_killed_between_storing_and_acknowledging_makes_one_letter(
-    broker: Broker, rabbit_server: RabbitServer, redis_url: str, kind: str
+    broker: Broker, rabbit_server: RabbitServer, redis_url: str
 ) -> None:
     """The message comes back and finds its letter."""
-    if kind == "celery":
-        broker.kill_tasks()
-    else:
-        broker.publish(b"ping")
+    broker.kill_tasks()
     adopt_and_die(rabbit_server.url, redis_url)
     (before,) = [q for q in broker.dlq.queues() if q.letters]
     poll(lambda: broker.ready("orders.dead") == 1)
@@ -416,6 +466,39 @@ def test_the_receive_count_of_sqs_shaped_messages_is_kept(
     (letter,) = dlq.letters("orders-DLQ")
     assert (letter.deliveries, letter.task_name) == (5, "shop.charge")
     assert letter.decoded("native_death") == {"ApproximateReceiveCount": "5"}
+
+
+def test_equal_entries_of_a_list_are_letters_each(
+    on_redis: tuple[DeadLetters, redis.Redis],
+) -> None:
+    """Also after an adoption that may have been killed before it removed one of them."""
+    dlq, client = on_redis
+    client.lpush("shop:orders.dead", *["ping"] * 5)
+    assert dlq.adopt("orders.dead", "orders-DLQ", limit=2).adopted == 2
+    report = dlq.adopt("orders.dead", "orders-DLQ")
+    assert (report.adopted, report.known, report.maybe_twice) == (3, 0, 3)
+    assert len(list(dlq.letters("orders-DLQ"))) == 5
+    assert client.llen("shop:orders.dead") == 0
+
+
+def test_a_late_reply_to_a_removal_removes_no_equal_entry(
+    redis_server: RedisServer, redis_url: str
+) -> None:
+    """With ``retry_on_timeout``, redis-py would send the command again."""
+    with CommandProxy(redis_server.port) as proxy, redis.Redis.from_url(redis_url) as client:
+        app = Celery("adopting", broker=proxy.url, set_as_current=False)
+        app.conf.dlq_url = redis_url
+        app.conf.broker_transport_options = {"retry_on_timeout": True, "socket_timeout": 0.5}
+        client.lpush("orders.dead", *["ping"] * 3)
+        late = proxy.fault("hold", sends("LREM"))
+        dlq = DeadLetters(app)
+        with pytest.raises(BrokerUnavailable):
+            dlq.adopt("orders.dead", "orders-DLQ")
+        late.release()
+        assert (dlq.store.length("orders-DLQ"), client.llen("orders.dead")) == (1, 2)
+        assert dlq.adopt("orders.dead", "orders-DLQ").adopted == 2
+        dlq.close()
+        app.close()
 
 
 def test_killed_before_it_leaves_the_list_an_entry_makes_one_letter(redis_url: str) -> None:

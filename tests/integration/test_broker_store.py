@@ -251,6 +251,19 @@ def test_a_queue_that_counts_deliveries_gets_letters_and_is_not_read(
     assert dead_letters.store.length(DLQ) == 1
 
 
+def test_a_full_queue_is_a_store_that_is_away(
+    rabbit: str, operators: Callable[..., DeadLetters]
+) -> None:
+    """RabbitMQ refuses the letter; it waits, and its message is not acknowledged."""
+    full = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    with Connection(rabbit) as connection:
+        connection.default_channel.queue_declare(
+            DLQ, durable=True, auto_delete=False, arguments=full
+        )
+    with pytest.raises(StoreUnavailable, match="MessageNacked"):
+        put(operators(rabbit))
+
+
 def test_a_deleted_queue_takes_no_letter_in_silence(
     rabbit_server: RabbitServer, rabbit: str, operators: Callable[..., DeadLetters]
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import redis
 from builders import a_letter, key_of
 from celery import Celery
 from kombu import Connection, Exchange, Queue
@@ -16,6 +19,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.backends.base import OutboxEntry
+from celery_dlq.dlx import publisher as publisher_module
 from celery_dlq.dlx.bootstep import publish
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered
@@ -267,6 +271,109 @@ def test_one_that_is_refused_holds_up_no_other(
     dlq.close()
 
 
+@pytest.fixture
+def full(connection: Connection) -> Iterator[Queue]:
+    """Give a subscriber of ``deaths`` that refuses every message."""
+    arguments = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    exchange = Exchange("deaths", "fanout")
+    queue = Queue("full", exchange, queue_arguments=arguments, channel=connection.channel())
+    queue.declare()
+    yield queue
+    queue.delete()
+
+
+def test_a_subscriber_that_refuses_gives_the_others_few_copies(
+    connection: Connection,
+    full: Queue,
+    rabbit_server: RabbitServer,
+    redis_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """RabbitMQ refuses what one of the queues refuses, and the others have it; it ends."""
+    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
+    subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
+    exchange = {"name": "deaths", "type": "fanout"}
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
+    letter = stored(dlq)
+    for _ in range(2):  # the count of the first worker is known to the second
+        dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
+        publisher = dlq.assembly.exchange_publisher()
+        assert publisher is not None
+        for _ in range(6):
+            publisher.deliver()
+    copies = [subscriber.get() for _ in range(publisher_module.TRIES)]
+    assert len({copy.properties["message_id"] for copy in copies}) == 1
+    assert subscriber.is_empty()
+    assert waiting(dlq) == 0
+    assert dlq.store.get("orders-DLQ", letter.id) == letter
+    assert "a queue refused it: is it full?" in caplog.text
+    (said,) = [one.getMessage() for one in caplog.records if "given up" in one.getMessage()]
+    assert letter.id in said
+    assert "exchange 'deaths' with routing key 'orders'" in said
+    full.delete()
+    fine = stored(dlq)
+    publisher.deliver()
+    assert subscriber.get().headers["dlq_letter"] == fine.id
+
+
+def test_a_letter_that_is_refused_waits_longer_each_time(
+    full: Queue, rabbit_server: RabbitServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And holds up no other; the next worker goes on counting."""
+    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 10.0)
+    exchange = {"name": "deaths", "type": "fanout"}
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
+    stored(dlq)
+    publisher = dlq.assembly.exchange_publisher()
+    assert publisher is not None
+    waits = []
+    with redis.Redis.from_url(redis_url) as client:
+        (key,) = client.keys("*outbox*")
+        for _ in range(publisher_module.TRIES - 1):
+            publisher.deliver()
+            publisher.deliver()  # it is not due
+            ((entry, at),) = client.zrange(key, 0, -1, withscores=True)
+            seconds, micros = client.time()
+            waits.append(at / 1000 - seconds - micros / 1_000_000)
+            client.zadd(key, {entry: 0})
+        publisher.deliver()
+        assert client.keys("*outbox*") == []
+    assert waits == pytest.approx([10, 40, 160, 640], abs=5)
+
+
+def test_a_slow_broker_gives_no_copies(
+    connection: Connection,
+    rabbit_server: RabbitServer,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a worker took and cannot publish in time, it puts back; two workers publish once."""
+    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 3.0)
+    monkeypatch.setattr("celery_dlq.dlx.publisher._ROUND_SECONDS", 0.5)
+    publish = publisher_module.ExchangePublisher._publish
+
+    def slowly(*args: Any) -> None:
+        time.sleep(0.1)
+        publish(*args)
+
+    monkeypatch.setattr(publisher_module.ExchangePublisher, "_publish", slowly)
+    subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
+    exchange = {"name": "deaths", "type": "fanout"}
+    dlqs = [DeadLetters(an_app(rabbit_server.url, redis_url, exchange)) for _ in range(2)]
+    letters = {stored(dlqs[0]).id for _ in range(40)}
+
+    def delivers(dlq: DeadLetters) -> None:
+        publisher = dlq.assembly.exchange_publisher()
+        assert publisher is not None
+        poll(lambda: publisher.deliver() or not waiting(dlq), timeout_seconds=60, every_seconds=0.1)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(delivers, dlqs))
+    heard = [subscriber.get().headers["dlq_letter"] for _ in letters]
+    assert (sorted(heard), subscriber.is_empty()) == (sorted(letters), True)
+
+
 def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:
     """The error of a starting worker."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, *policy))
@@ -289,9 +396,13 @@ def test_what_does_not_fit_the_broker_is_refused_at_the_start(
 
 
 def test_a_queue_behind_the_default_exchange_is_waited_for(
-    connection: Connection, rabbit_server: RabbitServer, redis_url: str
+    connection: Connection,
+    rabbit_server: RabbitServer,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was there at the start, and somebody deleted it."""
+    """It was there at the start, and somebody deleted it; nobody has copies, so it never ends."""
+    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
     queue = Queue("alerts", channel=connection.channel())
     queue.declare()
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))
@@ -300,10 +411,10 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     letter = stored(dlq)
     publisher = dlq.assembly.exchange_publisher()
     assert publisher is not None
-    publisher.deliver()
+    for _ in range(2 * publisher_module.TRIES):
+        publisher.deliver()
     assert waiting(dlq) == 1
     queue.declare()
-    store(dlq, letter)  # due at once
     publisher.deliver()
     message = poll(lambda: queue.get(no_ack=True))
     assert message is not None

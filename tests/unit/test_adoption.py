@@ -10,6 +10,7 @@ import pytest
 from builders import NOW, a_message, a_request, an_app
 
 from celery_dlq.adopt.letter import Adoption
+from celery_dlq.backends.memory import MemoryBackend
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.record import DeadLetter, Reason
@@ -35,6 +36,7 @@ def an_adoption(target: str | None = None, **policies: Policy) -> Adoption:
         PolicyTable(policies),
         "orders.dead",
         target,
+        MemoryBackend().counter,
         hostname="web-1",
         pid=4711,
         release="v1",

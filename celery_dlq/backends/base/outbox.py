@@ -17,18 +17,22 @@ class OutboxEntry:
         letter_id: The letter's id.
         exchange: The name of the exchange.
         routing_key: The routing key to publish with.
+        tries: How often it was published without a confirmation.
     """
 
     letter_id: str
     exchange: str
     routing_key: str
+    tries: int = 0
 
 
 class Outbox(Protocol):
     """Keeps entries until they are published. Every method may raise `StoreUnavailable`."""
 
-    def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
-        """Add an entry, due at once; adding an equal entry again makes it due at once."""
+    def add(
+        self, dead_letter_queue: str, entry: OutboxEntry, *, after_seconds: float = 0.0
+    ) -> None:
+        """Add an entry, due after so long; an equal entry that is there is due then, too."""
 
     def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
         """Return at most ``most`` due entries; they are due again after ``lease_seconds``."""

@@ -488,6 +488,7 @@ def _translated(connection: Any) -> Iterator[None]:
     except (
         *connection.transport.channel_errors,
         *connection.transport.connection_errors,
+        *connection.transport.recoverable_connection_errors,  # what it refuses is among these alone
         KombuError,
         OSError,
     ) as exc:

@@ -16,10 +16,13 @@ class MemoryOutbox:
         self._entries: dict[str, dict[OutboxEntry, float]] = {}
         self._lock = threading.Lock()
 
-    def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
-        """Add an entry, due at once."""
+    def add(
+        self, dead_letter_queue: str, entry: OutboxEntry, *, after_seconds: float = 0.0
+    ) -> None:
+        """Add an entry, due after so long."""
+        at = time.monotonic() + after_seconds if after_seconds else 0.0
         with self._lock:
-            self._entries.setdefault(dead_letter_queue, {})[entry] = 0.0
+            self._entries.setdefault(dead_letter_queue, {})[entry] = at
 
     def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
         """Return due entries and postpone them."""

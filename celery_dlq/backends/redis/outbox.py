@@ -14,11 +14,14 @@ from celery_dlq.backends.redis.part import RedisPart
 class RedisOutbox(RedisPart):
     """The `Outbox` in Redis."""
 
-    def add(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
-        """Add an entry, due at once."""
+    def add(
+        self, dead_letter_queue: str, entry: OutboxEntry, *, after_seconds: float = 0.0
+    ) -> None:
+        """Add an entry, due after so long by the clock of Redis."""
         self._raise_if_away()
+        at = int((self.now().timestamp() + after_seconds) * 1000) if after_seconds else 0
         with translated(self._url):
-            self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): 0})
+            self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): at})
 
     def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
         """Return due entries and postpone them."""
@@ -53,9 +56,9 @@ class RedisOutbox(RedisPart):
 
 def _text(entry: OutboxEntry) -> str:
     """Return the member of the sorted set; equal for equal entries."""
-    return json.dumps([entry.letter_id, entry.exchange, entry.routing_key])
+    return json.dumps([entry.letter_id, entry.exchange, entry.routing_key, entry.tries])
 
 
 def _entry(text: bytes) -> OutboxEntry:
-    letter_id, exchange, routing_key = json.loads(text)[:3]
-    return OutboxEntry(letter_id=letter_id, exchange=exchange, routing_key=routing_key)
+    letter_id, exchange, routing_key, tries = json.loads(text)[:4]
+    return OutboxEntry(letter_id=letter_id, exchange=exchange, routing_key=routing_key, tries=tries)

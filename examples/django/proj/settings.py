@@ -59,5 +59,5 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_DLQ_QUEUES = {
     "orders": {"max_deliveries": 5, "dead_letter_ttl": timedelta(days=14)},
-    "*": {"max_deliveries": 20},
+    "*": {"max_deliveries": 10},
 }

@@ -1,0 +1,96 @@
+"""The delivery limits of RabbitMQ's quorum queues, beside ``max_deliveries``.
+
+A quorum queue counts each return of a message, also of one that was only prefetched by a worker
+that lost its connection or was stopped. Above its limit RabbitMQ drops the message, or sends it
+to the queue's dead-letter exchange: no worker sees it again, so no worker can make its letter.
+Twice ``max_deliveries`` leaves as many returns without a start as there are starts.
+
+Only the arguments that the app declares are known here. AMQP tells neither the arguments of a
+queue that somebody else declared nor a ``delivery-limit`` that a policy of RabbitMQ sets.
+
+Source: https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_dlq.policies.table import PolicyTable
+
+FIRST_MAJOR = 4
+"""RabbitMQ 4 and later have a limit where nobody sets one."""
+
+_DEFAULT_LIMIT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LowLimit:
+    """A queue whose own limit may end a message before ``max_deliveries`` does.
+
+    Attributes:
+        text: What is wrong, and the mend.
+        vanishes: True if poison certainly vanishes: the limit is declared, is not above
+            ``max_deliveries``, and nothing is known to take what RabbitMQ ends.
+    """
+
+    text: str
+    vanishes: bool
+
+
+def default_limit(server: Mapping[str, Any]) -> int | None:
+    """The limit of a quorum queue that declares none, by the server's properties."""
+    major = str(server.get("version", "")).partition(".")[0]
+    new = server.get("product") == "RabbitMQ" and major.isdecimal() and int(major) >= FIRST_MAJOR
+    return _DEFAULT_LIMIT if new else None
+
+
+def low_limits(
+    table: PolicyTable,
+    queues: Mapping[str, Any],
+    task_queues: Mapping[str, str],
+    *,
+    adopts: bool,
+    default: Callable[[], int | None],
+) -> Iterator[LowLimit]:
+    """Compare the quorum queues that an app declares with its policies.
+
+    Args:
+        table: The policies.
+        queues: ``app.amqp.queues``.
+        task_queues: The queue of each task with a policy of its own.
+        adopts: True if ``dlq_adopt`` is set.
+        default: Returns the limit where none is declared; called only if that may be too low.
+    """
+    for name, queue in queues.items():
+        arguments = queue.queue_arguments or {}
+        if arguments.get("x-queue-type") != "quorum":
+            continue
+        here = [None, *(task for task, place in task_queues.items() if place == name)]
+        limits = [table.explain(name, task)["max_deliveries"] for task in here]
+        most = max(limits, key=lambda sourced: sourced.value or 0)
+        needed = 2 * (most.value or 0)
+        limit = arguments.get("x-delivery-limit")
+        if limit is None and needed > _DEFAULT_LIMIT:
+            limit = default()
+        exchange = arguments.get("x-dead-letter-exchange")
+        adopted = adopts and exchange is not None
+        if not isinstance(limit, int) or not 0 <= limit < needed or adopted:
+            continue
+        declared = "x-delivery-limit" in arguments
+        yield LowLimit(
+            f"expected the quorum queue {name!r} to have a delivery limit of at least {needed}, "
+            f"twice max_deliveries ({most.source}), got {limit}"
+            f"{'' if declared else ', the default of RabbitMQ 4'}: RabbitMQ counts each return of "
+            f"a message, also of one that was only prefetched, and {_end(exchange)}. Declare the "
+            f"queue anew with x-delivery-limit {needed} or more, or lower max_deliveries, "
+            f"or let what RabbitMQ ends become letters: x-dead-letter-exchange and dlq_adopt",
+            vanishes=declared and limit <= (most.value or 0) and exchange is None and not adopts,
+        )
+
+
+def _end(exchange: str | None) -> str:
+    if exchange is None:
+        return "then drops it: no letter, no log line"
+    return f"then sends it to the exchange {exchange!r}, where nothing makes a letter of it"

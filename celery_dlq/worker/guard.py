@@ -8,6 +8,7 @@ in this module is logged; it neither fails a task nor acknowledges a message.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,7 @@ logger = get_logger("celery_dlq.worker")
 
 _RUN = Run()
 _MAX_REDRIVE_ID_CHARS = 64
+_MAX_LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,9 @@ class Guard:
         self.demands = demands
         self._dispatched = Dispatched()
         self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
-        self._starts = Starts(counter, clock, self._counts, flags_redelivery=flags_redelivery)
+        self._starts = Starts(
+            counter, clock, self._counts, flags_redelivery=flags_redelivery, running=self._running
+        )
         self.periodic_tasks = PeriodicTasks()
         self.jobs: WorkerJobs | None = None
         self.guards_all = policy_cache.may_guard(None)
@@ -225,7 +229,7 @@ class Guard:
         if in_flight is not None:
             # `_forget`, inlined: every task pays for this.
             self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
-            self._starts.uncounted.forget(in_flight.key)
+            self._starts.known.forget(in_flight.key)
             self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED, request.task.name)
             if in_flight.key.redrives:
                 self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
@@ -348,9 +352,7 @@ class Guard:
             worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
         )
         self._count(request, in_flight, Outcome.SHUTDOWN)
-        if in_flight.charged:
-            self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
-            in_flight.charged = False
+        self._starts.uncharge(in_flight)
 
     def keeps(self, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
         """True if an exception will end in a letter; changes nothing.
@@ -392,9 +394,20 @@ class Guard:
 
     def _running_queues(self) -> set[str]:
         """The dead-letter queues of messages that run, or are about to run, on this worker."""
-        requests = [*self._dispatched.requests(), *state.active_requests]
-        in_flight = (getattr(request, "dlq_in_flight", None) for request in requests)
-        return {one.key.dead_letter_queue for one in in_flight if one is not None}
+        return {one.key.dead_letter_queue for one in self._running()}
+
+    def _running(self) -> list[InFlight]:
+        """The messages that run, or are about to run, on this worker."""
+        active: list[Any] = []
+        for _ in range(_MAX_LOOKS):
+            with suppress(RuntimeError):  # a thread of the pool begins one
+                active = [*state.active_requests]
+                break
+        in_flight = (
+            getattr(request, "dlq_in_flight", None)
+            for request in (*self._dispatched.requests(), *active)
+        )
+        return [one for one in in_flight if one is not None]
 
     def _redrive_succeeded(self, redrive_id: object) -> None:
         if isinstance(redrive_id, str) and len(redrive_id) <= _MAX_REDRIVE_ID_CHARS:
@@ -441,6 +454,7 @@ class Guard:
     def _forget(self, in_flight: InFlight) -> None:
         """Forget a message that is done; others with its task id keep their counts."""
         self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
+        self._starts.known.forget(in_flight.key)
 
     def _die(
         self, request: GuardedRequest, in_flight: InFlight, verdict: Die, failure: Failure | None
@@ -473,8 +487,10 @@ class Guard:
             pid=in_flight.delivery.worker_pid,
         )
         state = self._write(death, acknowledged=bool(request.acknowledged), waits=request)
-        if state is DeliveryState.STORED and key != in_flight.key:
-            self._counter.died(in_flight.key)  # storing the letter did that beside the letter
+        if state is DeliveryState.STORED:
+            self._starts.known.forget(in_flight.key)
+            if key != in_flight.key:
+                self._counter.died(in_flight.key)  # storing the letter did that beside the letter
         if verdict.reason is Reason.OPERATOR and state is DeliveryState.STORED:
             self.demands.met(request.id)
         return state
@@ -563,5 +579,5 @@ class Guard:
         """Record the end of a delivery whose message did not become a letter."""
         if final:  # an expected error, or a death that the policy does not keep
             self._forget(in_flight)
-        elif in_flight.charged:
-            self._counter.ended(in_flight.key, in_flight.delivery)
+        else:
+            self._starts.ended(in_flight)

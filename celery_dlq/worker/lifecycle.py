@@ -90,9 +90,8 @@ class InFlight:
         key: The message's identity.
         delivery: The current delivery.
         first: True if it was never delivered before.
-        charged: True while the delivery is counted: not before its start, nor if the message
-            already runs elsewhere.
-        uncounted: True if it could not be counted because the store was down.
+        charged: True from the start to the end of a delivery that counts, also if the store
+            could not count it; not if the message already runs elsewhere.
         seen_at: Time it was first put off, in monotonic seconds.
         suspect: True if its last delivery vanished: it may have killed its worker.
     """
@@ -102,7 +101,6 @@ class InFlight:
     delivery: Delivery
     first: bool
     charged: bool = False
-    uncounted: bool = False
     seen_at: float | None = None
     suspect: bool = False
 

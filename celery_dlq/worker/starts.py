@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
 from weakref import ref
@@ -38,35 +39,37 @@ MAX_SUSPECT_WAIT_SECONDS = 30.0
 """Longest wait of one suspect (its last delivery vanished) for another that runs here."""
 
 
-class UncountedDeliveries:
-    """Deliveries that this worker could not count because the store was down; bounded."""
+OUTAGE_WAIT_SECONDS = 10.0
+"""How long a message that was delivered before waits in an outage of the store, to be counted."""
+
+
+class KnownDeliveries:
+    """How often messages that may come back were delivered, as far as this worker knows; bounded.
+
+    It is what an outage of the store leaves to decide by.
+    """
 
     _MAX_MESSAGES = 10_000
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[MessageKey, int] = OrderedDict()
+        self._numbers: OrderedDict[MessageKey, int] = OrderedDict()
 
-    def add(self, key: MessageKey) -> None:
-        """Count a delivery."""
-        self._counts[key] = self._counts.pop(key, 0) + 1
-        while len(self._counts) > self._MAX_MESSAGES:
-            self._counts.popitem(last=False)
+    def note(self, key: MessageKey, number: int) -> None:
+        """Note the number of a message's last delivery."""
+        self._numbers.pop(key, None)
+        if number > 0:
+            self._numbers[key] = number
+        while len(self._numbers) > self._MAX_MESSAGES:
+            self._numbers.popitem(last=False)
 
     def of(self, key: MessageKey) -> int:
         """The number of deliveries of a message."""
-        return self._counts.get(key, 0) if self._counts else 0
-
-    def take_back(self, key: MessageKey) -> None:
-        """Uncount a delivery that never started."""
-        if self._counts.get(key, 0) > 1:
-            self._counts[key] -= 1
-        else:
-            self.forget(key)
+        return self._numbers.get(key, 0) if self._numbers else 0
 
     def forget(self, key: MessageKey) -> None:
-        """Forget a message that the store counted, or that is done."""
-        if self._counts:
-            self._counts.pop(key, None)
+        """Forget a message that is done."""
+        if self._numbers:
+            self._numbers.pop(key, None)
 
 
 class Starts:
@@ -77,21 +80,30 @@ class Starts:
         clock: Returns the current time, aware UTC.
         counts: Metrics.
         flags_redelivery: True if the broker marks redelivered messages.
+        running: Returns the messages that run on this worker, or are about to.
 
     Attributes:
-        uncounted: Deliveries that could not be counted.
+        known: Deliveries that this worker knows of.
     """
 
     def __init__(
-        self, counter: DeliveryCounter, clock: Clock, counts: Counts, *, flags_redelivery: bool
+        self,
+        counter: DeliveryCounter,
+        clock: Clock,
+        counts: Counts,
+        *,
+        flags_redelivery: bool,
+        running: Callable[[], Iterable[InFlight]] = tuple,
     ) -> None:
         self._counter = counter
         self._clock = clock
         self._counts = counts
         self._flags_redelivery = flags_redelivery
+        self._running = running
         self._suspect: ref[GuardedRequest] | None = None
         self._one_at_a_time = Lock()
-        self.uncounted = UncountedDeliveries()
+        self._away_since = self._failed_at = -OUTAGE_WAIT_SECONDS  # in monotonic seconds
+        self.known = KnownDeliveries()
 
     def decide(
         self, policy: Policy, in_flight: InFlight, request: GuardedRequest
@@ -104,15 +116,15 @@ class Starts:
             request: Celery's request for it.
         """
         verdict: Run | Die = _RUN
-        in_flight.charged = in_flight.uncounted = False
+        in_flight.charged = False
         if policy.max_retries is not None:
             verdict = decide_start(policy, Start(retries=in_flight.key.retries))
         if isinstance(verdict, Die):
             return verdict
         if in_flight.first:
-            in_flight.charged = self._counter.count_first(in_flight.key, in_flight.delivery)
-            if not in_flight.charged:
+            if not self._counter.count_first(in_flight.key, in_flight.delivery):
                 self._uncounted(in_flight)
+            in_flight.charged = True
             return verdict
         try:
             with self._one_at_a_time:  # thread pools must not start two suspects at once either
@@ -120,24 +132,36 @@ class Starts:
                 if in_flight.suspect and isinstance(verdict_again, Run):
                     self._suspect = ref(request)
         except StoreUnavailable as exc:
+            if not self._outage_is_old():
+                # The reply was lost, perhaps, and not the count; the next one is another.
+                self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
+                return PutOff()
             return self._start_uncounted(policy, in_flight, exc)
         return verdict_again
+
+    def _outage_is_old(self) -> bool:
+        """Note that the store did not count; True if it has not for some time."""
+        now = time.monotonic()
+        if now - self._failed_at > OUTAGE_WAIT_SECONDS:
+            self._away_since = now
+        self._failed_at = now
+        return now - self._away_since > OUTAGE_WAIT_SECONDS
 
     def _start_uncounted(
         self, policy: Policy, in_flight: InFlight, exc: StoreUnavailable
     ) -> Run | Die:
-        """Decide by the local count while the store is down: work goes on, within limits."""
-        uncounted = self.uncounted.of(in_flight.key)
-        verdict = decide_start(policy, Start(retries=in_flight.key.retries, deliveries=uncounted))
-        in_flight.delivery = replace(in_flight.delivery, number=uncounted + 1)
+        """Decide by what is known here while the store is down: work goes on, within limits."""
+        known = self.known.of(in_flight.key)
+        verdict = decide_start(policy, Start(retries=in_flight.key.retries, deliveries=known))
+        in_flight.delivery = replace(in_flight.delivery, number=known + 1)
         if isinstance(verdict, Run):
             self._uncounted(in_flight)
+            in_flight.charged = True  # it is counted when its end is recorded
             logger.error("Delivery of %s is not counted, it runs: %s", in_flight.key.task_id, exc)
         return verdict
 
     def _uncounted(self, in_flight: InFlight) -> None:
-        in_flight.uncounted = True
-        self.uncounted.add(in_flight.key)
+        self.known.note(in_flight.key, self.known.of(in_flight.key) + 1)
         self._counts.count(UNCOUNTED, in_flight.resolved.queue)
         self._counts.count(STORE_ERRORS, "count")
 
@@ -166,11 +190,16 @@ class Starts:
             in_flight.key,
             in_flight.delivery,
             limit,
-            uncounted=self.uncounted.of(in_flight.key),
+            known=self.known.of(in_flight.key),
+            here=any(
+                one.charged and one is not in_flight and one.key == in_flight.key
+                for one in self._running()
+            ),
             waited_seconds=waited,
             alone=self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS,
             unless_dead=again,
         )
+        self._failed_at = -OUTAGE_WAIT_SECONDS
         verdict = decide_redelivery(policy, in_flight.key.retries, count, crashes)
         if isinstance(verdict, PutOff):
             in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
@@ -207,8 +236,8 @@ class Starts:
     def _note_count(self, in_flight: InFlight, count: Count, task: str) -> None:
         """Apply the result of a count to the message, the metrics and the log."""
         status, queue, number = count.status, in_flight.resolved.queue, count.number
-        if status in (CountStatus.COUNTED, CountStatus.LIMIT_REACHED):
-            self.uncounted.forget(in_flight.key)
+        if status is CountStatus.COUNTED:
+            self.known.note(in_flight.key, number)
         if status is CountStatus.LIMIT_REACHED:
             number += 1  # the delivery that is refused
         in_flight.delivery = replace(in_flight.delivery, number=number)
@@ -233,10 +262,24 @@ class Starts:
         in_flight = request.dlq_in_flight
         if in_flight is None:
             return
-        if in_flight.charged:
-            self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
-        elif in_flight.uncounted:
-            self.uncounted.take_back(in_flight.key)
-        in_flight.charged = in_flight.uncounted = False
+        self.uncharge(in_flight)
         if self._suspect is not None and self._suspect() is request:
             self._suspect = None
+
+    def uncharge(self, in_flight: InFlight) -> None:
+        """Uncount a delivery that a shutdown ended, or that never started."""
+        key, number = in_flight.key, in_flight.delivery.number
+        if in_flight.charged:
+            self._counter.ended(key, in_flight.delivery, charged=False)
+            if self.known.of(key) == number:
+                self.known.note(key, number - 1)
+        in_flight.charged = False
+
+    def ended(self, in_flight: InFlight) -> None:
+        """Record the end of a delivery; its message may come back, if it was not retried."""
+        key, delivery = in_flight.key, in_flight.delivery
+        if in_flight.charged:
+            self._counter.ended(key, delivery)
+            if delivery.outcome is not Outcome.RETRIED:
+                self.known.note(key, max(self.known.of(key), delivery.number))
+        in_flight.charged = False  # it is over: a later delivery is not beside it

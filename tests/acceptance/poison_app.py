@@ -163,6 +163,13 @@ def requeues_early(key: str) -> None:
 
 
 @app.task
+def requeues_late(key: str, seconds: float) -> None:
+    trace("ran", key)
+    time.sleep(seconds)
+    raise Reject("not now", requeue=True)
+
+
+@app.task
 def drops(key: str) -> None:
     trace("ran", key)
     raise Reject("not mine", requeue=False)

@@ -144,21 +144,40 @@ def test_a_message_above_a_lowered_limit_is_refused(counter: DeliveryCounter) ->
     assert delivered(counter, key, 2) == Count(CountStatus.LIMIT_REACHED, 3)
 
 
-def test_uncounted_deliveries_are_counted_with_the_next(counter: DeliveryCounter) -> None:
-    """After an outage of the store the worker says how often the message ran meanwhile."""
+def test_deliveries_that_the_worker_knows_of_count(counter: DeliveryCounter) -> None:
+    """A failover may have lost some; those that are on record are not counted twice."""
     key = a_key()
     delivered(counter, key)
     start = a_start()
-    assert counter.count(key, start, 9, uncounted=3) == Count(CountStatus.COUNTED, 5)
+    assert counter.count(key, start, 9, known=4) == Count(CountStatus.COUNTED, 5)
     counter.ended(key, an_end(start, 5))
-    assert delivered(counter, key, 9).number == 6
+    assert counter.count(key, a_start(), 9, known=5).number == 6
 
 
-def test_uncounted_deliveries_use_up_the_limit(counter: DeliveryCounter) -> None:
+def test_what_the_worker_knows_uses_up_the_limit(counter: DeliveryCounter) -> None:
     """A poison message does not get more deliveries from an outage."""
     key = a_key()
-    assert counter.count(key, a_start(), 3, uncounted=3).status is CountStatus.LIMIT_REACHED
+    assert counter.count(key, a_start(), 3, known=3).status is CountStatus.LIMIT_REACHED
     assert counter.count(key, a_start(), 3).status is CountStatus.LIMIT_REACHED
+
+
+def test_an_end_whose_start_was_not_recorded_counts_it(counter: DeliveryCounter) -> None:
+    """The store refused the start, and the worker could not know; said twice, it is one."""
+    key, start = a_key(), a_start()
+    for _ in range(2):
+        counter.ended(key, an_end(start, 1))
+    assert counter.history(key) == (an_end(start, 1),)
+    assert delivered(counter, key) == Count(CountStatus.COUNTED, 2)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.RETRIED, Outcome.REQUEUED])
+def test_an_end_of_what_is_over_records_nothing(counter: DeliveryCounter, outcome: Outcome) -> None:
+    """The retry has succeeded and its counts are deleted, or a copy became a letter."""
+    key, start = a_key(), a_start()
+    if outcome is Outcome.REQUEUED:
+        counter.died(key)
+    counter.ended(key, an_end(start, 1, outcome=outcome))
+    assert counter.history(key) == ()
 
 
 def test_an_unawaited_count_says_that_it_is_on_its_way(counter: DeliveryCounter) -> None:
@@ -208,13 +227,6 @@ def test_an_end_replaces_its_start(counter: DeliveryCounter) -> None:
     assert counter.history(key) == (end,)
 
 
-def test_an_end_without_a_start_records_nothing(counter: DeliveryCounter) -> None:
-    """A message that was never counted has no history to add to."""
-    key = a_key()
-    counter.ended(key, an_ended_delivery())
-    assert counter.history(key) == ()
-
-
 def test_an_interrupted_delivery_is_recorded_and_not_charged(counter: DeliveryCounter) -> None:
     """A graceful shutdown is not charged: its number is given out again."""
     key = a_key()
@@ -250,14 +262,11 @@ def test_an_interruption_that_is_reported_twice_is_one(counter: DeliveryCounter)
     assert delivered(counter, key).number == 2
 
 
-@pytest.mark.parametrize("charged", [True, False])
-def test_an_end_whose_start_is_not_on_record_changes_nothing(
-    counter: DeliveryCounter, charged: bool
-) -> None:
+def test_what_was_not_counted_is_not_taken_back(counter: DeliveryCounter) -> None:
     """It was never counted, or another delivery has its number: that one is not touched."""
     key, start, stranger = a_key(), a_start(), a_start()
     counter.count(key, start, 1)
-    counter.ended(key, an_end(stranger, 1, outcome=Outcome.SHUTDOWN), charged=charged)
+    counter.ended(key, an_end(stranger, 1, outcome=Outcome.SHUTDOWN), charged=False)
     counter.flush()
     assert counter.history(key) == (start,)
     assert counter.count(key, a_start(), 1).status is CountStatus.LIMIT_REACHED
@@ -407,7 +416,7 @@ def test_an_end_after_forgetting_does_not_bring_a_message_back(counter: Delivery
     counter.count(key, start, None)
     counter.succeeded(key, start)
     counter.flush()
-    counter.ended(key, an_end(start, 1))
+    counter.ended(key, an_end(start, 1, outcome=Outcome.RETRIED))
     counter.flush()
     assert counter.history(key) == ()
 

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
-from builders import DLQ, a_delivery, a_key, a_letter, an_ended_delivery, key_of
+from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, key_of
 from servers import RedisServer
 from waiting import poll
 
@@ -26,7 +27,7 @@ from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.backends.redis.pipelined import Breaker, PipelinedConnection
 from celery_dlq.backends.redis.stream import ReadAhead
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.record import Outcome
+from celery_dlq.record import Delivery, Outcome
 
 KEYS = Keys()
 TIMEOUT_SECONDS = 0.5
@@ -103,6 +104,11 @@ def counted(counter: RedisCounter, key: MessageKey) -> int:
     return count.number
 
 
+def a_later() -> Delivery:
+    """A start that is none of the others."""
+    return a_delivery(started_at=NOW + timedelta(seconds=time.monotonic()))
+
+
 def count_of(server: RedisServer, key: MessageKey) -> int:
     """The count of a message as Redis has it."""
     with redis.Redis.from_url(server.url) as client:  # some tests ask two thousand times
@@ -159,7 +165,7 @@ def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisSe
         cut(server)
         counter.ended(key, an_ended_delivery())
         cut(server)
-        assert counter.count(key, a_delivery(), 1).status is CountStatus.LIMIT_REACHED
+        assert counter.count(key, a_later(), 1).status is CountStatus.LIMIT_REACHED
     assert [counter.history(key)[0].outcome for key in keys] == [Outcome.FAILED] * len(keys)
     assert [count_of(server, key) for key in keys] == [1] * len(keys)
     assert connection.errors == 0
@@ -317,6 +323,62 @@ def test_a_hanging_redis_costs_one_time_out_and_then_nothing(
         unavailable(lambda: counter.count(key, a_delivery(), None))
         counter.count_first(key, a_delivery())
     assert time.monotonic() - began < TIMEOUT_SECONDS
+
+
+def refuse(server: RedisServer) -> None:
+    server.client().replicaof("127.0.0.1", 1)
+
+
+def accept(server: RedisServer) -> None:
+    server.client().replicaof("NO", "ONE")
+
+
+def test_what_was_refused_for_a_moment_is_written_afterwards(
+    own: Parts, server: RedisServer
+) -> None:
+    """A failover: neither a start nor an end nor a count that was taken back is missed."""
+    connection = own.connection()
+    counter, started, ended, back = own.counter(connection), a_key(), a_key(), a_key()
+    counter.count_first(ended, a_delivery())
+    counter.count_first(back, a_delivery())
+    counter.flush()
+    refuse(server)
+    assert counter.count_first(started, a_delivery())
+    counter.ended(ended, an_ended_delivery())
+    counter.ended(back, an_ended_delivery(), charged=False)
+    counter.flush()
+    assert connection.errors > 0
+    accept(server)
+    counter.flush()
+    assert [count_of(server, key) for key in (started, ended, back)] == [1, 1, 0]
+    assert counter.history(ended) == (an_ended_delivery(),)
+    assert not [*connection._unconfirmed, *connection._kept]
+
+
+def test_what_is_taken_back_in_a_moment_without_writes_is_taken_back(
+    own: Parts, server: RedisServer
+) -> None:
+    """No probe saw that Redis refused: each of these is confirmed by itself."""
+    counter, key = own.counter(), a_key()
+    counter.count_first(key, a_delivery())
+    counter.flush()
+    refuse(server)
+    counter.ended(key, an_ended_delivery(), charged=False)
+    accept(server)
+    counter.flush()
+    assert count_of(server, key) == 0
+
+
+def test_a_key_of_another_kind_holds_up_no_other_end(own: Parts, server: RedisServer) -> None:
+    """What would be refused for ever is not sent for ever."""
+    counter, key, other = own.counter(), a_key(), a_key()
+    server.client().set(KEYS.run(key), "not ours")
+    for one in (key, other):
+        counter.count_first(one, a_delivery())
+        counter.ended(one, an_ended_delivery())
+    counter.flush()
+    assert counter.history(other) == (an_ended_delivery(),)
+    assert not counter._connection._kept
 
 
 def test_counting_goes_on_when_redis_wakes_up(own: Parts, server: RedisServer) -> None:
@@ -516,11 +578,12 @@ def test_what_was_written_arrives_though_its_process_dies_at_once(
             counter.count_first(key, a_delivery())
             counter.ended(key, an_ended_delivery())
         counter.heartbeat([DLQ])
+        counter.flush()
         os.write(says_used, b".")
         os.read(stopped, 1)
         for key in keys:
             counter.count_first(key, a_delivery())
-            counter.ended(key, an_ended_delivery())
+            counter.ended(key, an_ended_delivery(outcome=Outcome.RETRIED))  # nobody waits for it
         os.kill(os.getpid(), signal.SIGKILL)
     os.read(used, 1)
     poll(lambda: server.client().exists(KEYS.workers(DLQ)))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 
 import pytest
-from builders import DLQ, a_delivery, a_key, an_ended_delivery
+from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 from waiting import poll
 
@@ -69,6 +70,7 @@ class Redelivery:
         def certain() -> Count | None:
             for counter in alive:
                 counter.heartbeat([DLQ])
+                counter.flush()
             count = self.ask()
             return None if count.status is CountStatus.UNCERTAIN else count
 
@@ -138,6 +140,18 @@ def test_a_restarted_worker_of_the_same_name_and_pid_is_another(workers: Workers
     assert Redelivery(restarted, key).answer(restarted) == Count(CountStatus.COUNTED, 2)
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_a_record_under_its_own_name_is_no_other_worker(workers: Workers, here: bool) -> None:
+    """The end is not on record; the worker itself knows whether the delivery still runs."""
+    worker, key = workers.start(A_WHILE), a_key()
+    worker.count_first(key, a_delivery())
+    worker.flush()
+    again = a_delivery(started_at=NOW + timedelta(seconds=1))
+    count = worker.count(key, again, None, here=here)
+    assert count == Count(*((CountStatus.UNCERTAIN, 1) if here else (CountStatus.COUNTED, 2)))
+    assert not count.suspect
+
+
 def test_copies_of_a_running_message_are_charged_in_the_end(workers: Workers) -> None:
     """Bounded: should the note of an end be lost, a poison message still does not run forever."""
     running, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
@@ -164,6 +178,7 @@ def test_signs_of_life_are_kept_for_live_workers_only(
     worker.count_first(a_key(), a_delivery())
     worker.flush()
     worker.heartbeat([DLQ])
+    worker.flush()
     worker.history(a_key())
     assert client.zcard(place) == 1
     assert client.pttl(place) > 0

@@ -13,13 +13,14 @@ from builders import NOW, a_letter, key_of
 from celery_dlq.backends.memory import MemoryCounter
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.metrics import Counts
-from celery_dlq.policies.decisions import Die, Leave, Run
+from celery_dlq.policies.decisions import Die, Leave, PutOff, Run
 from celery_dlq.policies.exceptions import Action, ExceptionRule
 from celery_dlq.policies.policy import Policy
 from celery_dlq.record import Delivery, Outcome, Reason
+from celery_dlq.worker import starts as module
 from celery_dlq.worker.lifecycle import DeliveryState, InFlight
 from celery_dlq.worker.policy_cache import ResolvedPolicy
-from celery_dlq.worker.starts import Starts, UncountedDeliveries
+from celery_dlq.worker.starts import KnownDeliveries, Starts
 
 POLICY = Policy(max_deliveries=2)
 
@@ -33,6 +34,9 @@ class AwayCounter(MemoryCounter):
         if self.away:
             raise StoreUnavailable("away")
         return super().count(*args, **kwargs)
+
+    def count_first(self, *args: Any) -> bool:
+        return not self.away and super().count_first(*args)
 
 
 def a_redelivered_message() -> Any:
@@ -48,7 +52,15 @@ def a_redelivered_message() -> Any:
     )
 
 
-def test_a_message_starts_so_often_here_while_the_store_is_away() -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic time, which a test sets."""
+    seconds = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
+
+
+def test_a_message_starts_so_often_here_while_the_store_is_away(now: list[float]) -> None:
     """As often as its limit says; a start that never happened is taken back."""
     counter = AwayCounter()
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
@@ -57,25 +69,58 @@ def test_a_message_starts_so_often_here_while_the_store_is_away() -> None:
     def decide() -> object:
         return starts.decide(POLICY, request.dlq_in_flight, request)
 
-    assert isinstance(decide(), Run)
+    assert isinstance(decide(), PutOff)
+    for _ in range(6):
+        now[0] += 2
+        last = decide()
+    assert isinstance(last, Run)
     starts.take_back(request)
     assert [isinstance(decide(), Run) for _ in range(3)] == [True, True, False]
     assert isinstance(decide(), Die)
     counter.away = False
-    assert isinstance(decide(), Die)  # the two starts are counted now
-    assert starts.uncounted.of(request.dlq_in_flight.key) == 0
+    assert isinstance(decide(), Die)  # the two starts count now
 
 
-def test_uncounted_deliveries_are_bounded() -> None:
+def test_each_outage_is_waited_for_anew(now: list[float]) -> None:
+    """A count that was not answered is asked for again before anything runs without it."""
+    counter = AwayCounter()
+    starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
+    for later in (0.0, 5.0, 5.0):
+        now[0] += later
+        request = a_redelivered_message()
+        counter.away = True
+        assert isinstance(starts.decide(POLICY, request.dlq_in_flight, request), PutOff)
+        counter.away = False
+        assert isinstance(starts.decide(POLICY, request.dlq_in_flight, request), Run)
+        starts.take_back(request)
+
+
+def test_what_a_worker_started_counts_for_it_in_an_outage(now: list[float]) -> None:
+    """A delivery that ended here is known here, whether the store has its end or not."""
+    counter = AwayCounter()
+    starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
+    first = a_redelivered_message()
+    first.dlq_in_flight.first = True
+    assert isinstance(starts.decide(Policy(max_deliveries=1), first.dlq_in_flight, first), Run)
+    starts.ended(first.dlq_in_flight)
+    again = a_redelivered_message()
+    again.dlq_in_flight.key = first.dlq_in_flight.key
+    for _ in range(7):
+        verdict = starts.decide(Policy(max_deliveries=1), again.dlq_in_flight, again)
+        now[0] += 2
+    assert isinstance(verdict, Die)
+
+
+def test_what_is_known_is_bounded() -> None:
     """The oldest are forgotten."""
-    uncounted = UncountedDeliveries()
+    known = KnownDeliveries()
     keys = [key_of(a_letter(task_id=f"id-{n}")) for n in range(3)]
-    uncounted._MAX_MESSAGES = 2  # type: ignore[misc]
-    for key in keys:
-        uncounted.add(key)
-        uncounted.add(key)
-    uncounted.take_back(keys[2])
-    assert [uncounted.of(key) for key in keys] == [0, 2, 1]
+    known._MAX_MESSAGES = 2  # type: ignore[misc]
+    for number, key in enumerate(keys, start=1):
+        known.note(key, number)
+    known.forget(keys[1])
+    known.note(keys[1], 0)
+    assert [known.of(key) for key in keys] == [0, 0, 3]
 
 
 def a_message_that_crashed(policy: Policy, counter: MemoryCounter, times: int) -> Any:

@@ -69,7 +69,7 @@ class DeliveryCounter(Protocol):
         """Count a first delivery without waiting for the store. Never raises.
 
         Returns:
-            True if the count was sent. If the store refuses it, that is logged later.
+            True if the count was sent. If the store refuses it, it is sent again later.
         """
 
     def count(
@@ -78,7 +78,8 @@ class DeliveryCounter(Protocol):
         delivery: Delivery,
         limit: int | None,
         *,
-        uncounted: int = 0,
+        known: int = 0,
+        here: bool = False,
         waited_seconds: float | None = None,
         alone: bool = True,
         unless_dead: bool = False,
@@ -90,7 +91,10 @@ class DeliveryCounter(Protocol):
             delivery: The start; its ``number`` is ignored.
             limit: ``max_deliveries``; a message that has reached it is not counted.
                 ``None`` for no limit.
-            uncounted: Earlier deliveries that could not be counted then; added before the check.
+            known: The deliveries that this worker knows of. They count if fewer are on record: some
+                could not be recorded, or a failover has lost them.
+            here: True if another delivery of it runs on this very worker. If not, one that this
+                worker has started is over, though its end may not be on record yet.
             waited_seconds: Time since this delivery was first postponed; ``None`` if never.
             alone: True if a message whose last delivery vanished may be counted now.
             unless_dead: Do not count if its letter was stored before. False for new messages
@@ -104,7 +108,8 @@ class DeliveryCounter(Protocol):
         """Record how a delivery ended; with ``charged=False`` take its count back.
 
         An uncharged delivery without an outcome never started: no record of it is kept.
-        Does nothing if the start of this delivery is not on record. Never raises.
+        A start that is not on record, and was charged, is recorded now, unless the message was
+        retried or is dead: nobody will ask for it again. Never raises.
         """
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
@@ -145,7 +150,10 @@ class DeliveryCounter(Protocol):
         """
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """Record that this worker is alive, for the counters of these queues. Never raises."""
+        """Record with the next `flush` that this worker is alive, for the counters of these queues.
+
+        Never raises.
+        """
 
     def flush(self) -> None:
         """Send postponed writes and check that the store accepts them. Never raises."""

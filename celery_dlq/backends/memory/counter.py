@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from celery_dlq.backends.base import Count, CountStatus, MessageKey
-from celery_dlq.record import Delivery
+from celery_dlq.record import Delivery, Outcome
 
 _Run = tuple[str, str, int, int]
 
@@ -39,7 +39,8 @@ class MemoryCounter:
         delivery: Delivery,
         limit: int | None,
         *,
-        uncounted: int = 0,
+        known: int = 0,
+        here: bool = False,  # noqa: ARG002 - one process: no record is another worker's
         waited_seconds: float | None = None,  # noqa: ARG002 - one process: nothing is uncertain
         alone: bool = True,  # noqa: ARG002 - the same
         unless_dead: bool = False,
@@ -48,8 +49,10 @@ class MemoryCounter:
         with self._lock:
             if unless_dead and key in self._dead:
                 return Count(CountStatus.DEAD, 0)
-            self._dead.pop(key, None)
-            number = self._counts[key] = self._counts[key] + uncounted
+            if key in self._dead:
+                del self._dead[key]
+                known = 0
+            number = self._counts[key] = max(self._counts[key], known)
             if limit is not None and number >= limit:
                 return Count(CountStatus.LIMIT_REACHED, number)
             number = self._counts[key] = number + 1
@@ -58,11 +61,14 @@ class MemoryCounter:
             return Count(CountStatus.COUNTED, number)
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
-        """Record an end if the start is on record."""
+        """Record an end, and its start if that is not on record."""
         with self._lock:
-            place, run = self._place(key, delivery), self._runs.get(_run(key), {})
+            place, run = self._place(key, delivery), self._runs.setdefault(_run(key), {})
             if place is None:
-                return
+                if not charged or delivery.outcome is Outcome.RETRIED or key in self._dead:
+                    return
+                self._counts[key] += 1
+                place = (key.retries, self._counts[key])
             if charged:
                 run[place] = replace(delivery, number=place[1])
                 return

@@ -15,7 +15,7 @@ from celery_dlq.backends.base import Count, CountStatus, MessageKey
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.pipelined import Command, PipelinedConnection
 from celery_dlq.backends.redis.scripts import CountReply, script_text
-from celery_dlq.record import Delivery, from_micros, to_micros
+from celery_dlq.record import Delivery, Outcome, from_micros, to_micros
 
 HISTORY_LIMIT = 50
 """Maximum number of deliveries kept per message, and of retry numbers kept per task."""
@@ -93,11 +93,11 @@ class RedisCounter:
             self._ttl,
             HISTORY_LIMIT,
         )
-        script = ("EVAL", self._count_first.text)
         if len(self._done) >= self._CLEAN_UPS_PER_WRITE:
             self._clean_up()
         self._show_life(key.dead_letter_queue)
-        return self._connection.send_unanswered([(*script, *args, 0)], [(*script, *args, 1)])
+        again = ("EVAL", self._ended.text, 1, args[1], key.retries, 1, "", self._ttl, 2, args[3])
+        return self._connection.send_unanswered([("EVAL", self._count_first.text, *args)], [again])
 
     def count(
         self,
@@ -105,7 +105,8 @@ class RedisCounter:
         delivery: Delivery,
         limit: int | None,
         *,
-        uncounted: int = 0,
+        known: int = 0,
+        here: bool = False,
         waited_seconds: float | None = None,
         alone: bool = True,
         unless_dead: bool = False,
@@ -121,9 +122,10 @@ class RedisCounter:
             HISTORY_LIMIT,
             self._stale,
             waited,
-            uncounted,
+            known,
             int(alone),
             int(unless_dead),
+            int(here),
         )
         state, number, suspect = self._connection.call_script(
             self._count, keys, *args, 0, again=(*args, 1)
@@ -132,33 +134,42 @@ class RedisCounter:
         return Count(_STATUSES[CountReply(state)], number, bool(suspect))
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
-        """Write the end of a delivery, or keep it for later if Redis does not answer."""
+        """Write the end of a delivery, again and again until Redis has accepted it.
+
+        Wait for the reply if the message comes back: another worker may ask at once how it ended.
+        """
         end = ""
         if charged or delivery.outcome is not None:
             end = json.dumps(delivery.to_json(), separators=(",", ":"))
-        args = (key.retries, delivery.number, end, self._ttl, int(charged), self._start(delivery))
+        # A message that was retried does not come back: its run may be deleted by now.
+        comes_back = charged and delivery.outcome is not Outcome.RETRIED
+        kind = charged + comes_back
+        args = (key.retries, delivery.number, end, self._ttl, kind, self._start(delivery))
         self._unprobed.add(key.dead_letter_queue)
         commands = [self._ended.command([self._keys.run(key)], *args)]
+        if comes_back and self._connection.probe_writes(commands):
+            return
         self._connection.send_unanswered(commands, commands, keep=True)
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """Write heartbeats."""
+        """Write heartbeats with the next flush, and so after all ends that are not recorded yet."""
         if self._worker:
-            self._alive_at.clear()  # forgets queues whose messages no longer run here
-            for name in set(dead_letter_queues):
-                self._write_alive(name)
+            names = set(dead_letter_queues)
+            self._unprobed |= names
+            # Forgets queues whose messages no longer run here.
+            self._alive_at = dict.fromkeys(names, time.monotonic())
 
     def _show_life(self, dead_letter_queue: str) -> None:
         """Write a heartbeat if due: without one, the start would look like a dead worker's."""
         self._unprobed.add(dead_letter_queue)
         at = self._alive_at.get(dead_letter_queue)
         if at is None or time.monotonic() - at >= ALIVE_SECONDS:
-            self._write_alive(dead_letter_queue)
+            self._alive_at[dead_letter_queue] = time.monotonic()
+            self._connection.send_unanswered([self._heartbeat(dead_letter_queue)])
 
-    def _write_alive(self, dead_letter_queue: str) -> None:
-        self._alive_at[dead_letter_queue] = time.monotonic()
+    def _heartbeat(self, dead_letter_queue: str) -> Command:
         keys = [self._keys.workers(dead_letter_queue)]
-        self._connection.send_unanswered([self._heartbeat_script.command(keys, self._worker)])
+        return self._heartbeat_script.command(keys, self._worker)
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
         """Queue the clean-up for one of the next writes."""
@@ -177,6 +188,7 @@ class RedisCounter:
             ("HSET", run, f"dead:{key.retries}", 1),
             ("PEXPIRE", run, self._ttl),
         ]
+        self._unprobed.add(key.dead_letter_queue)
         self._connection.send_unanswered(commands, commands, keep=True)
 
     def is_dead(self, key: MessageKey) -> bool:
@@ -194,18 +206,14 @@ class RedisCounter:
         return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
 
     def flush(self) -> None:
-        """Send the clean-ups, and probe if Redis accepts writes."""
+        """Send the clean-ups and heartbeats, and see if Redis accepts writes."""
         while self._done and self._clean_up():
             pass  # until none is left or Redis fails
         if counted := self._counted():
             self._connection.send_unanswered(counted)
         names, self._unprobed = self._unprobed, set()
         # A heartbeat is the smallest write like a count.
-        alive = [
-            self._heartbeat_script.command([self._keys.workers(name)], self._worker)
-            for name in names
-        ]
-        if alive and not self._connection.probe_writes(alive):
+        if names and not self._connection.probe_writes([*map(self._heartbeat, names)]):
             self._unprobed |= names
 
     def close(self) -> None:

@@ -98,7 +98,10 @@ class PipelinedConnection:
 
     Waiting for Redis would be most of what this plugin costs a healthy task. So
     `send_unanswered` writes commands to which Redis does not reply, and `call` waits for a
-    reply. Redis runs commands in order, so a reply confirms everything sent before.
+    reply. Redis runs commands in order, so a write that it accepts confirms everything sent before;
+    a refusal (it is read-only, say) leaves all of it in doubt, and all of it is sent again. What
+    must not be missed even if Redis refused writes for a moment is sent again until Redis has
+    accepted that very command.
 
     Commands without a reply also survive if this process is killed right after the write: Redis
     drops a client to which it cannot write a reply, with all that it has not read from it yet.
@@ -140,6 +143,8 @@ class PipelinedConnection:
         self._connection: Any = None
         self._skips: bool | None = None  # True if CLIENT REPLY is allowed
         self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
+        self._kept: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
+        self._in_doubt = False  # what is unconfirmed may have been refused
         self._logged_at = -self._LOG_SECONDS
         self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
         self._alone_until = self._replicated_until = 0.0
@@ -150,14 +155,14 @@ class PipelinedConnection:
     ) -> bool:
         """Write commands to which Redis does not reply. Never raises.
 
-        Errors of the server are not seen. So scripts must be sent as text, and `probe` must be
-        called now and then to see if Redis accepts writes.
+        Errors of the server are not seen. So scripts must be sent as text, and `probe_writes` must
+        be called now and then to see if Redis accepts writes.
 
         Args:
             commands: The commands with their arguments.
             again: Commands to send on a new connection if this one breaks before a later
                 reply; they must change nothing if ``commands`` were executed.
-            keep: Send ``again`` later even if nothing can be written now.
+            keep: Send ``again`` until Redis has accepted it, also if nothing can be written now.
 
         Returns:
             True if the commands were written.
@@ -165,13 +170,14 @@ class PipelinedConnection:
         Source: https://redis.io/docs/latest/commands/client-reply/
         """
         with self._lock:
+            pending = self._kept if keep else self._unconfirmed
             try:
                 self._write(commands, reply=False)
                 if not self._skips:
-                    return self._awaited(commands, again)
+                    return self._awaited(commands, again, pending)
             except StoreUnavailable as exc:
                 if keep:
-                    self._unconfirmed.extend(again)
+                    pending.extend(again)
                 self._log(exc)
                 return False
             except Exception:
@@ -180,23 +186,25 @@ class PipelinedConnection:
                 self._drop()
                 raise
             if again:
-                self._unconfirmed.extend(again)
-                if len(self._unconfirmed) >= self._MAX_UNCONFIRMED:
-                    self.probe(*self._question)
+                pending.extend(again)
+                if len(pending) >= self._MAX_UNCONFIRMED and not self._in_doubt:
+                    self.probe_writes(again[-1:])
             return True
 
-    def probe(self, *command: Any) -> bool:
-        """Send a command and wait; log a failure and return False. Never raises."""
-        try:
-            self.call(*command)
-        except (StoreUnavailable, NoScriptError) as exc:
-            self._log(exc)
-            return False
-        return True
-
     def probe_writes(self, commands: Sequence[Command]) -> bool:
-        """`probe` each server that these commands write to, with one of them."""
-        return self.probe(*commands[-1])
+        """Write commands and wait; log a failure and return False. Never raises.
+
+        What Redis may have refused before is written first.
+        """
+        with self._lock:
+            try:
+                self._settle()
+                self._accept(commands)
+            except StoreUnavailable as exc:
+                self._log(exc)
+                return False
+            self._unconfirmed.clear()
+            return True
 
     @property
     def is_open(self) -> bool:
@@ -219,16 +227,9 @@ class PipelinedConnection:
             NoScriptError: Redis does not know the script.
         """
         commands = [command] if before is None else [before, command]
-        with self._lock, self._uninterrupted(), translated(self._url):
-            was_open = self._connection is not None
-            try:
-                replies = self._answers(commands)
-            except (redis.ConnectionError, OSError) as exc:
-                if not was_open:
-                    self._lost(exc)
-                    raise
-                self._drop()  # Redis closed an idle connection; it need not be down
-                replies = self._answers_at_last([*commands[:-1], again or command])
+        with self._lock:
+            self._settle()
+            replies = self._asked(commands, [*commands[:-1], again or command])
         for reply in replies:
             if isinstance(reply, NoScriptError):
                 raise reply
@@ -309,23 +310,57 @@ class PipelinedConnection:
     def close(self) -> None:
         """Wait until Redis has executed everything, and disconnect. Never raises."""
         with self._lock:
-            if self._unconfirmed:
-                self.probe(*self._question)
+            if self._unconfirmed or self._kept:
+                self.probe_writes([*self._unconfirmed][-1:])
             self._drop()
 
-    def _awaited(self, commands: Sequence[Command], again: Sequence[Command]) -> bool:
+    def _awaited(
+        self, commands: Sequence[Command], again: Sequence[Command], pending: deque[Command]
+    ) -> bool:
         """Read the replies to commands that should have none; True if Redis did not refuse."""
         try:
             replies = self._replies(len(commands))
         except (RedisError, OSError):  # it is unknown if they were executed
             self._drop()
-            self._unconfirmed.extend(again)
-            self.probe(*self._question)  # sends them over a new connection
+            pending.extend(again)
+            self.probe_writes(again[-1:])  # over a new connection, after all that is unconfirmed
             return True
         for reply in replies:
             if isinstance(reply, ResponseError):
                 raise unavailable(reply, self._url) from reply
         return True
+
+    def _settle(self) -> None:
+        """Write again what Redis may have refused, and wait; raise if it refuses."""
+        pending = [*self._unconfirmed, *self._kept] if self._in_doubt else [*self._kept]
+        if self._in_doubt:  # one first: a Redis that takes no writes does not get all each time
+            self._accept(pending[-1:])
+        self._accept(pending)
+        if pending:
+            self._unconfirmed.clear()
+        self._kept.clear()
+        self._in_doubt = False
+
+    def _accept(self, commands: Sequence[Command]) -> None:
+        """Write commands and wait; raise if Redis refuses one."""
+        for reply in self._asked(commands, commands) if commands else ():
+            # Refused for ever: another program made a key of that name.
+            if isinstance(reply, ResponseError) and "WRONGTYPE" not in str(reply):
+                self._in_doubt = True
+                raise unavailable(reply, self._url) from reply
+
+    def _asked(self, commands: Sequence[Command], second: Sequence[Command]) -> list[Any]:
+        """Write commands, the second ones if the connection was closed; read all replies."""
+        with self._uninterrupted(), translated(self._url):
+            was_open = self._connection is not None
+            try:
+                return self._answers(commands)
+            except (redis.ConnectionError, OSError) as exc:
+                if not was_open:
+                    self._lost(exc)
+                    raise
+                self._drop()  # Redis closed an idle connection; it need not be down
+                return self._answers_at_last(second)
 
     def raise_if_away(self) -> None:
         """Raise `StoreUnavailable` if Redis failed and does not answer yet."""
@@ -344,8 +379,9 @@ class PipelinedConnection:
             self._connection = self._new_connection()
             self._connection.connect()
             self._skips = None
-            if self._unconfirmed:
-                again = list(self._unconfirmed)
+            if self._unconfirmed or self._kept:
+                again = [*self._unconfirmed, *self._kept]
+                self._in_doubt = True  # until Redis, which may be read-only or loading, takes them
                 self._send(again, reply=False)
                 if not self._skips:
                     self._replies(len(again))
@@ -419,7 +455,7 @@ class PipelinedConnection:
         return self._replies(len(commands))
 
     def _replies(self, number: int) -> list[Any]:
-        """Read replies or refusals; they confirm everything sent before."""
+        """Read replies or refusals."""
         replies = []
         for _ in range(number):
             try:
@@ -430,8 +466,6 @@ class PipelinedConnection:
                 if not isinstance(exc, redis.ConnectionError):  # it hangs, or is not Redis
                     self._lost(exc)
                 raise
-        if not any(isinstance(reply, ELSEWHERE) for reply in replies):
-            self._unconfirmed.clear()
         self._breaker.worked()
         return replies
 

@@ -59,15 +59,13 @@ class ClusterConnection(PipelinedConnection):
             written &= self._send_to(self._slot(key), now, later, keep=keep)
         return written
 
-    def probe(self, *command: Any) -> bool:
-        """Send a command and wait; log a failure and return False. Never raises."""
-        slot = self._slot(_key(command))
-        return slot.probe(*command) or self._found_again(slot, [command])
-
     def probe_writes(self, commands: Sequence[Command]) -> bool:
-        """`probe` each slot."""
-        answered = [self.probe(*command) for command in commands]
-        return all(answered)
+        """Write each command to its slot and wait; see `PipelinedConnection.probe_writes`."""
+        accepted = []
+        for command in commands:
+            slot = self._slot(_key(command))
+            accepted.append(slot.probe_writes([command]) or self._found_again(slot, [command]))
+        return all(accepted)
 
     @property
     def is_open(self) -> bool:
@@ -125,9 +123,10 @@ class ClusterConnection(PipelinedConnection):
             if slot.search.is_open:
                 return False
             try:
-                while slot.unconfirmed:  # others may add to them meanwhile
-                    self._client.execute_command(*slot.unconfirmed[0])
-                    slot.unconfirmed.popleft()
+                for pending in slot.pending:
+                    while pending:  # others may add to them meanwhile
+                        self._client.execute_command(*pending[0])
+                        pending.popleft()
                 for command in commands:
                     self._client.execute_command(*command)
             except (RedisError, OSError) as exc:
@@ -160,9 +159,9 @@ class _SlotConnection(PipelinedConnection):
         self._question = ("EXISTS", key)  # answered by the slot's own node alone
 
     @property
-    def unconfirmed(self) -> Any:
+    def pending(self) -> Any:
         """Commands that may not have been executed."""
-        return self._unconfirmed
+        return self._unconfirmed, self._kept
 
     def _new_connection(self) -> Any:
         return new_connection(self._client.client_for(self.key).connection_pool)

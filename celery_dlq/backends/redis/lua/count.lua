@@ -7,10 +7,11 @@
 --       5 kept (maximum of starts per retries number, and of retries numbers)
 --       6 stale (milliseconds after which a silent worker counts as dead; 0 = do not check)
 --       7 waited (milliseconds since this delivery was first postponed; -1 = never)
---       8 uncounted (earlier deliveries that could not be counted then; added now)
+--       8 known (deliveries that the worker knows of; they count if fewer are on record)
 --       9 alone (1 = may be counted though its last delivery vanished; 0 = not now)
 --       10 unless_dead (1 = not if its letter was stored; 0 = count in any case)
---       11 again (1 = a repetition after a broken connection)
+--       11 here (1 = a delivery of it runs on this very worker; 0 = none does)
+--       12 again (1 = a repetition after a broken connection)
 -- Returns: {state, number, suspect}: 1 = COUNTED, 0 = LIMIT_REACHED, 2 = RUNNING (on a live
 --          worker), 3 = UNCERTAIN (its worker may just have died), 4 = SUSPECT (vanished, and
 --          alone = 0), 5 = DEAD; only COUNTED counts; number of this or the last counted delivery
@@ -18,19 +19,23 @@
 local IN_FLIGHT_MILLIS = 500  -- a worker's last heartbeat may arrive this long after its crash
 local MAX_COPIES = 10  -- not counted; then assume that the record of the end was lost
 local retries, limit, start, kept = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[5])
-local stale, waited, uncounted = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local stale, waited, known = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+-- include: start
 local count, dead = 'count:' .. retries, 'dead:' .. retries
 local last = tonumber(redis.call('HGET', KEYS[1], count) or '0')
 redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- OOM-safe order, see README
 local last_start = redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. last)
-if ARGV[11] == '1' and last_start == start then return {1, last, 0} end
+if ARGV[12] == '1' and last_start == start then return {1, last, 0} end
 if redis.call('HEXISTS', KEYS[1], dead) == 1 then
   if ARGV[10] == '1' then return {5, last, 0} end
   redis.call('HDEL', KEYS[1], dead)
+  known = 0
 end
 local open = last > 0 and redis.call('HEXISTS', KEYS[1], 'end:' .. retries .. ':' .. last) == 0
+local worker = last_start and string.match(last_start, '|(.*)$') or ''
+-- Over, though its end is not on record: the asking worker started it, and does not run it.
+if ARGV[11] == '0' and worker == string.match(start, '|(.*)$') then open = false end
 if open and stale > 0 then
-  local worker = last_start and string.match(last_start, '|(.*)$') or ''
   local alive_at = tonumber(redis.call('ZSCORE', KEYS[2], worker) or '')
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -42,17 +47,13 @@ if open and stale > 0 then
     if copies <= MAX_COPIES then return {2, last, 0} end
   end
 end
-if uncounted > 0 then last = redis.call('HINCRBY', KEYS[1], count, uncounted) end
+if known > last then
+  last = known
+  redis.call('HSET', KEYS[1], count, last)
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+end
 if limit > 0 and last >= limit then return {0, last, 0} end
 if open and ARGV[9] == '0' then return {4, last, 1} end
-local number = redis.call('HINCRBY', KEYS[1], count, 1)
-redis.call('HSET', KEYS[1], 'start:' .. retries .. ':' .. number, start)
--- Bounded: drop the oldest start of this retry; with a new retry, all starts of the oldest.
-local oldest, old_retries = retries .. ':' .. (number - kept), tonumber(retries) - kept
-redis.call('HDEL', KEYS[1], 'start:' .. oldest, 'end:' .. oldest)
-for n = 1, (number == 1 and old_retries >= 0) and kept or 0 do
-  local place = old_retries .. ':' .. n
-  redis.call('HDEL', KEYS[1], 'start:' .. place, 'end:' .. place, 'count:' .. old_retries)
-end
+local number = record_start(retries, start, kept)
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return {1, number, open and 1 or 0}

@@ -1,17 +1,19 @@
--- Purpose: record how a delivery ended, or take its count back.
+-- Purpose: record how a delivery ended (and that it began), or take its count back.
 -- KEYS: 1 run (hash)
 -- ARGV: 1 retries (header of the message)
 --       2 number (of the delivery, as its worker knows it)
---       3 end (JSON text; empty = it never started, keep no record)
+--       3 end (JSON text; empty = it has not ended, or never started: keep no record)
 --       4 ttl (milliseconds, sliding)
---       5 charged (1 = it counts, 0 = it no longer counts)
+--       5 charged (2 = it counts, also if its start could not be recorded; 1 = it counts if its
+--         start is on record; 0 = it no longer counts)
 --       6 start (as recorded when it was counted; identifies the delivery)
 -- Returns: 1 = RECORDED, 0 = FORGOTTEN (no such start: nothing is changed)
 -- Complexity: O(number of deliveries kept)
 local MAX_NUMBERS_BACK, MAX_ASIDE = 50, 20
 local retries, start = ARGV[1], ARGV[6]
+-- include: start
 local last = tonumber(redis.call('HGET', KEYS[1], 'count:' .. retries) or '0')
-if redis.call('PEXPIRE', KEYS[1], ARGV[4]) == 0 then return 0 end  -- OOM-safe order, see README
+redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- OOM-safe order, see README
 local function is_ours(n)
   return redis.call('HGET', KEYS[1], 'start:' .. retries .. ':' .. n) == start
 end
@@ -21,10 +23,14 @@ for n = last, math.max(1, last - MAX_NUMBERS_BACK), -1 do
   if number then break end
   if is_ours(n) then number = n end
 end
-if not number then return 0 end
+if not number then
+  if ARGV[5] ~= '2' or redis.call('HEXISTS', KEYS[1], 'dead:' .. retries) == 1 then return 0 end
+  number = record_start(retries, start, MAX_NUMBERS_BACK)
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+end
 local place = retries .. ':' .. number
-if ARGV[5] == '1' then
-  redis.call('HSET', KEYS[1], 'end:' .. place, ARGV[3])
+if ARGV[5] ~= '0' then
+  if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'end:' .. place, ARGV[3]) end
   return 1
 end
 redis.call('HDEL', KEYS[1], 'start:' .. place, 'end:' .. place)

@@ -227,11 +227,14 @@ class Receipts:
         """What is to be deleted or given back.
 
         Those of lost connections that nobody will acknowledge are among them: nobody refers to the
-        message any more.
+        message any more. Tried until the receipt ends; what was not deleted by then runs again.
         """
         for tag, message in list(self._running.items()):
             if message() is None:
                 self.settle(tag, delete=False)
+        for tag, (receipt, _delete) in list(self._to_settle.items()):
+            if receipt.received_at + LONGEST_SECONDS <= self._now():
+                self.settled(tag)
         return dict(self._to_settle)
 
     def settled(self, tag: str) -> None:
@@ -278,6 +281,7 @@ class VisibilityKeeper:
         self._connection: Any = None
         self._started = self._stopped = self._ended = False
         self._failures = 0
+        self._silent: set[str] = set()  # the queues that did not answer in the last round
         self._logged_at = -_LOG_SECONDS
         self.errors = 0
 
@@ -305,25 +309,29 @@ class VisibilityKeeper:
 
     def _tick(self) -> None:
         failures: list[Exception] = []
-        for act in self._work():
+        silent: set[str] = set()
+        for url, act in sorted(self._work(), key=lambda work: work[0] in self._silent):
+            if url in silent:
+                continue  # each call would wait for its timeout
             try:  # nothing may end this thread, and no queue keeps another one waiting
                 act()
             except Exception as exc:  # noqa: BLE001
                 failures.append(exc)
                 if isinstance(exc, _NO_ANSWER):
-                    break  # each call would wait for its timeout
+                    silent.add(url)
+        self._silent = silent
         self._failures = min(self._failures + 1, _MAX_DOUBLINGS) if failures else 0
         if failures:
             self._failed(failures[0])
 
-    def _work(self) -> Iterator[Callable[[], None]]:
+    def _work(self) -> Iterator[tuple[str, Callable[[], None]]]:
         for url, found in self._receipts.due().items():
             tags = list(found)
             for start in range(0, len(tags), _PER_CALL):
                 some = {tag: found[tag] for tag in tags[start : start + _PER_CALL]}
-                yield partial(self._renew, url, some)
+                yield url, partial(self._renew, url, some)
         for tag, (receipt, delete) in self._receipts.to_settle().items():
-            yield partial(self._settle, tag, receipt, delete=delete)
+            yield receipt.url, partial(self._settle, tag, receipt, delete=delete)
 
     def _failed(self, exc: Exception) -> None:
         self._disconnect()

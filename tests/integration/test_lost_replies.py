@@ -19,6 +19,8 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Events
 from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.circuits import Circuits
+from celery_dlq.operations.job import DONE, RUNNING, WAITING
+from celery_dlq.operations.jobs import Jobs
 from celery_dlq.policies.circuit_breaker import CircuitBreaker, Closed, Died, Opened, Probed
 from celery_dlq.record import EPOCH
 from celery_dlq.worker.heartbeat import Heartbeat
@@ -162,6 +164,25 @@ def test_a_letter_whose_store_answers_at_a_later_attempt_is_new(
 
     assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.NEW
     assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.ALREADY_THERE
+
+
+def test_a_job_whose_beginning_has_no_reply_is_run_by_this_process(
+    proxy: CommandProxy, parts: RedisBackend
+) -> None:
+    """Taken for another process's, nobody would run it until a person looked."""
+    jobs = Jobs(parts.jobs)
+    for _ in range(2):  # at the second one, Redis knows the script
+        about: dict[str, Any] = {"where": {}, "options": {}, "until": None, "total": None}
+        run = jobs.new("redrive", "orders-DLQ", **about)
+        run.beat(now=True)
+        run.end(WAITING, {})
+        lost = proxy.fault("after", runs("save_job"))
+        begun = jobs.next_run(lambda _job: True)
+        assert begun is not None
+        assert (begun.job.id, begun.job.state) == (run.job.id, RUNNING)
+        assert lost.met.is_set()
+        begun.end(DONE, {})
+    assert jobs.next_run(lambda _job: True) is None
 
 
 def a_heartbeat(parts: RedisBackend, obey_holds: Any = lambda *_: None, **info: Any) -> Heartbeat:

@@ -520,10 +520,10 @@ class Assembly:
             Releases(holding, self._release_ended),
             watch,
             Recoveries(holding, self._recover),
-            limit,
-            *_trimming(backend.letters, retention, policy_cache),
             measuring,
             *([sampler] if sampler is not None else []),
+            limit,  # the last ones wait for servers of their own, and rest while these are away
+            *_trimming(backend.letters, retention, policy_cache),
         )
         return guard
 

@@ -32,6 +32,7 @@ DEFAULT_TIER = (
 """Beginnings of test ids."""
 
 FULL_TIER = (
+    "tests/acceptance/test_store_down.py::test_a_letter_that_waits_is_dropped",
     "tests/examples/test_containers.py::test_a_worker_runs_as_it_is_described",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_export_s3.py",

@@ -16,6 +16,7 @@ import fcntl
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -36,6 +37,7 @@ NOTES = "_celery_dlq"
 """Folder of checkpoints and drafts: readers ignore names that begin with an underscore."""
 
 _TEMPORARY = f"{NOTES}/drafts"
+_DRAFT_SECONDS = 24 * 3600
 _UPLOADS = frozenset(
     {"s3", "gcs", "fsspec+s3", "fsspec+s3a", "fsspec+gs", "fsspec+gcs", "fsspec+memory"}
 )
@@ -68,8 +70,10 @@ class Destination:
     def open(self) -> None:
         """Make the folder, and remove the drafts of a killed export."""
         self._fs.create_dir(self._path(_TEMPORARY), recursive=True)
+        # On a shared file system, a young one may be written by another machine at this moment.
+        before = float("inf") if self._local is not None else time.time() - _DRAFT_SECONDS
         for info in self._fs.get_file_info(self._selector(_TEMPORARY)):
-            if info.is_file:
+            if info.is_file and (info.mtime_ns or 0) < before * 1e9:
                 self._fs.delete_file(info.path)
 
     def foreign(self) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from glob import escape
 from hashlib import sha256
 
@@ -113,11 +114,11 @@ class Circuits:
                 circuit = replace(hold.circuit, task=task, queue=queue)
                 hold = replace(hold, circuit=circuit)
             if self._store.replace(known, hold):
-                self._tell(before, hold, actor)
+                self._tell(before, hold, actor, now)
                 return hold, True
         raise DLQError(f"other processes keep changing {hold_id}; try again")
 
-    def _tell(self, before: Circuit | None, hold: Hold, actor: str) -> None:
+    def _tell(self, before: Circuit | None, hold: Hold, actor: str, at: datetime) -> None:
         circuit = hold.circuit
         if circuit is None:
             logger.info("The circuit breaker %s has released all its messages", hold.id)
@@ -128,7 +129,6 @@ class Circuits:
         action = Action.CIRCUIT_OPENED
         if circuit.state == RELEASING:
             action = Action.CIRCUIT_CLOSED
-            self._ends.forget(hold.id)
         logger.warning(
             "Circuit breaker of task %s, queue %s: %s by %s%s",
             *place,
@@ -137,14 +137,14 @@ class Circuits:
             f": {hold.reason}" if circuit.state == OPEN and hold.reason else "",
         )
         self._counts.count(CIRCUITS, *place, "open" if circuit.state == OPEN else "closed")
-        change = Change(
-            at=self._store.now(), action=action, actor=actor, target=hold.id, detail=_detail(hold)
-        )
+        change = Change(at=at, action=action, actor=actor, target=hold.id, detail=_detail(hold))
         self._events.emit(change)
-        try:
+        try:  # the state is changed: a store that is away now changes nothing else
             self._registry.record(change)
+            if circuit.state == RELEASING:
+                self._ends.forget(hold.id)
         except StoreUnavailable as exc:
-            logger.error("The audit lacks that: %s", exc)  # noqa: TRY400 - no traceback
+            logger.error("The audit, or the end of counting, lacks that: %s", exc)  # noqa: TRY400
 
 
 class Breakers:

@@ -79,6 +79,10 @@ class EagerRequest:
         """Change the state; there is no message to acknowledge."""
         self.dlq_state = state
 
+    def dlq_is_held(self) -> bool:
+        """True: there is no broker."""
+        return True
+
     def error(self, refusal: Refusal) -> Exception:
         """The error of a message that is not executed."""
         assert isinstance(refusal.verdict, Die)  # noqa: S101 - eager mode has no second copies

@@ -21,7 +21,7 @@ from celery_dlq.metrics import LOST_LEASES, STORE_ERRORS, Metric
 from celery_dlq.transport.entries import Entry, EntryMessage
 from celery_dlq.transport.native import seconds_since_boot
 from celery_dlq.transport.qos import at_work
-from celery_dlq.transport.visibility import Receipts, VisibilityKeeper, timeout_of
+from celery_dlq.transport.visibility import Receipt, Receipts, VisibilityKeeper, timeout_of
 from celery_dlq.transport.watched import WatchedFetch
 
 logger = get_logger("celery_dlq.transport")
@@ -102,7 +102,12 @@ class ReceiptQoS(SQS.QoS):
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
         """Give a message back, or leave it until its visibility timeout has passed."""
-        if not self._receipts.settle(delivery_tag, delete=False):
+        receipt = self.channel.dlq_deleting.get(delivery_tag)
+        if receipt is not None:  # kombu would let an executed message come back
+            logger.warning("A message is deleted later: SQS refused for now")
+            self._receipts.settle_later(delivery_tag, receipt, delete=True)
+            self.ack(delivery_tag)
+        elif not self._receipts.settle(delivery_tag, delete=False):
             self._receipts.released(delivery_tag)
             super().reject(delivery_tag, requeue=requeue)
 
@@ -120,9 +125,11 @@ class ReceiptChannel(SQS.Channel):
     Message = SqsMessage
     dlq_leases: Receipts
     dlq_default_timeout: int
+    dlq_deleting: dict[Any, Receipt]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._asked_at: dict[str, float] = {}
+        self.dlq_deleting = {}
         super().__init__(*args, **kwargs)
 
     @property
@@ -191,6 +198,8 @@ class ReceiptChannel(SQS.Channel):
         if self.dlq_leases.settle(delivery_tag, delete=True):
             return None
         receipt = self.dlq_leases.receipt(delivery_tag)
+        if receipt is not None:
+            self.dlq_deleting[delivery_tag] = receipt
         try:
             return super().basic_ack(delivery_tag, multiple)
         except (BotoCoreError, OSError) as exc:
@@ -200,6 +209,8 @@ class ReceiptChannel(SQS.Channel):
             self.dlq_leases.settle_later(delivery_tag, receipt, delete=True)
             self.qos.ack(delivery_tag)
             return None
+        finally:
+            self.dlq_deleting.pop(delivery_tag, None)
 
 
 def receiving(receipts: Receipts | None = None, default_timeout: int = 0) -> type:

@@ -228,11 +228,14 @@ class Receipts:
         """What is to be deleted or given back.
 
         Those of lost connections that nobody will acknowledge are among them: nobody refers to the
-        message any more.
+        message any more. Tried until the receipt ends; what was not deleted by then runs again.
         """
         for tag, message in list(self._running.items()):
             if message() is None:
                 self.settle(tag, delete=False)
+        for tag, (receipt, _delete) in list(self._to_settle.items()):
+            if receipt.received_at + LONGEST_SECONDS <= self._now():
+                self.settled(tag)
         return dict(self._to_settle)
 
     def settled(self, tag: str) -> None:
@@ -279,6 +282,7 @@ class VisibilityKeeper:
         self._connection: Any = None
         self._started = self._stopped = self._ended = False
         self._failures = 0
+        self._silent: set[str] = set()  # the queues that did not answer in the last round
         self._logged_at = -_LOG_SECONDS
         self.errors = 0
 
@@ -306,26 +310,35 @@ class VisibilityKeeper:
 
     def _tick(self) -> None:
         failures: list[Exception] = []
-        for act in self._work():
+        silent: set[str] = set()
+        for url, act in self._in_turn():
+            if url in silent:
+                continue  # each call would wait for its timeout
             try:  # nothing may end this thread, and no queue keeps another one waiting
                 act()
             except Exception as exc:  # noqa: BLE001
                 failures.append(exc)
                 if isinstance(exc, _NO_ANSWER):
-                    break  # each call would wait for its timeout
+                    silent.add(url)
+        self._silent = silent
         self._failures = min(self._failures + 1, _MAX_DOUBLINGS) if failures else 0
         if failures:
             self._failed(failures[0])
 
-    def _work(self) -> Iterator[Callable[[], None]]:
+    def _in_turn(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """All work, last that of the queues that did not answer in the last round."""
+        for late in (False, True):
+            yield from (one for one in self._work() if (one[0] in self._silent) is late)
+
+    def _work(self) -> Iterator[tuple[str, Callable[[], None]]]:
         for url, found in self._receipts.due().items():
             tags = list(found)
             for start in range(0, len(tags), _PER_CALL):
                 some = {tag: found[tag] for tag in tags[start : start + _PER_CALL]}
-                yield partial(self._renew, url, some)
+                yield url, partial(self._renew, url, some)
         until = seconds_since_boot() + min(_MAX_SETTLE_SECONDS, self._shortest() / 10)
         for tag, (receipt, delete) in self._receipts.to_settle().items():
-            yield partial(self._settle, tag, receipt, delete=delete)
+            yield receipt.url, partial(self._settle, tag, receipt, delete=delete)
             if seconds_since_boot() > until and not self._stopped:
                 return  # the rest in the next round: what is held is renewed first
 

@@ -92,8 +92,12 @@ class Demands:
 
     def _forget(self) -> None:
         """Remove demands that were met; those of the last second may not be acknowledged yet."""
-        for task_id in self._met_before:
-            self._store.remove(task_id)
+        try:
+            for task_id in self._met_before:
+                self._store.remove(task_id)
+        except StoreUnavailable as exc:
+            logger.debug("Demands that were met are forgotten later: %s", exc)
+            return
         self._met_before, self._met_now = self._met_now, []
 
     def _redriven_after(self, demand: Demand, redrive: object) -> bool:

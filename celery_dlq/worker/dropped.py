@@ -23,7 +23,7 @@ from celery_dlq.record import Reason
 from celery_dlq.worker.amqp_properties import are_unreadable
 from celery_dlq.worker.failure import dropped_failure
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.lifecycle import HANDLING, DeliveryState
+from celery_dlq.worker.lifecycle import HANDLING, DeliveryState, is_held
 from celery_dlq.worker.shutdown_signals import is_stopping
 
 logger = logs.get_logger("celery_dlq.worker")
@@ -219,9 +219,14 @@ class _Waiting:
     message: Any
     go_on: Callable[[], None]
 
-    def dlq_wait_is_over(self, _state: DeliveryState) -> None:
+    def dlq_wait_is_over(self, state: DeliveryState) -> None:
         """Let Celery drop the message: its letter is stored, or cannot be stored."""
-        self.drop.settle(self.message, self.go_on)
+        if state is DeliveryState.STORED or self.dlq_is_held():
+            self.drop.settle(self.message, self.go_on)
+
+    def dlq_is_held(self) -> bool:
+        """False if the message went back to its broker, which delivers it again."""
+        return is_held(self.message)
 
 
 def _headers(message: Any, body: Any) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class Heartbeat:
         self._clock = clock
         self._job_waits = job_waits
         self._ticks = 0
+        self._registered = False
         self._revision = 0
         self._next_end: float | None = None
         self._warned: set[str] = set()
@@ -98,18 +99,19 @@ class Heartbeat:
         known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
         if job_waits:
             self._job_waits()
-        if not known:
+        if not (known and self._registered):  # known may be a dead worker of the same node name
             self._registry.register(self._info)
+            self._registered = True
         if revision != self._revision or self._over():
             overrides, holds, now = self._registry.overrides(), self._holds.all(), self._holds.now()
             demands = self._demands.all()
-            self._revision = revision
             ends = [override.until for override in overrides]
             ends += [hold.until for hold in holds if hold.until is not None and hold.in_force(now)]
             self._next_end = self._clock() + (min(ends) - now) / _SECOND if ends else None
             self._obey(by_queue(overrides))
             self._obey_holds(holds, now)
             self._obey_demands(demands)
+            self._revision = revision  # at the end: what could not be applied is applied again
 
     def _over(self) -> bool:
         """True if an override or a hold ends about now; the store's clock decides if it has."""

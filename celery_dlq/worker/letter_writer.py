@@ -138,6 +138,17 @@ class LetterWriter:
         for _ in range(len(self._waiting)):
             pending = self._waiting[0]
             state = DeliveryState.STORED
+            if not (pending.acknowledged or pending.waits.dlq_is_held()):
+                # Its next delivery decides: it may succeed, and a letter would be redriven.
+                logger.warning(
+                    "The letter of task %s[%s] is dropped: it waited for the store, and its "
+                    "message went back to its queue meanwhile",
+                    pending.letter.task_name,
+                    pending.letter.task_id,
+                )
+                self._waiting.popleft()
+                _finish(pending, DeliveryState.DONE)
+                continue
             try:
                 self._save_or_plain(pending.letter, pending.key)
             except StoreUnavailable as exc:

@@ -105,11 +105,23 @@ class InFlight:
     suspect: bool = False
 
 
+def is_held(message: Any) -> bool:
+    """True if a message that is not acknowledged is this worker's still."""
+    channel = message.channel
+    leases = getattr(channel, "dlq_leases", None)  # not of every broker
+    if leases is not None:
+        return bool(leases.still_holds(message.delivery_tag))
+    return getattr(channel, "connection", True) is not None  # a closed one gave all back
+
+
 class WaitsForStore(Protocol):
     """The owner of a message whose letter waits for the store."""
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         """End the wait: the letter is ``STORED``, or cannot be stored (``DONE``)."""
+
+    def dlq_is_held(self) -> bool:
+        """False if the message went back to its broker meanwhile, which delivers it again."""
 
 
 class GuardedRequest(WaitsForStore, Protocol):

@@ -52,6 +52,7 @@ from celery_dlq.worker.lifecycle import (
     DeliveryState,
     GuardedRequest,
     InFlight,
+    is_held,
 )
 from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
 
@@ -210,6 +211,10 @@ class DeadLetterRequest(_Base):
         """Settle the message: its letter is stored, or cannot be stored."""
         self.dlq_move(state)
         self._dlq_let_go_now()
+
+    def dlq_is_held(self) -> bool:
+        """False if the message went back to its broker, which delivers it again."""
+        return is_held(self.message)
 
     def dlq_settle(self, verdict: Die, dead_letter_queue: str) -> None:
         """End the task of a message that was dead-lettered without being executed.
@@ -594,9 +599,10 @@ class DeadLetterRequest(_Base):
             return
         if self.dlq_state is _S.STORED:
             let_go()
-        else:  # no letter could be made: an error of ours acknowledges nothing
+        else:  # there is no letter: an error of ours acknowledges nothing
             task_ready(self)
-            super().reject(requeue=True)
+            if self.dlq_is_held():
+                super().reject(requeue=True)
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
         """Celery revokes a task and acknowledges its message; expiry is a death."""

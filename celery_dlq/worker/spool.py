@@ -132,9 +132,9 @@ class Spool:
             letter, key = DeadLetter.from_fields(fields), MessageKey(**content["key"])
         except FileNotFoundError:
             return 0  # another worker was first
-        except (ValueError, KeyError, TypeError, CorruptLetter) as exc:
-            # Kept for an operator to look at.
-            logger.error("%s is not a letter, renamed to .broken: %r", path, exc)  # noqa: TRY400
+        except (ValueError, KeyError, TypeError, CorruptLetter, PermissionError) as exc:
+            # Kept for an operator to look at; the letters behind it must not wait.
+            logger.error("%s is no letter for us, renamed to .broken: %r", path, exc)  # noqa: TRY400
             path.replace(path.with_suffix(".broken"))
             return 0
         try:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import redis
+from rabbit import RabbitServer
 from servers import RedisServer
+from test_lost_connections import publish
 from waiting import poll
-from workers import Worker
+from workers import Place, Worker
 
 from celery_dlq import DeadLetter, DeadLetters
 
@@ -187,6 +189,33 @@ def test_letters_of_acknowledged_messages_survive_their_worker_in_the_spool(
     poll(lambda: [x.task_id for x in letters_of(dlq_server)] == [sent.id], timeout_seconds=30)
     poll(lambda: not list((tmp_path / "spool").rglob("*.json")))
     assert ran("early") == 1
+
+
+@pytest.mark.parametrize("place", ["classic"], indirect=True)
+def test_a_letter_that_waits_is_dropped_with_the_connection_of_its_message(
+    poison: ModuleType,
+    start_worker: Start,
+    dlq_server: RedisServer,
+    rabbit_server: RabbitServer,
+    place: Place,
+    ran: Ran,
+    redis_url: str,
+    letters_of: Callable[[RedisServer], list[DeadLetter]],
+) -> None:
+    """The broker delivers it again, and this time it succeeds: a letter would be redriven."""
+    worker = start_worker(conf(dlq_server), env=place.env)
+    dlq_server.kill()
+    publish(place.env["POISON_BROKER"], {"comes-back": "fails"})
+    poll(lambda: "is not dead-lettered yet" in worker.output, timeout_seconds=30)
+    with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
+        client.set("fixed", 1)
+    rabbit_server.close_connections()
+    poll(lambda: "comes-back] succeeded" in worker.output, timeout_seconds=30)
+    dlq_server.start()
+    publish(place.env["POISON_BROKER"], {"dies": "to_dlq"})
+    poll(lambda: "dies" in {x.task_id for x in letters_of(dlq_server)}, timeout_seconds=60)
+    assert [x.task_id for x in letters_of(dlq_server)] == ["dies"]
+    assert ran("comes-back") == 2
 
 
 def test_counting_goes_on_after_an_outage(

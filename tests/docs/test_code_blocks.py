@@ -178,6 +178,7 @@ def named_tests(text: str) -> list[str]:
 def test_the_tests_that_are_named_exist() -> None:
     """A guarantee whose proof was renamed is a claim."""
     assert named_tests(GUARANTEES)
+    assert named_tests((ROOT / "docs/explanation/waits.md").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("row", [x for x in GUARANTEES.splitlines() if x.startswith("| **")])

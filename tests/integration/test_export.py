@@ -32,6 +32,7 @@ from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError, NotFound
 from celery_dlq.export import table
+from celery_dlq.export.destination import Destination
 from celery_dlq.export.exporter import ParquetExport, Rolling
 from celery_dlq.export.redaction import Redaction
 from celery_dlq.filters import LetterFilter
@@ -454,6 +455,23 @@ def test_one_export_at_a_time(store: Any, tmp_path: Path) -> None:
 
     export = ParquetExport(store, tmp_path)
     assert export.run([DLQ], progress=second).letters == 1
+
+
+def test_an_export_of_another_machine_leaves_drafts_that_may_be_written_now(
+    tmp_path: Path,
+) -> None:
+    """It removes those of a killed export before it knows if it may write there at all."""
+    sub = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    here, there = Destination("letters", sub), Destination("letters", sub)
+    here.open()
+    killed, draft = here.draft(), here.draft()
+    for one in (killed, draft):
+        with one.opened() as sink:
+            sink.write(b"rows")
+    os.utime(tmp_path / killed.path, (0, 0))
+    there.open()
+    assert here.put(draft, "dlq=orders-DLQ/file") == 4
+    assert not (tmp_path / killed.path).exists()
 
 
 def test_a_first_export_says_how_many_letters_it_will_read(store: Any, tmp_path: Path) -> None:

@@ -167,6 +167,10 @@ class Waits:
     def dlq_wait_is_over(self, state: Any) -> None:
         """Do nothing."""
 
+    def dlq_is_held(self) -> bool:
+        """It waits."""
+        return True
+
 
 @pytest.mark.parametrize(
     ("redrives", "end"),

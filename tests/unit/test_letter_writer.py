@@ -29,6 +29,7 @@ class Said:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.down: set[str] = set()
+        self.held = True
         self._store = MemoryStore()
 
     def note(self, what: str) -> None:
@@ -55,6 +56,9 @@ class Said:
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         self.note(f"settle {state.value}")
+
+    def dlq_is_held(self) -> bool:
+        return self.held
 
 
 def a_writer(said: Said, tmp_path: Path) -> LetterWriter:
@@ -131,6 +135,19 @@ def test_a_letter_waits_while_outbox_or_store_do_not_answer(tmp_path: Path, away
     writer.tick()
     writer.tick()
     assert said.said == ["mark", "entry", "letter", "event", "settle stored"]
+
+
+def test_a_letter_that_waits_is_dropped_if_its_message_goes_back(tmp_path: Path) -> None:
+    """It is delivered again: that delivery decides if it dies. Those behind it are stored."""
+    said = Said()
+    said.down = {"letter"}
+    writer = a_writer(said, tmp_path)
+    written(writer, said)
+    said.down.clear()
+    said.said.clear()
+    said.held = False
+    writer.tick()
+    assert (len(writer), said.said) == (0, ["settle done"])
 
 
 def test_a_letter_of_an_acknowledged_message_goes_through_the_spool(tmp_path: Path) -> None:

@@ -92,3 +92,24 @@ def test_a_spool_leaves_room_on_its_disk(spool: Spool, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="the disk is 0% full"):
         add(spool)
     assert not list(spool.folder.iterdir())
+
+
+def test_a_file_that_nobody_here_may_read_keeps_no_other_waiting(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is kept for an operator, and said once."""
+    theirs, ours = add(spool), add(spool)
+    read = Path.read_text
+
+    def refused(path: Path, encoding: str) -> str:
+        if theirs.id in path.name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, encoding)
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    stored: list[DeadLetter] = []
+    for _ in range(2):
+        spool.flush(lambda letter, _key: stored.append(letter))
+    assert stored == [ours]
+    assert [path.name for path in spool.folder.glob("*.broken")]
+    assert caplog.text.count("Permission denied") == 1

@@ -11,11 +11,13 @@ import pytest
 
 pytest.importorskip("boto3")
 
+from botocore.exceptions import ClientError
 from kombu.transport import SQS, virtual
 
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.transport.aws import broker_errors, renamed
 from celery_dlq.transport.sqs import ReceiptChannel, SqsEntry, SqsMessage, receiving
+from celery_dlq.transport.visibility import Receipts
 from celery_dlq.worker.capture import captured
 
 CHANNEL = SQS.Channel
@@ -140,3 +142,32 @@ def test_what_aws_refuses_is_an_error_of_the_broker() -> None:
     connection = SimpleNamespace(transport=SQS.Transport)
     names = {kind.__name__ for kind in broker_errors(connection)}
     assert {"ClientError", "BotoCoreError", "UndefinedQueueException"} <= names
+
+
+@pytest.mark.parametrize(
+    "refusal", ["Throttling", "InternalError", "ServiceUnavailable", "RequestThrottled"]
+)
+def test_a_deletion_that_sqs_refuses_for_now_is_made_later(refusal: str) -> None:
+    """The task has ended: left to kombu, its message would come back and run again."""
+    receipts = Receipts()
+    receipts.timeouts[URL] = 30
+    transport: Any = receiving(receipts, 30)
+    channel = transport.Channel.__new__(transport.Channel)
+    client = SimpleNamespace(transport_options={})
+    channel.__dict__.update(closed=True, dlq_deleting={}, connection=SimpleNamespace(client=client))
+    refused = ClientError({"Error": {"Code": refusal, "Message": "later"}}, "DeleteMessage")
+
+    def refuse(**_: Any) -> None:
+        raise refused
+
+    channel.sqs = lambda queue=None: SimpleNamespace(delete_message=refuse)  # noqa: ARG005
+    channel.canonical_queue_name = str
+    channel._qos = channel.QoS(channel)
+    message = entry(envelope())
+    channel._qos.append(message, message.delivery_tag)
+
+    channel.basic_ack(message.delivery_tag)
+
+    assert list(receipts.to_settle()) == ["receipt-1"]
+    assert receipts.to_settle()["receipt-1"][1]
+    assert receipts.receipt("receipt-1") is None

@@ -293,6 +293,44 @@ def test_while_sqs_does_not_answer_a_round_asks_once(
     assert (len(sqs.renewed()), sqs.deleted) == (30, ["done"])
 
 
+def test_a_queue_that_does_not_answer_keeps_no_other_queue_waiting(
+    receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
+) -> None:
+    """It may be in another region; the others are asked first from then on."""
+    asked: list[str] = []
+    fail = sqs._fail
+    sqs._fail = lambda url: (asked.append(url), fail(url))[1]  # type: ignore[method-assign, func-returns-value]
+    sqs.failing[URL] = EndpointConnectionError(endpoint_url=URL)
+    receive(receipts, clock, *(f"a{n}" for n in range(30)))
+    receive(receipts, clock, "b", url=OTHER)
+    receipt = receipts.receipt("b")
+    assert receipt is not None
+    receipts.settle_later("done", receipt, delete=True)
+    keeper._tick()
+    assert (sqs.renewed(), sqs.deleted) == ({"b": TIMEOUT}, ["done"])
+    assert asked == [URL, OTHER, OTHER]
+    clock.now += TIMEOUT / 2
+    keeper._tick()
+    assert sqs.renewed() == {"b": TIMEOUT}
+    assert asked[3:] == [OTHER, URL]
+
+
+def test_a_deletion_is_tried_until_its_receipt_has_ended(
+    receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
+) -> None:
+    """12 hours after it was received: nothing is tried for ever."""
+    receive(receipts, clock, "a")
+    receipt = receipts.receipt("a")
+    assert receipt is not None
+    receipts.settle_later("a", receipt, delete=True)
+    receipts.drop("a")
+    sqs.failing[URL] = ClientError({"Error": {"Code": "Throttling"}}, "DeleteMessage")
+    keeper._tick()
+    assert list(receipts.to_settle()) == ["a"]
+    clock.now += LONGEST_SECONDS + 1
+    assert not receipts.to_settle()
+
+
 def test_a_message_of_a_lost_connection_that_nobody_will_acknowledge_goes_back(
     receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from uuid import uuid4
 
 from celery_dlq.backends.base import Hold
 from celery_dlq.backends.redis.connect import translated
@@ -53,7 +54,9 @@ class RedisHolds(RedisPart):
 
 
 def _text(hold: Hold) -> str:
-    return json.dumps(hold.to_stored(), separators=(",", ":"), sort_keys=True)
+    """The text of a hold, which no other call writes: what is there is known as our own."""
+    stored = {**hold.to_stored(), "written": uuid4().hex}
+    return json.dumps(stored, separators=(",", ":"), sort_keys=True)
 
 
 def _read(text: bytes) -> Hold | None:

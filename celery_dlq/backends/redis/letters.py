@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from typing import Any
+from uuid import uuid4
 
 import redis
 
@@ -56,7 +57,7 @@ logger = get_logger("celery_dlq.store")
 
 _SUMMARIES_PER_PAGE = 50
 _MAX_KNOWN_QUEUES = 1000
-_MAX_UNREPLICATED = 10_000
+_MAX_DOUBTFUL = 10_000
 _DEAD_LETTER = script_text("dead_letter")
 
 PAGE = 200
@@ -108,8 +109,8 @@ class RedisStore(RedisPart):
         self._overviews = RedisOverviews(client, url, keys)
         self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
         self._named: set[str] = set()
-        # Replies by the ids of letters that no replica has confirmed.
-        self._unreplicated: dict[str, int] = {}
+        # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
+        self._doubtful: dict[str, str] = {}
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter; see `DeadLetterStore.dead_letter`."""
@@ -138,10 +139,17 @@ class RedisStore(RedisPart):
             self._ttl_millis,
             "" if end is None else to_micros(end),
             release_text(letter.release),
+            # Else a letter whose reply was lost would be taken for another worker's, and not told.
+            attempt := self._doubtful.pop(letter.id, None) or uuid4().hex,
             *entry,
         ]
         # The name first: operators would never find a letter in a queue that is not listed.
-        return STORED[DeadLetterReply(self._write(name, places, args))]
+        try:
+            return STORED[DeadLetterReply(self._write(name, places, args))]
+        except StoreUnavailable:
+            if len(self._doubtful) < _MAX_DOUBTFUL:
+                self._doubtful[letter.id] = attempt
+            raise
 
     def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
         """Name the queue, then store: in one write once naming it has worked."""
@@ -153,12 +161,7 @@ class RedisStore(RedisPart):
         ):
             try:
                 reply = connection.call_script(_DEAD_LETTER, places, *args, before=named)
-                # If it is there, it is new all the same, and not announced yet.
-                reply = self._unreplicated.get(args[0], reply)
-                if reply and len(self._unreplicated) < _MAX_UNREPLICATED:
-                    self._unreplicated[args[0]] = reply
                 connection.wait_for_replica(places[0])
-                self._unreplicated.pop(args[0], None)
             except StoreUnavailable as exc:
                 # Redis would refuse again, and a second timeout would delay the tasks. Where a
                 # replica takes over, the connection has looked for it.

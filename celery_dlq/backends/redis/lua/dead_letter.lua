@@ -10,7 +10,8 @@
 --       7 ttl (milliseconds for which late copies of the message are recognised)
 --       8 end (microseconds since 1970 when its message expires; empty = never)
 --       9 release (of the code that failed, without "," and "|"; empty = unknown)
---       10... names and values of the letter's entry, in turn
+--       10 attempt (the same at a second attempt whose first reply was lost: its reply, too)
+--       11... names and values of the letter's entry, in turn
 -- Returns: 1 = STORED, 2 = REGRESSED (stored, and its group was resolved), 0 = ALREADY_THERE (only
 --          the counters are deleted)
 -- Complexity: O(number of fields + log N), N groups
@@ -19,17 +20,19 @@ local MINUTE_MILLIS = 60000
 -- include: group
 -- include: state
 local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
-local function forget()
+local dead = 'dead:' .. ARGV[6]
+local function forget(reply)
   redis.call('DEL', KEYS[4])
   -- A late copy of the message must not run with a fresh count.
-  redis.call('HSET', KEYS[4], 'dead:' .. ARGV[6], 1)
+  redis.call('HSET', KEYS[4], dead, reply .. '|' .. ARGV[10])
   redis.call('PEXPIRE', KEYS[4], ARGV[7])
+  return reply
 end
 if redis.call('HEXISTS', KEYS[6], id) == 1 then
-  forget()
-  return 0
+  local reply, attempt = string.match(redis.call('HGET', KEYS[4], dead) or '', '^(%d)|(.*)$')
+  return attempt == ARGV[10] and tonumber(reply) or forget(0)
 end
-local entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 10))
+local entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 11))
 redis.call('HSET', KEYS[6], id, entry)
 -- An expiry that is past by the clock of Redis is left out, or retention would remove the letter
 -- before anybody saw it: the worker's clock is wrong, or the letter waited in a spool.
@@ -50,5 +53,4 @@ end
 count_arrival(math.floor(stored / MINUTE_MILLIS), ARGV[2])
 local changed = regressed(redis.call('HGET', KEYS[9], fingerprint), at, ARGV[9], id)
 if changed then redis.call('HSET', KEYS[9], fingerprint, changed) end
-forget()
-return changed and 2 or 1
+return forget(changed and 2 or 1)

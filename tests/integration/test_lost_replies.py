@@ -1,0 +1,237 @@
+"""Redis does what it is told and its reply is lost: the second attempt knows its own work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from builders import a_letter, key_of
+from command_proxy import CommandProxy, Matches, sends
+from servers import RedisServer
+
+from celery_dlq.backends.base import OPEN, Ends, Hold, Stored, WorkerInfo
+from celery_dlq.backends.memory.metrics import MemoryMetrics
+from celery_dlq.backends.redis.backend import RedisBackend
+from celery_dlq.backends.redis.scripts import script_text
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.events import Action, Events
+from celery_dlq.metrics import CIRCUITS, Counts
+from celery_dlq.operations.circuits import Circuits
+from celery_dlq.operations.job import DONE, RUNNING, WAITING
+from celery_dlq.operations.jobs import Jobs
+from celery_dlq.policies.circuit_breaker import CircuitBreaker, Closed, Died, Opened, Probed
+from celery_dlq.record import EPOCH
+from celery_dlq.worker.heartbeat import Heartbeat
+
+TASK, QUEUE, BROKER = "shop.charge", "orders", "broker"
+BREAKER = CircuitBreaker(deaths=2, probes=2, probe_every=60)
+
+
+def runs(name: str) -> Matches:
+    """Match the calls of one of the store's scripts."""
+    script = script_text(name)
+    calls = [sends("EVAL", script.text), sends("EVALSHA", script.digest)]
+    return lambda command: any(call(command) for call in calls)
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer, redis_url: str) -> Iterator[CommandProxy]:
+    """What loses replies."""
+    with CommandProxy(redis_server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def parts(proxy: CommandProxy) -> Iterator[RedisBackend]:
+    """The store behind it, every script of which is known to Redis."""
+    made = RedisBackend(proxy.url)
+    yield made
+    made.close()
+
+
+def change(circuits: Circuits, happened: Any) -> tuple[str | None, int, bool]:
+    """Let something happen to the breaker; its state, its successes, and whether that changed."""
+    hold, changed = circuits.change(TASK, QUEUE, happened, BREAKER)
+    circuit = None if hold is None else hold.circuit
+    return (None, 0, changed) if circuit is None else (circuit.state, circuit.successes, changed)
+
+
+def test_a_breaker_whose_opening_has_no_reply_is_told_once(
+    proxy: CommandProxy, parts: RedisBackend
+) -> None:
+    """Log, metric, event and audit would lack it, and nobody would know why tasks wait."""
+    seen: list[Any] = []
+    events, counts = Events(), Counts()
+    events.subscribe(seen.append)
+    circuits = Circuits(parts, events, counts, BROKER)
+    circuits.change(TASK, "another", Opened(), BREAKER)
+    seen.clear()
+    lost = proxy.fault("after", runs("replace_hold"))
+
+    opened = change(circuits, Died(Ends(2, 2), "f", "letter"))
+
+    assert lost.met.is_set()
+    assert opened == (OPEN, 0, True)
+    assert [one.action for one in seen] == [Action.CIRCUIT_OPENED]
+    assert len(parts.workers.changes(limit=9)) == 2
+    metrics = MemoryMetrics()
+    counts.flush(metrics)
+    assert metrics.read().counts[CIRCUITS.name, TASK, QUEUE, "open"] == 1
+
+
+def test_a_probe_whose_success_has_no_reply_counts_once(
+    proxy: CommandProxy, parts: RedisBackend
+) -> None:
+    """Counted twice, one probe would close a breaker that asks for two."""
+    circuits = Circuits(parts, Events(), Counts(), BROKER)
+    change(circuits, Opened())
+    lost = proxy.fault("after", runs("replace_hold"))
+
+    assert change(circuits, Probed(succeeded=True)) == (OPEN, 1, True)
+    assert lost.met.is_set()
+
+
+def test_of_two_equal_changes_of_two_processes_one_is_made(parts: RedisBackend) -> None:
+    """What another process wrote is not taken for our own, though it is equal."""
+    change(Circuits(parts, Events(), Counts(), BROKER), Opened())
+    (hold,) = parts.holds.all()
+    assert parts.holds.replace(hold, hold)
+    (again,) = parts.holds.all()
+    assert again == hold
+
+    text = parts.client.hget(parts.keys.holds(), hold.id)
+    other = RedisBackend(parts.url)
+    assert other.holds.replace(hold, hold)
+    assert parts.client.hget(parts.keys.holds(), hold.id) != text
+    other.close()
+
+
+def test_a_closing_is_told_though_its_counts_cannot_be_forgotten(
+    parts: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The breaker is closed in the store: that is said before anything else can fail."""
+    seen: list[Any] = []
+    events = Events()
+    events.subscribe(seen.append)
+    circuits = Circuits(parts, events, Counts(), BROKER)
+    change(circuits, Opened())
+
+    def away(_breaker: str) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(parts.circuits, "forget", away)
+    circuits.change(TASK, QUEUE, Closed())
+    assert [one.action for one in seen] == [Action.CIRCUIT_OPENED, Action.CIRCUIT_CLOSED]
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_letter_whose_reply_is_lost_is_new_all_the_same(
+    proxy: CommandProxy, parts: RedisBackend, cut: int
+) -> None:
+    """Taken for another worker's, it would be in no log, no metric, no signal and no breaker."""
+    parts.connection.probe("PING")
+    for _ in range(2):  # the second one goes over the worker's connection
+        first = a_letter()
+        assert parts.letters.dead_letter(first, key_of(first)) is Stored.NEW
+    letter = a_letter()
+    lost = proxy.fault("after", runs("dead_letter"), cut)
+
+    found = parts.letters.dead_letter(letter, key_of(letter))
+
+    assert lost.met.is_set()
+    assert found is Stored.NEW
+    assert parts.letters.length(letter.dead_letter_queue) == 3
+    parts.connection._breaker.worked()  # it would rest for a while
+    assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.ALREADY_THERE
+
+
+def test_a_letter_whose_store_answers_at_a_later_attempt_is_new(
+    proxy: CommandProxy, parts: RedisBackend
+) -> None:
+    """The worker kept it in memory, because nobody had said that it is stored."""
+    for _ in range(2):
+        first = a_letter()
+        assert parts.letters.dead_letter(first, key_of(first)) is Stored.NEW
+    letter = a_letter()
+    proxy.fault("after", runs("dead_letter"), 9)
+    with pytest.raises(StoreUnavailable):
+        parts.letters.dead_letter(letter, key_of(letter))
+    for fault in proxy._faults:
+        fault.release()
+    parts.connection._breaker.worked()
+
+    assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.NEW
+    assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.ALREADY_THERE
+
+
+def test_a_job_whose_beginning_has_no_reply_is_run_by_this_process(
+    proxy: CommandProxy, parts: RedisBackend
+) -> None:
+    """Taken for another process's, nobody would run it until a person looked."""
+    jobs = Jobs(parts.jobs)
+    for _ in range(2):  # at the second one, Redis knows the script
+        about: dict[str, Any] = {"where": {}, "options": {}, "until": None, "total": None}
+        run = jobs.new("redrive", "orders-DLQ", **about)
+        run.beat(now=True)
+        run.end(WAITING, {})
+        lost = proxy.fault("after", runs("save_job"))
+        begun = jobs.next_run(lambda _job: True)
+        assert begun is not None
+        assert (begun.job.id, begun.job.state) == (run.job.id, RUNNING)
+        assert lost.met.is_set()
+        begun.end(DONE, {})
+    assert jobs.next_run(lambda _job: True) is None
+
+
+def a_heartbeat(parts: RedisBackend, obey_holds: Any = lambda *_: None, **info: Any) -> Heartbeat:
+    known = {"hostname": "celery@web-1", "pid": 1, "version": "1", "started_at": EPOCH}
+    made = WorkerInfo(**{**known, "queues": (), "tasks": (), "policies": {}, **info})
+    return Heartbeat(
+        parts.workers,
+        made,
+        parts.holds,
+        parts.demands,
+        lambda _overrides: None,
+        obey_holds,
+        lambda _demands: None,
+    )
+
+
+def test_a_worker_that_starts_again_is_known_by_what_it_is_now(parts: RedisBackend) -> None:
+    """Taken for the one that was killed, its new tasks would have no worker."""
+    a_heartbeat(parts, pid=1, tasks=("shop.old",)).tick()
+
+    a_heartbeat(parts, pid=2, tasks=("shop.old", "shop.new")).tick()
+
+    (found,) = parts.workers.workers()
+    assert (found.pid, found.tasks) == (2, ("shop.old", "shop.new"))
+
+
+def test_a_hold_that_could_not_be_applied_is_applied_by_the_next_heartbeat(
+    parts: RedisBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The revision of what was applied is kept, not of what was read."""
+    caplog.set_level(logging.ERROR)
+    applied: list[Any] = []
+
+    def obey(holds: Any, _now: Any) -> None:
+        applied.append(holds)
+        if len(applied) == 2:
+            raise ConnectionError("the consumer's connection is gone")
+
+    heartbeat = a_heartbeat(parts, obey)
+    parts.holds.replace(None, a_hold())
+    heartbeat.tick()
+    change(Circuits(parts, Events(), Counts(), BROKER), Opened())
+    with pytest.raises(ConnectionError):
+        heartbeat.tick()
+    heartbeat.tick()
+    assert [len(holds) for holds in applied] == [1, 2, 2]
+    heartbeat.tick()
+    assert len(applied) == 3
+
+
+def a_hold() -> Hold:
+    return Hold(id="hold-1", created_at=EPOCH)

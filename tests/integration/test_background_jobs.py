@@ -21,7 +21,7 @@ from celery_dlq.errors import NotFound
 from celery_dlq.events import Redriven, acting_as
 from celery_dlq.operations import jobs as jobs_module
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.jobs import MOST_PLANS
+from celery_dlq.operations.jobs import MOST_PLANS, CancelledError, Jobs
 from celery_dlq.operations.runner import Runner
 
 Operators = Callable[[], DeadLetters]
@@ -312,7 +312,7 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
 
     def stopping() -> bool:
         asked.append(1)
-        return len(asked) > 4
+        return len(asked) > 6
 
     job = one.assembly.running().run_next(stopping)
     assert job is not None
@@ -330,6 +330,31 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
         assert job.counts["removed"] == 60
     (change,) = one.changes()
     assert change.letters == 60
+
+
+@pytest.mark.parametrize("decided", ["cancelled", "waiting", "running"])
+def test_a_run_that_was_silent_undoes_nothing_that_others_decided(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch, decided: str
+) -> None:
+    """Its machine stood still: meanwhile its job was cancelled, handed on, or taken over."""
+    monkeypatch.setattr("celery_dlq.operations.job.SILENT", timedelta(0))
+    one = operators()
+    jobs = Jobs(one.job_store)
+    run = jobs.new("redrive", DLQ, where={}, options={}, until=None, total=None)
+    run.beat()
+    if decided == "cancelled":
+        jobs.cancel(run.job.id)
+    elif decided == "waiting":
+        jobs.wait_again(run.job.id)
+    else:
+        jobs.again(run.job.id)
+    stored = one.job_store.read(run.job.id)
+    with pytest.raises(CancelledError):
+        run.beat(now=True)
+    run.end("done", {})
+    assert one.job_store.read(run.job.id) == stored
+    assert stored is not None
+    assert stored["state"] == decided
 
 
 def test_a_runner_closes_while_a_job_waits_for_its_rate(

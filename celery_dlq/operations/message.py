@@ -44,7 +44,7 @@ _TRANSPORT_PROPERTIES = frozenset(
         "content_type",
         "content_encoding",
         "application_headers",
-        "expiration",  # that time to live was the first publish's
+        "expiration",  # it would begin anew, and RabbitMQ might drop what is no letter any more
     }
 )
 

@@ -14,7 +14,15 @@ from celery_dlq.errors import BrokerUnavailable, DLQError, RedriveError
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.message import Outgoing
-from celery_dlq.transport.aws import broker_errors, fate, is_sqs, only_once, renamed, send_body
+from celery_dlq.transport.aws import (
+    broker_errors,
+    fate,
+    is_sqs,
+    only_once,
+    renamed,
+    send_body,
+    unshare_clients,
+)
 from celery_dlq.transport.confirms import Confirms
 from celery_dlq.transport.envelope import Envelopes
 
@@ -114,9 +122,11 @@ class Publisher:
 
     def envelopes(self) -> Envelopes | None:
         """Return what makes this broker's list entries; ``None`` if it is not kombu's Redis."""
+        if self._producer is None:
+            self._open()
+        if self._connection.transport.driver_type != "redis":  # to look closer, we would connect
+            return None
         try:
-            if self._producer is None:
-                self._open()
             return Envelopes(self._producer) if Envelopes.supported(self._producer) else None
         except self.errors:
             return None
@@ -295,6 +305,8 @@ class Publisher:
         self._connection.ensure_connection(errback=lambda *_: right.keep(), **_RETRY)
         if self._confirms is not None:
             self._producer.channel.confirm_select()
+        if self._is_sqs:
+            unshare_clients(self._producer.channel)
         self._connected = True
 
     def _open(self) -> None:

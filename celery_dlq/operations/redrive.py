@@ -566,7 +566,10 @@ def _safe(work: Work, found: Iterable[RawEntry]) -> Iterable[RawEntry]:
 
 def _refusing(work: Work, loss: Loss, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
     for one in found:
+        began = time.monotonic()
         why = loss(one)
+        if work.run.begun and time.monotonic() - began > _POLL_SECONDS:  # it asked the broker
+            work.beat()
         if not why:
             yield one
             continue

@@ -43,6 +43,16 @@ def only_once(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"client-config": {**waits, **given, "retries": {"total_max_attempts": 1}}}
 
 
+def unshare_clients(channel: Any) -> None:
+    """Make a channel use clients with its own options, also for predefined queues.
+
+    Before kombu 5.7 all channels of a process share those.
+    """
+    name = "_predefined_queue_clients"
+    if isinstance(getattr(type(channel), name, None), dict):
+        setattr(channel, name, {})
+
+
 def fate(exc: Exception) -> tuple[bool, bool]:
     """Whether to send a message again after an error, and whether SQS may have it already."""
     known: Any = import_module("botocore.exceptions")

@@ -133,6 +133,7 @@ def test_a_slow_broker_makes_no_other_worker_release_the_same_messages(
     assert slow.assembly.backend.holds.replace(None, hold)
     put(slow, 50, hold)
     thread, _ = in_background(lambda: slow.assembly.holds().release_ended(lambda: False))
+    poll(place.ready, timeout_seconds=30)
     states = set()
     while thread.is_alive():
         other.assembly.holds().release_ended(lambda: False)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from builders import DLQ, a_letter, a_request, an_app, key_of
 from rabbit import RabbitServer
+from servers import RedisServer
+from slow_proxy import SlowProxy
 from waiting import poll
 
 from celery_dlq import DeadLetters, DLQError, LetterFilter
@@ -355,6 +357,22 @@ def test_a_run_that_was_silent_undoes_nothing_that_others_decided(
     assert one.job_store.read(run.job.id) == stored
     assert stored is not None
     assert stored["state"] == decided
+
+
+def test_a_job_that_was_taken_is_ours_though_the_reply_was_lost(redis_server: RedisServer) -> None:
+    """The client asks again, and finds the job taken: by itself."""
+    redis_server.client().flushall()
+    with SlowProxy(redis_server.port, asked=b'"run":2', lost=1) as proxy:
+        proxy.open()
+        url = redis_server.url.replace(str(redis_server.port), str(proxy.port))
+        dlq = DeadLetters(an_app(dlq_url=url))
+        jobs = Jobs(dlq.job_store)
+        run = jobs.new("redrive", DLQ, where={}, options={}, until=None, total=None)
+        run.beat()
+        run.end("cancelled", {})
+        assert jobs.again(run.job.id).job.run == 2
+        assert proxy.lost == 0
+        dlq.close()
 
 
 def test_a_runner_closes_while_a_job_waits_for_its_rate(

@@ -6,7 +6,9 @@
 --       4 start (milliseconds since 1970 from which it may be run; empty = it does not wait)
 -- Returns: {1 = SAVED, number of jobs, its cancellation request or ''}, or {0 = CHANGED, 0, ''}
 -- Complexity: O(log N), N jobs that wait
-if ARGV[2] ~= '' and redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return {0, 0, ''} end
+local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+-- The caller's own state, sent again after a timeout, gets the same reply.
+if ARGV[2] ~= '' and there ~= ARGV[2] and there ~= ARGV[3] then return {0, 0, ''} end
 redis.call('PERSIST', KEYS[1])  -- changes nothing; OOM-safe order, see README
 if ARGV[3] == '' then
   redis.call('HDEL', KEYS[1], ARGV[1])

@@ -30,7 +30,7 @@ REDRIVE_HEADER = "dlq_redrive"
 """Id of the redrive that published the message."""
 
 LETTER_HEADER = "dlq_letter"
-"""Id of the letter that kept the message. Two messages with one id are one redriven twice."""
+"""Id of the letter, or of the held message. Two messages with one id are one published twice."""
 
 HOLD_HEADER = "dlq_hold"
 """Id of the hold that the message was released from; this hold does not take it again."""

@@ -151,6 +151,16 @@ class RabbitServer:
         finally:
             self._control("eval", "catch exit(whereis(closing), kill).")
 
+    @contextlib.contextmanager
+    def blocking_publishers(self) -> Iterator[None]:
+        """Block all connections that publish, as RabbitMQ does when memory or disk run out."""
+        limit = "{{resource_limit, memory, node()}, []}"
+        self._control("eval", f"rabbit_alarm:set_alarm({limit}).")
+        try:
+            yield
+        finally:
+            self._control("eval", "rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
+
     def suspend_log(self, seconds: float) -> None:
         """Keep quorum queues from writing their log, so from doing anything, for a while."""
         self._control(

@@ -51,7 +51,8 @@ def released(console: Console, hold_id: str, report: RedriveReport) -> None:
     done = report.published + report.finished
     say(console, f"Released from {hold_id}: {done:,} messages (job {report.redrive_id}).")
     if report.maybe_twice:
-        say(console, f"  {report.maybe_twice:,} may be in their queues twice.", "yellow")
+        copies = "equal dlq_letter headers show the copies"
+        say(console, f"  {report.maybe_twice:,} may be in their queues twice; {copies}.", "yellow")
     for letter_id, error in list(report.failed.items())[:_MAX_ERRORS]:
         say(console, f"  failed {letter_id}: {error}", "red")
     for why, count in list(report.refused_by.items())[:_MAX_ERRORS]:

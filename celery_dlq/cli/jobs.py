@@ -78,7 +78,8 @@ def resume(ctx: click.Context, job_id: str, *, background: bool, as_json: bool) 
         print_lines([report.to_json()])
     else:
         operation_tables.job(console, _shown(ctx, dead_letters.job(job_id)))
-    if report.state != "done" or getattr(report, "refused", False):
+    stayed = (getattr(report, name, 0) for name in ("refused", "failures"))
+    if report.state != "done" or any(stayed):
         ctx.exit(1)
 
 

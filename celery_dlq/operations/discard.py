@@ -12,7 +12,7 @@ from typing import Any
 from celery_dlq.backends.base import ClaimState, DeadLetterStore
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.filters import LetterFilter
-from celery_dlq.operations.job import CANCELLED, DONE
+from celery_dlq.operations.job import DONE
 from celery_dlq.operations.jobs import CancelledError, JobRun
 from celery_dlq.operations.results import DiscardReport
 from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
@@ -91,8 +91,8 @@ class Discarder:
                 run.beat(_counts(report), batch[-1].position)
                 if progress is not None:
                     progress(len(batch))
-        except CancelledError:
-            report.state = CANCELLED
+        except CancelledError as exc:
+            report.state = exc.state
         else:
             report.state = DONE
         if report.removed and not options.forever:

@@ -255,10 +255,15 @@ def _checks(findings: Iterable[tuple[str, int, Finding]]) -> tuple[Check, ...]:
 _BADNESS = {True: 0, None: 1, False: 2}
 
 
+_CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
+_WAITS = {"read_timeout": 5, "write_timeout": 5}  # of RabbitMQ
+
+
 def _on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
     """Whether the broker has a queue, ``None`` if unknown; and whether publishing makes it."""
     try:
-        with app.connection_for_write() as connection:
+        with app.connection_for_write(transport_options=_WAITS) as connection:
+            connection.ensure_connection(**_CONNECT)
             if connection.transport.driver_type == "amqp":
                 return _declared(connection, name), False
             channel = connection.default_channel

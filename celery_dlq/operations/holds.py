@@ -336,6 +336,7 @@ class Holds:
         ended = replace(hold, until=until, job=run.job.id)
         if not self._store.replace(hold, ended):  # or it has long been forgotten
             return all(one.id != hold.id for one in self._store.all())
+        run.beat(now=True)  # or another worker would take it for one that died before it began
         while (left := (until or now) + NOTICED - self._store.now()) > timedelta(0):
             time.sleep(min(0.5, left.total_seconds()))
         return True

@@ -15,6 +15,7 @@ from uuid import uuid4
 from celery_dlq.backends.base import JobStore
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import whoami
+from celery_dlq.logs import get_logger
 from celery_dlq.operations.job import (
     CANCELLED,
     DONE,
@@ -29,6 +30,8 @@ from celery_dlq.operations.job import (
 )
 from celery_dlq.record import iso
 
+logger = get_logger("celery_dlq")
+
 PLAN_VALID = timedelta(minutes=15)
 """A plan can be started for this long: the letters may become others."""
 
@@ -40,7 +43,19 @@ _BEAT_SECONDS = 1.0
 
 
 class CancelledError(Exception):
-    """The job was cancelled or paused, or another process resumed it; between two batches."""
+    """The job was cancelled or paused.
+
+    Attributes:
+        state: How its run ended.
+    """
+
+    state = CANCELLED
+
+
+class TakenOverError(CancelledError):
+    """The job was silent for so long that another process, or a person, went on with it."""
+
+    state = INTERRUPTED
 
 
 class Jobs:
@@ -360,8 +375,15 @@ class JobRun:
 
     def _write(self) -> bool:
         known = self._store.read(self.job.id)
-        if known is not None and int(known.get("run", 1)) > self.job.run:
-            raise CancelledError  # our heartbeat was late, and another process resumed the job
+        if known is not None and (
+            int(known.get("run", 1)) != self.job.run or known.get("state") != RUNNING
+        ):
+            logger.warning(
+                "Job %s: another process goes on with it or has ended it, because this one "
+                "gave no sign of life for a while. It ends here",
+                self.job.id,
+            )
+            raise TakenOverError
         return self._store.write(self.job.id, self.job.to_stored())
 
 

@@ -44,7 +44,7 @@ _TRANSPORT_PROPERTIES = frozenset(
         "content_type",
         "content_encoding",
         "application_headers",
-        "expiration",  # that time to live was the first publish's
+        "expiration",  # it would begin anew, and RabbitMQ might drop what is no letter any more
     }
 )
 
@@ -191,7 +191,7 @@ def released(
     now: datetime,
     marker: str = "",
 ) -> Outgoing:
-    """The message of a held entry, as it came; one marker names the hold.
+    """The message of a held entry, as it came; markers name the hold and the entry.
 
     Args:
         found: The entry.
@@ -212,6 +212,7 @@ def released(
         for name in [n for n in headers if n == "redelivered" or n.startswith(_STALE_PREFIXES)]:
             del headers[name]
         headers[HOLD_HEADER] = marker or _text(raw, b"dead_letter_queue")
+        headers[LETTER_HEADER] = found.key
         redrives, properties = int(raw.get(b"redrives", b"0")), _properties(raw)
     except (LookupError, ValueError, TypeError, AttributeError) as exc:
         raise CorruptLetter(f"the message at {found.position} cannot be read: {exc!r}") from exc

@@ -95,7 +95,10 @@ class Recovery:
             options = {"growing": True, "marker": hold.marker}
             run = self._running.new_release(hold.id, options)
             run.tell(total=self._length(hold))
-            return run if self._store.replace(hold, replace(hold, job=run.job.id)) else None
+            if not self._store.replace(hold, replace(hold, job=run.job.id)):
+                return None
+            run.beat(now=True)  # or another worker would take it for one that died before
+            return run
         if job.state == DONE:  # its worker died before it could say so
             emptied(self._circuits, hold)
         waits = job.state == FAILED and self._store.now() - job.updated_at > _RETRY

@@ -22,13 +22,13 @@ from celery_dlq.backends.base import (
     RedriveOutcome,
     Seed,
 )
-from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
+from celery_dlq.errors import BrokerUnavailable, CorruptLetter, DLQError, RedriveError
 from celery_dlq.filters import LetterFilter
 from celery_dlq.headers import REPLACED_TASK_NESTING, whole_number
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.operations.background import Background
 from celery_dlq.operations.canary import Canary, CanaryResult, chosen
-from celery_dlq.operations.job import CANCELLED, DONE, FAILED, STOPPED, Job
+from celery_dlq.operations.job import DONE, FAILED, STOPPED, Job
 from celery_dlq.operations.jobs import CancelledError, JobRun
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.one_step import MOST_BYTES, MOST_LETTERS, OneStep, Prepared
@@ -117,6 +117,61 @@ class Work:
         return page
 
 
+class Claims:
+    """The letters of a batch that are ours while their messages are published.
+
+    A slow broker may let a batch outlast its lease, and a paused machine the patience of others
+    with its job: so both are renewed, and asked for again, between two messages.
+
+    Args:
+        store: Keeps the claims.
+        work: The redrive.
+        letter_ids: The letters to claim.
+        lease_seconds: Seconds after which others may take them over.
+    """
+
+    def __init__(
+        self, store: DeadLetterStore, work: Work, letter_ids: Sequence[str], lease_seconds: float
+    ) -> None:
+        self._store = store
+        self._work = work
+        self._lease = lease_seconds
+        self._states = self._claimed(letter_ids)
+        self.reclaimed = self.of(ClaimState.RECLAIMED)
+        self.lost: set[str] = set()
+
+    def of(self, state: ClaimState) -> list[str]:
+        """The letters that were found in a state at first."""
+        return [letter_id for letter_id, found in self._states.items() if found is state]
+
+    def has(self, letter_id: str) -> bool:
+        """True for a letter that is ours."""
+        return self._states[letter_id] in _TAKEN and letter_id not in self.lost
+
+    def keep(self, waiting_for: str = "") -> None:
+        """Renew job and claims when it is time; see `celery_dlq.operations.publisher.Right`."""
+        self._work.run.tell(note=waiting_for)
+        self._work.beat()
+        if time.monotonic() - self._claimed_at < self._lease / 4:
+            return
+        ours = [letter_id for letter_id in self._states if self.has(letter_id)]
+        for letter_id, state in self._claimed(ours).items():
+            if state is ClaimState.HELD:
+                self.lost.add(letter_id)
+
+    def _claimed(self, letter_ids: Sequence[str]) -> dict[str, ClaimState]:
+        self._claimed_at = time.monotonic()  # before the store's clock starts the lease
+        run = self._work.run
+        states = self._store.claim(
+            self._work.queue,
+            letter_ids,
+            owner=run.owner,
+            lease_seconds=self._lease,
+            previous_run_prefix=run.previous_run_prefix,
+        )
+        return dict(zip(letter_ids, states, strict=True))
+
+
 class Redriver:
     """Publishes letters' original messages again and removes the letters.
 
@@ -188,9 +243,9 @@ class Redriver:
                     self._store, work.queue, where, span=span, scanned=work.scanned(scanned)
                 )
                 self._all(publisher, work, islice(_safe(work, found), left), progress)
-            except CancelledError:
-                report.state = CANCELLED
-            except _BrokerGoneError:
+            except CancelledError as exc:
+                report.state = exc.state
+            except (_BrokerGoneError, BrokerUnavailable):
                 report.state = FAILED
             else:
                 report.state = DONE
@@ -315,27 +370,21 @@ class Redriver:
         """Redrive some letters; their claims record every result for the next run."""
         self._finish(publisher, work)
         queue, owner, report, sent = work.queue, work.run.owner, work.report, Sent()
-        claimed = dict(zip([found.key for found in batch], self._claim(work, batch), strict=True))
-        finished = [key for key, state in claimed.items() if state is ClaimState.PUBLISHED]
-        ours = [found for found in batch if claimed[found.key] in _TAKEN]
+        claims = Claims(self._store, work, [found.key for found in batch], self._lease)
+        finished = claims.of(ClaimState.PUBLISHED)
+        ours = [found for found in batch if claims.has(found.key)]
         report.finished += len(finished)
         report.skipped += len(batch) - len(finished) - len(ours)
         messages: list[Outgoing] = []
-        publishing = False
         try:
             for prepared in self._prepared(work, ours):
                 if prepared.seed is not None:
+                    claims.keep()
                     self._store.seed(*prepared.seed)
                 messages.append(prepared.message)
-            publishing = True
-            publisher.publish(messages, sent)
+            publisher.publish(messages, sent, claims)
         finally:  # also on Ctrl-C
-            if publishing:
-                known = {*sent.confirmed, *sent.refused, *sent.doubtful}
-                for message in messages:
-                    if message.letter_id not in known:
-                        sent.doubtful[message.letter_id] = "interrupted while it was published"
-            self._settle(work, claimed, finished, sent)
+            self._settle(work, claims, finished, sent)
             confirmed = sent.confirmed_set
             if work.published is not None:
                 work.published += [m for m in messages if m.letter_id in confirmed]
@@ -345,15 +394,6 @@ class Redriver:
             certain = [key for key in unused if key not in sent.doubtful]
             self._store.release(queue, certain, owner=owner)
             self._store.release(queue, doubtful, owner=owner, doubtful=True)
-
-    def _claim(self, work: Work, batch: Sequence[RawEntry]) -> list[ClaimState]:
-        return self._store.claim(
-            work.queue,
-            [found.key for found in batch],
-            owner=work.run.owner,
-            lease_seconds=self._lease,
-            previous_run_prefix=work.run.previous_run_prefix,
-        )
 
     def _prepared(self, work: Work, batch: Sequence[RawEntry]) -> Iterator[Prepared]:
         now = self._clock()
@@ -377,14 +417,13 @@ class Redriver:
         if self._confirmed is not None and taken:
             self._confirmed(work.queue, taken, work.report.redrive_id)
 
-    def _settle(
-        self, work: Work, claimed: dict[str, ClaimState], finished: list[str], sent: Sent
-    ) -> None:
+    def _settle(self, work: Work, claims: Claims, finished: list[str], sent: Sent) -> None:
         """Mark first, remove second: after a crash in between, only the removal is left."""
         report, over = work.report, [*finished, *sent.confirmed]
         report.published += len(sent.confirmed)
-        report.maybe_twice += sum(claimed[i] is ClaimState.RECLAIMED for i in sent.confirmed)
+        report.maybe_twice += len(sent.again.union(claims.reclaimed) & sent.confirmed_set)
         report.doubtful += len(sent.doubtful)
+        report.skipped += len(claims.lost - sent.confirmed_set)
         for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):
             report.fail(letter_id, error)
         self._store.mark_published(work.queue, over, owner=work.run.owner)
@@ -527,7 +566,10 @@ def _safe(work: Work, found: Iterable[RawEntry]) -> Iterable[RawEntry]:
 
 def _refusing(work: Work, loss: Loss, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
     for one in found:
+        began = time.monotonic()
         why = loss(one)
+        if work.run.begun and time.monotonic() - began > _POLL_SECONDS:  # it asked the broker
+            work.beat()
         if not why:
             yield one
             continue

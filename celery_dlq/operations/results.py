@@ -17,8 +17,9 @@ class RedriveReport:
             message.
         published: Published, then removed.
         finished: Published by an interrupted redrive; now only removed.
-        maybe_twice: Of those published, how many an interrupted redrive may have published
-            before; their header ``dlq_letter`` identifies the second copy.
+        maybe_twice: Of those published, how many may be there twice: an interrupted redrive may
+            have published them before, or the broker's reply to an earlier attempt was lost.
+            Their header ``dlq_letter`` identifies the second copy.
         skipped: Claimed by another operator, or gone.
         corrupt: Entries that are no letters; skipped.
         failed: Errors by letter id, for letters whose message the broker did not take; they
@@ -28,8 +29,9 @@ class RedriveReport:
         refused: Number of letters that stay because their message would be lost.
         refused_by: Such letters by queue or task, with the reason. The first 1,000 are listed.
         canary: Result of the canary, if there was one.
-        state: ``done``, ``cancelled``, ``stopped`` (by the canary) or ``failed`` (the broker
-            refused every batch).
+        state: ``done``, ``cancelled``, ``stopped`` (by the canary), ``failed`` (the broker
+            refused every batch, or blocks publishers) or ``interrupted`` (another process goes
+            on with the job).
     """
 
     redrive_id: str
@@ -79,7 +81,7 @@ class DiscardReport:
         skipped: Claimed by another operator, or gone.
         exported: Written to ``export_path`` first.
         export_path: The Parquet file, if an export was requested.
-        state: ``done`` or ``cancelled``.
+        state: ``done``, ``cancelled`` or ``interrupted`` (another process goes on with the job).
     """
 
     job_id: str

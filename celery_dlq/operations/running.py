@@ -353,7 +353,8 @@ class Running:
         counts = _numbers(report.to_json())
         note = ""
         if isinstance(report, RedriveReport) and report.state in (STOPPED, FAILED):
-            note = "the canary died" if report.state == STOPPED else "the broker took nothing"
+            away = run.job.note or "the broker took nothing"
+            note = "the canary died" if report.state == STOPPED else away
         elif report.state == DONE and run.job.preview.get("exact") and run.job.run == 1:
             gone = (run.job.total or 0) - report.touched
             note = f"{gone:,} of the {run.job.total:,} planned letters had gone" if gone > 0 else ""

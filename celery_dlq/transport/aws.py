@@ -6,10 +6,14 @@ Source: https://github.com/celery/kombu/blob/main/kombu/transport/SQS/__init__.p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from importlib import import_module  # only users of SQS have boto3
 from typing import Any
 
 from kombu.exceptions import KombuError
+
+_CONNECT_SECONDS = 4.0
+_REPLY_SECONDS = 10.0
 
 
 def is_sqs(connection: Any) -> bool:
@@ -17,7 +21,7 @@ def is_sqs(connection: Any) -> bool:
     return bool(connection.transport.driver_type == "sqs")
 
 
-def broker_errors(connection: Any) -> tuple[type[BaseException], ...]:
+def broker_errors(connection: Any) -> tuple[type[Exception], ...]:
     """The errors of a broker's client; kombu does not list those with which AWS refuses."""
     transport = connection.transport
     listed = (KombuError, OSError, *transport.connection_errors, *transport.channel_errors)
@@ -26,6 +30,40 @@ def broker_errors(connection: Any) -> tuple[type[BaseException], ...]:
     sqs: Any = import_module("kombu.transport.SQS")
     refused = import_module("botocore.exceptions").ClientError
     return (*listed, refused, *_no_such_queue(), sqs.AccessDeniedQueueException)
+
+
+def only_once(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Transport options with which botocore sends nothing again by itself, and waits shortly.
+
+    Args:
+        options: The app's; its own waits are kept.
+    """
+    waits = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _REPLY_SECONDS}
+    given = options.get("client-config") or {}
+    return {"client-config": {**waits, **given, "retries": {"total_max_attempts": 1}}}
+
+
+def unshare_clients(channel: Any) -> None:
+    """Make a channel use clients with its own options, also for predefined queues.
+
+    Before kombu 5.7 all channels of a process share those.
+    """
+    name = "_predefined_queue_clients"
+    if isinstance(getattr(type(channel), name, None), dict):
+        setattr(channel, name, {})
+
+
+def fate(exc: Exception) -> tuple[bool, bool]:
+    """Whether to send a message again after an error, and whether SQS may have it already."""
+    known: Any = import_module("botocore.exceptions")
+    if isinstance(exc, known.ClientError):
+        status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = str(exc.response.get("Error", {}).get("Code", ""))
+        failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        return failed or "Throttl" in code, failed
+    maybe = isinstance(exc, (known.HTTPClientError, OSError))
+    unsent = isinstance(exc, known.ConnectionError)
+    return maybe or unsent, maybe and not unsent
 
 
 def queue_exists(channel: Any, queue: str) -> bool:
@@ -37,7 +75,7 @@ def queue_exists(channel: Any, queue: str) -> bool:
     return True
 
 
-def _no_such_queue() -> tuple[type[BaseException], ...]:
+def _no_such_queue() -> tuple[type[Exception], ...]:
     """The errors of a missing or misnamed queue; before kombu 5.7 they are no KombuError."""
     sqs: Any = import_module("kombu.transport.SQS")
     names = ("UndefinedQueueException", "DoesNotExistQueueException", "InvalidQueueException")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from builders import DLQ, a_letter, a_request, an_app, key_of
 from rabbit import RabbitServer
+from servers import RedisServer
+from slow_proxy import SlowProxy
 from waiting import poll
 
 from celery_dlq import DeadLetters, DLQError, LetterFilter
@@ -21,7 +23,7 @@ from celery_dlq.errors import NotFound
 from celery_dlq.events import Redriven, acting_as
 from celery_dlq.operations import jobs as jobs_module
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.jobs import MOST_PLANS
+from celery_dlq.operations.jobs import MOST_PLANS, CancelledError, Jobs
 from celery_dlq.operations.runner import Runner
 
 Operators = Callable[[], DeadLetters]
@@ -312,7 +314,7 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
 
     def stopping() -> bool:
         asked.append(1)
-        return len(asked) > 4
+        return len(asked) > 6
 
     job = one.assembly.running().run_next(stopping)
     assert job is not None
@@ -330,6 +332,47 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
         assert job.counts["removed"] == 60
     (change,) = one.changes()
     assert change.letters == 60
+
+
+@pytest.mark.parametrize("decided", ["cancelled", "waiting", "running"])
+def test_a_run_that_was_silent_undoes_nothing_that_others_decided(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch, decided: str
+) -> None:
+    """Its machine stood still: meanwhile its job was cancelled, handed on, or taken over."""
+    monkeypatch.setattr("celery_dlq.operations.job.SILENT", timedelta(0))
+    one = operators()
+    jobs = Jobs(one.job_store)
+    run = jobs.new("redrive", DLQ, where={}, options={}, until=None, total=None)
+    run.beat()
+    if decided == "cancelled":
+        jobs.cancel(run.job.id)
+    elif decided == "waiting":
+        jobs.wait_again(run.job.id)
+    else:
+        jobs.again(run.job.id)
+    stored = one.job_store.read(run.job.id)
+    with pytest.raises(CancelledError):
+        run.beat(now=True)
+    run.end("done", {})
+    assert one.job_store.read(run.job.id) == stored
+    assert stored is not None
+    assert stored["state"] == decided
+
+
+def test_a_job_that_was_taken_is_ours_though_the_reply_was_lost(redis_server: RedisServer) -> None:
+    """The client asks again, and finds the job taken: by itself."""
+    redis_server.client().flushall()
+    with SlowProxy(redis_server.port, asked=b'"run":2', lost=1) as proxy:
+        proxy.open()
+        url = redis_server.url.replace(str(redis_server.port), str(proxy.port))
+        dlq = DeadLetters(an_app(dlq_url=url))
+        jobs = Jobs(dlq.job_store)
+        run = jobs.new("redrive", DLQ, where={}, options={}, until=None, total=None)
+        run.beat()
+        run.end("cancelled", {})
+        assert jobs.again(run.job.id).job.run == 2
+        assert proxy.lost == 0
+        dlq.close()
 
 
 def test_a_runner_closes_while_a_job_waits_for_its_rate(

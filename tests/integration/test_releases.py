@@ -125,7 +125,7 @@ def ended(dlq: DeadLetters, seconds: float = 60) -> Hold:
 
 
 def test_a_message_goes_back_as_it_came(make: Make, client: redis.Redis, way: str) -> None:
-    """Body, retries, ETA, expiry, priority and headers of others; a marker names the hold."""
+    """Body, retries, ETA, expiry, priority and headers of others; markers name hold and entry."""
     dlq = make(task_default_queue="orders")
     later = datetime.now(timezone.utc) + timedelta(hours=1)
     dlq.app.send_task(
@@ -137,6 +137,7 @@ def test_a_message_goes_back_as_it_came(make: Make, client: redis.Redis, way: st
     hold = dlq.hold("shop.charge")
     _take_all(dlq, hold)
     assert dlq.holds()[0].held == 1
+    (entry,) = dlq.assembly.backend.held.letters(hold.id, newest_first=False)
     assert client.keys("orders*") == []
 
     report = dlq.release(hold.id)
@@ -144,7 +145,11 @@ def test_a_message_goes_back_as_it_came(make: Make, client: redis.Redis, way: st
     assert (report.published, report.state) == (1, "done")
     after = json.loads(client.lindex(key, 0))
     assert after["body"] == before["body"]
-    assert after["headers"] == {**before["headers"], "dlq_hold": hold.id}
+    assert after["headers"] == {
+        **before["headers"],
+        "dlq_hold": hold.id,
+        "dlq_letter": entry.letter.id,
+    }
     properties = [
         {name: value for name, value in one["properties"].items() if name not in STALE}
         for one in (before, after)

@@ -578,3 +578,13 @@ def test_kombu_names_its_delay_queues_as_they_are_read() -> None:
     names = [delays.level_name(level) for level in range(delays.MAX_LEVEL + 1)]
     assert names == list(delay_queues.QUEUES)
     assert delays.calculate_routing_key(5, "a.b").split(".", len(names))[-1] == "a.b"
+
+
+def test_py_amqp_awaits_confirmations_and_tells_of_alarms_as_we_use_it() -> None:
+    """A wait that times out can be repeated, and is for the last message that was published."""
+    assert parameters(amqp.Channel.wait)[:4] == ["self", "method", "callback", "timeout"]
+    assert "confirm_select" in inspect.getsource(amqp.Channel.basic_publish_confirm)
+    opened = parameters(amqp.Connection.__init__)
+    assert {"confirm_publish", "on_blocked", "on_unblocked", "read_timeout"} <= {*opened}
+    assert "self.on_blocked(reason)" in inspect.getsource(amqp.Connection._on_blocked)
+    assert "self.on_unblocked()" in inspect.getsource(amqp.Connection._on_unblocked)

@@ -11,11 +11,17 @@ import pytest
 
 pytest.importorskip("boto3")
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    ReadTimeoutError,
+)
 from kombu.transport import SQS, virtual
 
 from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
-from celery_dlq.transport.aws import broker_errors, renamed
+from celery_dlq.transport.aws import broker_errors, fate, only_once, renamed
 from celery_dlq.transport.sqs import ReceiptChannel, SqsEntry, SqsMessage, receiving
 from celery_dlq.transport.visibility import Receipts
 from celery_dlq.worker.capture import captured
@@ -171,3 +177,31 @@ def test_a_deletion_that_sqs_refuses_for_now_is_made_later(refusal: str) -> None
     assert list(receipts.to_settle()) == ["receipt-1"]
     assert receipts.to_settle()["receipt-1"][1]
     assert receipts.receipt("receipt-1") is None
+
+
+def test_an_operators_client_sends_nothing_again_by_itself() -> None:
+    """The waits that the app has set stay; kombu hands them all to botocore."""
+    options = {"client-config": {"read_timeout": 3, "retries": {"max_attempts": 9}}}
+    config = only_once(options)["client-config"]
+    assert (config["read_timeout"], config["retries"]) == (3, {"total_max_attempts": 1})
+    assert "'client-config'" in inspect.getsource(SQS.Channel)
+
+
+@pytest.mark.parametrize(
+    ("error", "fate_of_it"),
+    [
+        (ConnectionClosedError(endpoint_url="x"), (True, True)),
+        (ReadTimeoutError(endpoint_url="x"), (True, True)),
+        (EndpointConnectionError(endpoint_url="x"), (True, False)),
+        (ConnectTimeoutError(endpoint_url="x"), (True, False)),
+        (ClientError({"ResponseMetadata": {"HTTPStatusCode": 503}}, "SendMessage"), (True, True)),
+        (ClientError({"Error": {"Code": "RequestThrottled"}}, "SendMessage"), (True, False)),
+        (ClientError({"Error": {"Code": "AccessDenied"}}, "SendMessage"), (False, False)),
+        (ValueError("cannot be encoded"), (False, False)),
+    ],
+)
+def test_an_error_says_whether_sqs_may_have_the_message(
+    error: Exception, fate_of_it: tuple[bool, bool]
+) -> None:
+    """And whether to send it again."""
+    assert fate(error) == fate_of_it

@@ -563,3 +563,9 @@ def test_kombu_names_its_delay_queues_as_they_are_read() -> None:
     names = [delays.level_name(level) for level in range(delays.MAX_LEVEL + 1)]
     assert names == list(delay_queues.QUEUES)
     assert delays.calculate_routing_key(5, "a.b").split(".", len(names))[-1] == "a.b"
+
+
+def test_a_closed_channel_says_so() -> None:
+    """A letter that waits for the store is dropped when its message has gone back."""
+    assert "self.connection, None" in inspect.getsource(amqp.Channel.collect)
+    assert "self.closed = True" in inspect.getsource(virtual.Channel.close)

@@ -111,7 +111,8 @@ def is_held(message: Any) -> bool:
     leases = getattr(channel, "dlq_leases", None)  # not of every broker
     if leases is not None:
         return bool(leases.still_holds(message.delivery_tag))
-    return getattr(channel, "connection", True) is not None  # a closed one gave all back
+    # A closed one gave all back; py-amqp's has no connection then.
+    return getattr(channel, "connection", True) is not None and not getattr(channel, "closed", 0)
 
 
 class WaitsForStore(Protocol):

@@ -588,3 +588,9 @@ def test_py_amqp_awaits_confirmations_and_tells_of_alarms_as_we_use_it() -> None
     assert {"confirm_publish", "on_blocked", "on_unblocked", "read_timeout"} <= {*opened}
     assert "self.on_blocked(reason)" in inspect.getsource(amqp.Connection._on_blocked)
     assert "self.on_unblocked()" in inspect.getsource(amqp.Connection._on_unblocked)
+
+
+def test_a_closed_channel_says_so() -> None:
+    """A letter that waits for the store is dropped when its message has gone back."""
+    assert "self.connection, None" in inspect.getsource(amqp.Channel.collect)
+    assert "self.closed = True" in inspect.getsource(virtual.Channel.close)

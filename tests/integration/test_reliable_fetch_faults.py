@@ -29,7 +29,8 @@ MESSAGES = 12
 
 COMMANDS = {
     "fetch": runs("fetch"),
-    "acknowledgement": sends("HDEL"),
+    "acknowledgement": lambda command: sends("HDEL")(command) and command[2] != b"",
+    "a write of nothing": lambda command: sends("HDEL")(command) and command[2] == b"",
     "confirmation": sends("ZREM"),
     "renewal": runs("renew"),
     "search": runs("expired"),

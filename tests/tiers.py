@@ -38,6 +38,7 @@ FULL_TIER = (
     "tests/integration/test_export_s3.py",
     "tests/integration/test_reliable_fetch.py::test_queues_that_are_added_and_cancelled_while_idle",
     "tests/integration/test_reliable_fetch_faults.py",
+    "tests/integration/test_publishing.py::test_an_idle_connection_that_was_closed",
     "tests/integration/test_releases.py::test_killed_at_any_instant",
     "tests/integration/test_upstream.py",
 )

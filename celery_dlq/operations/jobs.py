@@ -375,14 +375,14 @@ class JobRun:
 
     def _write(self) -> bool:
         known = self._store.read(self.job.id)
-        if known is not None and (
-            int(known.get("run", 1)) != self.job.run or known.get("state") != RUNNING
-        ):
-            logger.warning(
-                "Job %s: another process goes on with it or has ended it, because this one "
-                "gave no sign of life for a while. It ends here",
-                self.job.id,
-            )
+        ours = (self.job.run, RUNNING)
+        if known is not None and (int(known.get("run", 1)), known.get("state")) != ours:
+            if self.job.state == RUNNING:
+                logger.warning(
+                    "Job %s: another process goes on with it or has ended it, because this one "
+                    "gave no sign of life for a while. It ends here",
+                    self.job.id,
+                )
             raise TakenOverError
         return self._store.write(self.job.id, self.job.to_stored())
 

@@ -184,8 +184,8 @@ class Publisher:
                 continue
             away = self._until_known(message, sent, right)
             if away is not None:  # the next ones would wait as long
-                for other in messages[number + 1 :]:
-                    sent.refused[other.letter_id] = not_published(other, away)
+                rest = [other for other in messages[number + 1 :] if right.has(other.letter_id)]
+                sent.refused.update({m.letter_id: not_published(m, away) for m in rest})
                 return
 
     def _until_known(self, message: Outgoing, sent: Sent, right: Right) -> Exception | None:
@@ -237,9 +237,9 @@ class Publisher:
     def _attempt(self, message: Outgoing, sent: Sent, right: Right) -> None:
         """Publish a message once; from the moment it may be on the broker it is doubtful."""
         self._connect(right)
-        self.declare({message.queue}, retry=False)
         if self._confirms is not None:
             self._confirms.ready(self._connection, right.keep)
+        self.declare({message.queue}, retry=False)
         sent.doubtful.setdefault(message.letter_id, _INTERRUPTED)
         self._put(message, mandatory=self._confirms is not None)
         if self._confirms is not None:
@@ -311,11 +311,9 @@ class Publisher:
 
     def _open(self) -> None:
         """Make a connection on which every wait is bounded and nothing is sent twice."""
-        connection, given = (
-            self._app.connection_for_write(),
-            self._app.conf.broker_transport_options,
-        )
-        kind, options = connection.transport.driver_type, {}
+        connection = self._app.connection_for_write()
+        kind, given = connection.transport.driver_type, self._app.conf.broker_transport_options
+        options: dict[str, Any] = {}
         self._confirms, self._is_sqs = None, is_sqs(connection)
         if kind == "amqp":
             self._confirms = Confirms()

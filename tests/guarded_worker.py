@@ -19,6 +19,8 @@ from celery_dlq.worker.request import guarded_request_class
 class Pool:
     """Takes tasks, and never runs one."""
 
+    is_green = False
+
     def apply_async(self, *_: Any, **__: Any) -> None:
         """Not even this one."""
 

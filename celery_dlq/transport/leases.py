@@ -8,15 +8,15 @@ restores what dead workers held, and confirms acknowledgements.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from uuid import uuid4
-from weakref import ReferenceType, ref
 
 from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.broker import Broker, removals, renewal, restore
+from celery_dlq.transport.claims import Claims
 from celery_dlq.transport.native import seconds_since_boot
 
 logger = get_logger("celery_dlq.transport")
@@ -49,7 +49,7 @@ class Leases:
         self._held: dict[str, float] = {}  # the same; the lease began at that time or later
         self._renewed: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._unknown: set[str] = set()  # of those that are held
-        self._running: dict[str, ReferenceType[Any]] = {}  # of lost connections
+        self._claims = Claims()  # of those that are held
         self._returning: deque[str] = deque()
         self._acknowledged: deque[str] = deque()
         self._connection: PipelinedConnection | None = None
@@ -84,12 +84,14 @@ class Leases:
         asked = self._asked.get(tag)
         if asked is not None:
             self._held[tag] = asked  # first, so that a renewal sees it in one of the two
+            self._claims.add(tag)
             del self._asked[tag]
 
     def drop(self, tag: str) -> None:
         """Hold it no longer: nothing was fetched, or it returns when its lease ends."""
         self._asked.pop(tag, None)
         self._held.pop(tag, None)
+        self._claims.forget(tag)
 
     def interrupted(self, tag: str) -> None:
         """Give back what a fetch may have taken: its connection was lost before the reply."""
@@ -105,9 +107,9 @@ class Leases:
 
         Does nothing if others own the message now.
         """
+        self._claims.forget(tag)
         if self._held.pop(tag, None) is None:
             return
-        self._running.pop(tag, None)
         self._acknowledged.append(tag)
         connection, broker = self._connection, self._broker
         if connection is not None and broker is not None:
@@ -158,7 +160,7 @@ class Leases:
             tag: The message's.
             first: True to make it the next that is fetched.
         """
-        self._running.pop(tag, None)
+        self._claims.forget(tag)
         if self._held.pop(tag, None) is None:
             return
         if self.restore_of_another(tag, first=first) is False:
@@ -189,18 +191,32 @@ class Leases:
             self._log("Messages of dead workers are not looked for: %s", exc)
             return True
 
-    def connection_closes(self, tags: Iterable[str], running: Mapping[str, Any]) -> None:
-        """Go on holding the messages of tasks that run; let the thread give back the others.
+    def begin(self, tag: str) -> bool:
+        """Let a message start; False if a lost connection gives it back at this moment."""
+        return not self.is_own(tag) or self._claims.begin(tag)
+
+    def put_off(self, tag: str) -> bool:
+        """Let a message wait again; False if it goes back, because its connection is lost."""
+        if self._held.get(tag) is None:
+            return not self.is_own(tag)
+        waits = self._claims.put_off(tag)
+        if not waits:
+            self._give_back(tag)
+        return waits
+
+    def connection_closes(self, tags: Iterable[str]) -> None:
+        """Go on holding the messages that are at work; let the thread give back the others.
 
         Args:
-            tags: The messages that the connection delivered, the oldest first.
-            running: Messages of tasks that go on, by tag.
+            tags: The messages that the connection delivered.
         """
         for tag in tags:
-            if tag in running:
-                self._running[tag] = ref(running[tag])
-            elif self._held.pop(tag, None) is not None:
-                self._returning.append(tag)
+            if tag in self._held and self._claims.connection_closes(tag):
+                self._give_back(tag)
+
+    def _give_back(self, tag: str) -> None:
+        if self._held.pop(tag, None) is not None:
+            self._returning.append(tag)
 
     def close(self) -> None:
         """Confirm all acknowledgements, give back what is still held, and disconnect."""
@@ -208,7 +224,6 @@ class Leases:
             pass
         left = [*self.to_return(), *self._held]
         self._held.clear()
-        self._running.clear()
         # From the last, so that the oldest is fetched first.
         while left and self.restore_of_another(left[-1]) is not False:
             left.pop()
@@ -264,6 +279,8 @@ class Leases:
         lost = sum(self._held.pop(tag, None) is not None for tag in given.intersection(held))
         lost, self._found_gone = lost + self._found_gone, 0
         self.taken += lost
+        for tag in given:
+            self._claims.forget(tag)
         if lost:
             logger.error(
                 "This worker stood still, or was cut off from Redis, for more than its lease of "
@@ -283,17 +300,8 @@ class Leases:
         self._unknown = unknown
 
     def to_return(self) -> list[str]:
-        """Take the messages that go back to their queues, the oldest first.
-
-        Those of lost connections that nobody will acknowledge are among them: nobody refers to the
-        message any more.
-        """
-        for tag, message in list(self._running.items()):
-            if message() is None:
-                self._running.pop(tag, None)
-                if self._held.pop(tag, None) is not None:
-                    self._returning.append(tag)
-        return _taken(self._returning, len(self._returning))
+        """Take the messages that go back to their queues, the oldest first."""
+        return sorted(_taken(self._returning, len(self._returning)))
 
     def return_later(self, tags: Iterable[str]) -> None:
         """Keep messages that could not be given back now."""

@@ -5,10 +5,8 @@ Source: ``QoS`` in https://github.com/celery/kombu/blob/main/kombu/transport/red
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from celery.worker import state
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
@@ -61,12 +59,11 @@ class ReliableQoS(kombu_redis.QoS):
         return True
 
     def restore_unacked(self, client: Any = None) -> None:
-        """Restore what the channel delivered, but for tasks that run: they go on."""
-        own = {tag: None for tag in self._delivered if self._leases.is_own(tag)}
+        """Restore what the channel delivered, but for tasks at work: they go on."""
+        own = [tag for tag in self._delivered if self._leases.is_own(tag)]
         for tag in own:
             del self._delivered[tag]
-        running = {tag: message for tag, message in at_work() if tag in own}
-        self._leases.connection_closes(own, running)
+        self._leases.connection_closes(own)
         super().restore_unacked(client)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -82,27 +79,3 @@ class ReliableQoS(kombu_redis.QoS):
             super().restore_by_tag(tag, client=client, leftmost=leftmost)
         except (ValueError, TypeError, RecursionError) as exc:
             logger.error("Message %r cannot be restored: its record is unreadable: %r", tag, exc)  # noqa: TRY400
-
-
-def at_work() -> Iterator[tuple[Any, Any]]:
-    """Tag and message of each task that runs, or was written to a pool's process and so will run.
-
-    Messages live until they are acknowledged. Celery's request is over before: without an event
-    loop, the acknowledgement waits for the consumer, which may be connecting anew.
-
-    See `celery_dlq.worker.dispatched`.
-    """
-    for request in _listed(state.active_requests):
-        yield request.message.delivery_tag, request.message
-    for request in _listed(state.reserved_requests):
-        job = request._apply_result and request._apply_result()  # noqa: SLF001 - as Celery does
-        if getattr(job, "_write_to", None) is not None:
-            yield request.message.delivery_tag, request.message
-
-
-def _listed(requests: Any) -> list[Any]:
-    while True:
-        try:
-            return list(requests)
-        except RuntimeError:  # a thread of the pool changed it
-            continue

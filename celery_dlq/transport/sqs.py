@@ -20,7 +20,6 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import LOST_LEASES, STORE_ERRORS, Metric
 from celery_dlq.transport.entries import Entry, EntryMessage
 from celery_dlq.transport.native import seconds_since_boot
-from celery_dlq.transport.qos import at_work
 from celery_dlq.transport.visibility import Receipt, Receipts, VisibilityKeeper, timeout_of
 from celery_dlq.transport.watched import WatchedFetch
 
@@ -112,8 +111,8 @@ class ReceiptQoS(SQS.QoS):
             super().reject(delivery_tag, requeue=requeue)
 
     def restore_unacked(self) -> Any:
-        """Give back what the channel delivered, but for tasks that run: they go on."""
-        for tag in self._receipts.connection_closes(self._delivered, dict(at_work())):
+        """Give back what the channel delivered, but for tasks at work: they go on."""
+        for tag in self._receipts.connection_closes(list(self._delivered)):
             del self._delivered[tag]
         return super().restore_unacked()
 

@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import ReferenceType, ref
 
 from botocore.exceptions import BotoCoreError
 from kombu.exceptions import KombuError
 
 from celery_dlq.logs import get_logger
+from celery_dlq.transport.claims import Claims
 from celery_dlq.transport.native import seconds_since_boot, sleep, start_thread
 
 logger = get_logger("celery_dlq.transport")
@@ -82,7 +82,7 @@ class Receipts:
         self._closed = False
         self._given_up: set[str] = set()
         self._released: set[str] = set()  # since the thread's last look
-        self._running: dict[str, ReferenceType[Any]] = {}  # of lost connections
+        self._claims = Claims()  # of those that are held
         self._to_settle: dict[str, tuple[Receipt, bool]] = {}  # by the thread; delete it?
 
     # -- the event loop, and the threads of a pool ----------------------------------
@@ -108,15 +108,18 @@ class Receipts:
                 until=received_at + timeout,
                 renewed_at=received_at,
             )
+            self._claims.add(tag)
 
     def drop(self, tag: str) -> None:
         """Hold it no longer: it is deleted."""
         self._held.pop(tag, None)
+        self._claims.forget(tag)
         self._given_up.discard(tag)
 
     def released(self, tag: str) -> None:
         """Hold it no longer: it returns to its queue. Call this before SQS is told."""
         self._held.pop(tag, None)
+        self._claims.forget(tag)
         self._released.add(tag)
 
     def still_holds(self, tag: object) -> bool:
@@ -127,6 +130,7 @@ class Receipts:
         if self._now() < receipt.until:
             return True
         self._held.pop(str(tag), None)
+        self._claims.forget(str(tag))
         self._given_up.add(str(tag))
         return False
 
@@ -142,22 +146,32 @@ class Receipts:
         """The receipt of a message that is held."""
         return self._held.get(tag)
 
-    def connection_closes(self, tags: Iterable[str], running: Mapping[str, Any]) -> list[str]:
-        """Go on holding the messages of tasks that run.
+    def begin(self, tag: str) -> bool:
+        """Let a message start; False if a lost connection gives it back at this moment."""
+        return tag not in self._held or self._claims.begin(tag)
+
+    def put_off(self, tag: str) -> bool:
+        """Let a message wait again; False if it goes back, because its connection is lost."""
+        if tag not in self._held or self._claims.put_off(tag):
+            return True
+        receipt = self._held.pop(tag, None)
+        if receipt is not None:
+            self._to_settle[tag] = (receipt, False)
+        return False
+
+    def connection_closes(self, tags: Iterable[str]) -> list[str]:
+        """Go on holding the messages that are at work.
 
         Args:
             tags: What the connection delivered.
-            running: Messages of tasks that go on, by tag.
 
         Returns:
             The tags that go on being held.
         """
         if self._closed:
             return []
-        kept = [tag for tag in tags if tag in running and tag in self._held]
-        for tag in kept:
-            self._running[tag] = ref(running[tag])
-        return kept
+        held = [tag for tag in tags if tag in self._held]
+        return [tag for tag in held if not self._claims.connection_closes(tag)]
 
     def settle(self, tag: str, *, delete: bool) -> bool:
         """Let the thread delete, or give back, a message of a lost connection.
@@ -165,8 +179,9 @@ class Receipts:
         Returns:
             False if the message is none of these.
         """
-        if self._running.pop(tag, None) is None:
+        if tag not in self._claims.orphans:
             return False
+        self._claims.forget(tag)
         receipt = self._held.pop(tag, None)
         if receipt is not None:
             self._to_settle[tag] = (receipt, delete)
@@ -175,7 +190,7 @@ class Receipts:
     def close(self) -> None:
         """Let the thread give back what lost connections delivered: no task runs any more."""
         self._closed = True
-        for tag in list(self._running):
+        for tag in list(self._claims.orphans):
             self.settle(tag, delete=False)
 
     # -- the thread -----------------------------------------------------------------
@@ -225,14 +240,7 @@ class Receipts:
         return [tag for tag in tags if tag in self._released]
 
     def to_settle(self) -> dict[str, tuple[Receipt, bool]]:
-        """What is to be deleted or given back.
-
-        Those of lost connections that nobody will acknowledge are among them: nobody refers to the
-        message any more. Tried until the receipt ends; what was not deleted by then runs again.
-        """
-        for tag, message in list(self._running.items()):
-            if message() is None:
-                self.settle(tag, delete=False)
+        """What is to be deleted or given back, until its receipt ends: then it runs again."""
         for tag, (receipt, _delete) in list(self._to_settle.items()):
             if receipt.received_at + LONGEST_SECONDS <= self._now():
                 self.settled(tag)

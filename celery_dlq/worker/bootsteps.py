@@ -18,7 +18,7 @@ from celery_dlq.events import DeadLettered
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.frames import read_ahead
 from celery_dlq.worker.amqp_properties import read_leniently
-from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, starts_here
+from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.held_back import HeldBack
@@ -118,7 +118,7 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(assembly_of(consumer.app).warn_of_low_limits, consumer.connection)
 
         def tick() -> None:
-            _quietly(guard.look_for_lost, consumer.pool)
+            _quietly(guard.look_for_missing_ends, consumer.pool)
             if self._fetch is not None:
                 _quietly(self._fetch.count, guard.counts)
             _quietly(guard.tick)
@@ -337,11 +337,13 @@ def read_before_put_back(pool: Any, hub: Any) -> None:
     if put_back is None or getattr(inner, "dlq_reads_first", False):
         return
     inner.dlq_reads_first = True
+    if hub is not None:
+        read_on(inner)
     if not FLUSHES_QUEUES and hub is not None:  # without a hub, it is no `AsynPool`
         inner.process_flush_queues = partial(flush_queues, inner, hub)
 
     def on_partial_read(job: Any, process: Any) -> None:
-        if not job._accepted:  # noqa: SLF001 - as the pool itself checks
+        if job._worker_pid is None:  # noqa: SLF001 - nobody said that it began
             _quietly(inner.process_flush_queues, process)
         put_back(job, process)
 

@@ -1,17 +1,21 @@
-"""Counted starts that no pool process has accepted yet.
+"""What a pool was given: the pool says whether it still has it.
 
 The main process counts a job before it hands it to a prefork pool. A lost connection or a
-shutdown drops jobs that no process has taken: these never start and are not charged. A job that
-was written to a process completely will start.
+shutdown drops jobs that no process was given: these never start and are not charged. A job that
+was written to a process will start. A task that the pool has no more, while its message is not
+settled, has an end that Celery never reports: in the pools of this process, an error outside the
+task's body (its result cannot be stored, say) passes all callbacks by.
 
 Source: ``AsynPool.flush`` in
-https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py and ``ApplyResult`` in
-https://github.com/celery/billiard/blob/main/billiard/pool.py
+https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py, ``ApplyResult`` in
+https://github.com/celery/billiard/blob/main/billiard/pool.py and ``apply_target`` in
+https://github.com/celery/celery/blob/main/celery/concurrency/base.py
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from inspect import isgenerator
 from typing import Any
@@ -19,9 +23,14 @@ from typing import Any
 from celery import VERSION
 from celery.concurrency import prefork
 
-from celery_dlq.worker.lifecycle import GuardedRequest
+from celery_dlq.worker.lifecycle import DeliveryState, PooledRequest
 
 _RUN, _TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
+_BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)
+
+ENDED: Future[None] = Future()
+"""What stands for a job that has ended, or never was one."""
+ENDED.set_result(None)
 
 FLUSHES_QUEUES = VERSION >= (5, 5)
 """True if ``AsynPool.process_flush_queues`` reads what a dead process reported.
@@ -66,73 +75,111 @@ def drop_failed(pool: Any, task_id: Any) -> None:
             job.discard()
 
 
-class Dispatched:
-    """Requests that were counted and handed to a prefork pool, until a process accepts them."""
+class AtWork:
+    """Requests that a pool was given, until their messages are settled.
+
+    With threads, greenlets and solo, from the moment at which their thread begins them.
+    """
 
     def __init__(self) -> None:
-        self._jobs: dict[int, tuple[GuardedRequest, Any]] = {}
+        self._requests: set[PooledRequest] = set()
+        self._missed: set[PooledRequest] = set()
+        self.add = self._requests.add  # every task pays for these two
+        self.over = self._requests.discard
 
-    def add(self, request: GuardedRequest, job: Any) -> None:
-        """Track a request that was handed to a pool.
+    def requests(self) -> list[PooledRequest]:
+        """All of them."""
+        return list(self._requests)
 
-        Args:
-            request: Celery's request.
-            job: What the pool's ``apply_async`` returned.
+    def keep(self, pool: Any) -> list[tuple[Any, Any]]:
+        """Keep jobs that Celery is about to forget though they run, or will run.
+
+        It forgets a job that was written to a process and not accepted yet, and version 5.4 every
+        job. Those that look accepted stay.
+
+        Returns:
+            What `kept` puts right again: the jobs with their processes.
         """
-        self._jobs[id(request)] = (request, job)
+        inner: Any = getattr(pool, "_pool", None)
+        if not hasattr(inner, "outbound_buffer"):
+            return []  # only the event loop's pool drops jobs
+        jobs = [job for job in list(inner._cache.values()) if _is_kept(inner, job)]  # noqa: SLF001
+        for job in jobs:
+            job._accepted = True  # noqa: SLF001
+        return [(job, job._write_to) for job in jobs]  # noqa: SLF001
 
-    def accepted(self, request: GuardedRequest) -> None:
-        """Forget a request: a process accepted it, or it ended."""
-        self._jobs.pop(id(request), None)
+    def kept(self, pool: Any, jobs: list[tuple[Any, Any]]) -> list[PooledRequest]:
+        """Give the kept jobs back to the pool as they were, and find what it dropped.
 
-    def requests(self) -> list[GuardedRequest]:
-        """All requests that no process has accepted."""
-        return [request for request, _job in list(self._jobs.values())]
-
-    def before_flush(self, pool: Any) -> list[GuardedRequest]:
-        """Find the requests that Celery is about to drop because no process has accepted them.
-
-        A job that was written to a live process starts all the same: it is marked as accepted,
-        so that the pool keeps it and reports its start and its end.
+        A process that retires leaves the job that it did not take to another one.
 
         Returns:
             The requests that never start.
         """
         inner: Any = getattr(pool, "_pool", None)
+        for job, process in jobs:
+            _put_back(inner, job, process)
         if not hasattr(inner, "outbound_buffer"):
-            return []  # only the event loop's pool drops jobs
-        never: list[GuardedRequest] = []
-        for request, job in list(self._jobs.values()):
-            process = getattr(job, "_write_to", None)
-            if process is not None and not process._is_alive():  # noqa: SLF001 - as the pool checks
-                _read_pending(inner, process)
-            elif process is not None and (_is_written(job) or inner._state == _RUN):  # noqa: SLF001
-                job._accepted = True  # noqa: SLF001 - all that `flush` checks
-                continue
-            if self._jobs.pop(id(request), None) is not None:
-                never.append(request)
-        return never
+            return []
+        given = [one for one in self.requests() if one.dlq_job is not None]
+        return [one for one in given if one.time_start is None and not has(pool, one)]
 
-    def lost(self, pool: Any) -> list[GuardedRequest]:
-        """Forget and return kept requests whose process died before it took the job."""
-        inner: Any = getattr(pool, "_pool", None)
-        never: list[GuardedRequest] = []
-        for request, job in list(self._jobs.values()):
-            process: Any = getattr(job, "_write_to", None)
-            kept = process is not None and job._accepted  # noqa: SLF001
-            if not kept or process._is_alive():  # noqa: SLF001
-                continue
-            _read_pending(inner, process)
-            if self._jobs.pop(id(request), None) is not None:
-                job.discard()
-                never.append(request)
-        return never
+    def missed(self, pool: Any) -> list[PooledRequest]:
+        """Forget and return requests that their pool has no more, though nobody settled them.
 
-    def all_lost(self) -> list[GuardedRequest]:
-        """Forget and return all requests: the pool is gone."""
-        never = self.requests()
-        self._jobs.clear()
-        return never
+        Found twice in a row: where another thread reads results, it may be settling one now.
+        """
+        if getattr(getattr(pool, "_pool", None), "_state", _RUN) != _RUN:
+            return []  # a shutdown gives all back
+        found = set()
+        for request in self.requests():
+            if request.acknowledged:
+                self.over(request)
+            elif request.dlq_state not in _BEING_SETTLED and not has(pool, request):
+                found.add(request)
+        missed, self._missed = self._missed & found, found
+        for request in missed:
+            self.over(request)
+        return list(missed)
+
+    def all_dispatched(self) -> list[PooledRequest]:
+        """Those that no process has accepted."""
+        return [one for one in self.requests() if one.dlq_state is DeliveryState.DISPATCHED]
+
+
+def has(pool: Any, request: PooledRequest) -> bool:
+    """Ask a pool whether it still has a request's task: queued, written to a process, or running.
+
+    True if that cannot be told.
+    """
+    job = request.dlq_job
+    if job is None:
+        return True
+    if isinstance(job, Future):
+        return not job.done()
+    job = job()  # else a weak reference
+    if request.dlq_starts_here:
+        return job is not None and not job.dead  # a greenlet
+    cache = getattr(getattr(pool, "_pool", None), "_cache", None)
+    return cache is None or (job is not None and cache.get(job._job) is job)  # noqa: SLF001
+
+
+def _is_kept(inner: Any, job: Any) -> bool:
+    if job._accepted:  # noqa: SLF001
+        return True
+    # What was written in part is written to its end, unless the pool closes.
+    return job._write_to is not None and (_is_written(job) or inner._state == _RUN)  # noqa: SLF001
+
+
+def _put_back(inner: Any, job: Any, process: Any) -> None:
+    """Give a kept job back to the pool as it was."""
+    if job.ready():
+        return
+    inner._cache.setdefault(job._job, job)  # noqa: SLF001
+    if job._worker_pid is None:  # noqa: SLF001
+        job._accepted = False  # noqa: SLF001
+        if inner._state == _RUN and process not in inner._pool:  # noqa: SLF001
+            inner._put_back(job)  # noqa: SLF001 - it retired meanwhile, without the job
 
 
 def flush_queues(inner: Any, hub: Any, process: Any) -> None:
@@ -156,13 +203,32 @@ def _reported(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
             yield reader.recv()
 
 
+def read_on(inner: Any) -> None:
+    """Let a prefork pool go on reading a result of which a lost connection came in the midst.
+
+    Celery forgets what it has read of it, takes the rest for the beginning of another one, and
+    never handles a result of that process again.
+
+    Source: ``Hub.reset`` in https://github.com/celery/kombu/blob/main/kombu/asynchronous/hub.py,
+    ``ResultHandler._make_process_result`` in
+    https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
+    """
+    handler = inner._result_handler  # noqa: SLF001
+    begun: dict[int, tuple[Any, Any]] = {}
+    read = handler._recv_message  # noqa: SLF001
+
+    def recv_message(add_reader: Any, fd: int, callback: Any) -> Any:
+        process = inner._fileno_to_outq.get(fd)  # noqa: SLF001
+        of, reader = begun.get(fd, (None, None))
+        if reader is None or reader.gi_frame is None or of is not process:
+            reader = read(add_reader, fd, callback)
+            begun[fd] = process, reader
+        return reader
+
+    handler._recv_message = recv_message  # noqa: SLF001
+
+
 def _is_written(job: Any) -> bool:
     writer = getattr(job, "_writer", None)
     generator = writer() if writer is not None else None
     return generator is None or generator.gi_frame is None
-
-
-def _read_pending(inner: Any, process: Any) -> None:
-    """Read what a dead process reported: it may have accepted its job."""
-    with suppress(OSError, ValueError):
-        inner.process_flush_queues(process)

@@ -101,12 +101,7 @@ def _watch_closing(consumer: Any, guard: Guard, on_close: Callable[[], None]) ->
 
     def on_connection_closed() -> None:
         on_close()
-        try:
-            guard.pool_is_flushed(consumer.pool)
-        except Exception:
-            guard.failed("flush")
-            logger.exception("Tasks that never started may be charged")
-        celerys_on_close()
+        guard.pool_flushes(consumer.pool, celerys_on_close)
 
     consumer.on_close = consumer.blueprint.on_close = on_connection_closed
 

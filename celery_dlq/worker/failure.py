@@ -103,6 +103,13 @@ def time_limit_failure(seconds: float | None) -> Failure:
     return Failure(end, qualified_name(TimeLimitExceeded), text, None)
 
 
+def missing_end_failure(exc: BaseException | None) -> Failure:
+    """Describe an end that Celery did not report: an error outside the task's body, if known."""
+    said = dropped_failure(exc, "no error is known")
+    end = End(outcome=Outcome.VANISHED, final=False, text="its end was not reported")
+    return Failure(end, said.exception_type, said.exception_message)
+
+
 def unwrapped(exc: BaseException) -> BaseException:
     """The original exception: billiard wraps it to carry the traceback."""
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc

@@ -8,12 +8,10 @@ in this module is logged; it neither fails a task nor acknowledges a message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
-from celery.worker import state
 
 from celery_dlq.backends.base import Clock, DeliveryCounter, MessageKey
 from celery_dlq.headers import (
@@ -43,7 +41,7 @@ from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message, captured, message_id
 from celery_dlq.worker.circuit_watch import CircuitWatch
 from celery_dlq.worker.demands import Demands
-from celery_dlq.worker.dispatched import Dispatched
+from celery_dlq.worker.dispatched import AtWork
 from celery_dlq.worker.exceptions import ExceptionRules
 from celery_dlq.worker.failure import Failure, failure_of
 from celery_dlq.worker.history import history_of, last_number
@@ -54,6 +52,7 @@ from celery_dlq.worker.lifecycle import (
     DeliveryState,
     GuardedRequest,
     InFlight,
+    PooledRequest,
     WaitsForStore,
 )
 from celery_dlq.worker.periodic import PeriodicTasks
@@ -67,7 +66,6 @@ logger = get_logger("celery_dlq.worker")
 
 _RUN = Run()
 _MAX_REDRIVE_ID_CHARS = 64
-_MAX_LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +137,7 @@ class Guard:
         self.holding = holding
         self._circuits = circuits
         self.demands = demands
-        self._dispatched = Dispatched()
-        self.accepted = self._dispatched.accepted  # a process accepted a request, or it is over
+        self.at_work = AtWork()
         self._starts = Starts(
             counter, clock, self._counts, flags_redelivery=flags_redelivery, running=self._running
         )
@@ -173,39 +170,53 @@ class Guard:
             return verdict
         return self._refused(request, in_flight, verdict)
 
-    def dispatched(self, request: GuardedRequest, job: Any, *, dropped: bool) -> None:
-        """Track a counted request that was handed to a pool, until a process accepts it.
+    def pool_flushes(self, pool: Any, flush: Callable[[], None]) -> None:
+        """Let Celery drop what no process was given: the pool closes, or the connection is lost."""
+        jobs = self._flushing(lambda: self.at_work.keep(pool))
+        try:
+            flush()
+        finally:
+            self._flushing(lambda: self.never_started(self.at_work.kept(pool, jobs or [])))
 
-        Args:
-            request: Celery's request.
-            job: What the pool returned.
-            dropped: True if the pool was closed in the meantime and dropped it.
-        """
-        if dropped:
-            self._take_back([request])
-        elif hasattr(job, "_accepted"):
-            self._dispatched.add(request, job)
-            if request.dlq_state is not DeliveryState.DISPATCHED:  # a result thread was faster
-                self.accepted(request)
-
-    def pool_is_flushed(self, pool: Any) -> None:
-        """Uncount what Celery is about to drop: the pool closes, or the connection is lost."""
-        self._take_back(self._dispatched.before_flush(pool))
+    def _flushing(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except Exception:
+            self.failed("flush")
+            logger.exception("Tasks that never started may be charged")
 
     def pool_is_gone(self) -> None:
         """Uncount all that never started: the pool is gone."""
-        self._take_back(self._dispatched.all_lost())
+        self.never_started(self.at_work.all_dispatched())
 
-    def look_for_lost(self, pool: Any) -> None:
-        """Uncount jobs whose process died before it took them; called once a second."""
-        self._take_back(self._dispatched.lost(pool))
-
-    def _take_back(self, requests: list[GuardedRequest]) -> None:
+    def never_started(self, requests: list[PooledRequest]) -> None:
         """Uncount starts that never happened; the broker redelivers their messages."""
         for request in requests:
-            request.dlq_move(DeliveryState.NEW)
-            self._starts.take_back(request)
+            if request.dlq_state is DeliveryState.DISPATCHED:
+                request.dlq_move(DeliveryState.NEW)
+            self.uncount(request)
+            request.dlq_put_off()
             logger.debug("Task %s never started here: it is not charged", request.id)
+
+    def uncount(self, request: GuardedRequest) -> None:
+        """Take back the count of a start that did not happen."""
+        self._starts.take_back(request)
+
+    def look_for_missing_ends(self, pool: Any) -> None:
+        """Give back messages whose end Celery never reports; called once a second."""
+        for request in self.at_work.missed(pool):
+            request.dlq_end_is_missing()
+
+    def end_is_missing(self, request: GuardedRequest, failure: Failure) -> None:
+        """Record a delivery that ended nobody knows how; its message is delivered again."""
+        if request.dlq_state is DeliveryState.DISPATCHED:
+            self.uncount(request)
+            return
+        self.end(request, failure, requeued=True)
+        resolved = self._policies.of(request.delivery_info, request.task)
+        if resolved.policy is None:  # else it is counted already
+            outcome = Outcome.VANISHED.value
+            self._counts.count(DELIVERIES, resolved.queue, outcome, request.task.name)
 
     def failed(self, operation: str) -> None:
         """Count an internal error; the caller logs it."""
@@ -398,16 +409,8 @@ class Guard:
 
     def _running(self) -> list[InFlight]:
         """The messages that run, or are about to run, on this worker."""
-        active: list[Any] = []
-        for _ in range(_MAX_LOOKS):
-            with suppress(RuntimeError):  # a thread of the pool begins one
-                active = [*state.active_requests]
-                break
-        in_flight = (
-            getattr(request, "dlq_in_flight", None)
-            for request in (*self._dispatched.requests(), *active)
-        )
-        return [one for one in in_flight if one is not None]
+        found = (request.dlq_in_flight for request in self.at_work.requests())
+        return [one for one in found if one is not None]
 
     def _redrive_succeeded(self, redrive_id: object) -> None:
         if isinstance(redrive_id, str) and len(redrive_id) <= _MAX_REDRIVE_ID_CHARS:

@@ -174,3 +174,22 @@ class GuardedRequest(WaitsForStore, Protocol):
 
     def dlq_move(self, state: DeliveryState) -> None:
         """Change the state, if the transition is legal."""
+
+
+class PooledRequest(GuardedRequest, Protocol):
+    """A request that a pool was given.
+
+    Attributes:
+        dlq_starts_here: True if the pool runs tasks in this process.
+        dlq_job: What the pool made of it: a future, or a weak reference to its job or greenlet;
+            ``None`` until it was given to the pool.
+    """
+
+    dlq_starts_here: bool
+    dlq_job: Any
+
+    def dlq_put_off(self) -> bool:
+        """Let the message wait for another start; False if it goes back to its queue."""
+
+    def dlq_end_is_missing(self) -> None:
+        """Give the message back: its pool has its task no more, and did not say how it ended."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
@@ -33,11 +35,12 @@ from celery_dlq.errors import MaxDeliveriesExceeded
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die, End, PutOff, Run
 from celery_dlq.record import Outcome, Reason
-from celery_dlq.worker.dispatched import drop_failed, is_closed
+from celery_dlq.worker.dispatched import ENDED, drop_failed, is_closed
 from celery_dlq.worker.failure import (
     Failure,
     dropped_failure,
     failure_of,
+    missing_end_failure,
     time_limit_failure,
 )
 from celery_dlq.worker.guard import Guard, Refusal
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
         store_errors: Any
         _apply_result: Any
         _already_revoked: bool
+        _already_cancelled: bool
         execute_using_pool: Any
         on_success: Any
         _context: Any
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
         def reject(self, requeue: Any = ...) -> None: ...
         def revoked(self) -> Any: ...
         def terminate(self, pool: Any, signal: Any = ...) -> None: ...
+        def cancel(self, *args: Any, **kwargs: Any) -> Any: ...
         def send_event(self, name: str, **fields: Any) -> None: ...
         def _announce_revoked(
             self, reason: Any, terminated: Any, signum: Any, expired: Any
@@ -115,6 +120,7 @@ class DeadLetterRequest(_Base):
         dlq_starts_here: True if the pool reports a start right before the task, where it runs.
         dlq_state: The delivery's state; changed by `dlq_move` only.
         dlq_in_flight: The guarded message, from its start on.
+        dlq_job: What the pool made of it; see `celery_dlq.worker.dispatched.has`.
     """
 
     dlq_guard: Guard
@@ -124,7 +130,9 @@ class DeadLetterRequest(_Base):
     dlq_starts_here = False
     dlq_state = DeliveryState.NEW
     dlq_in_flight: InFlight | None = None
+    dlq_job: Any = None
 
+    _dlq_cancelled = False  # by a lost connection or a shutdown
     _dlq_terminated = False  # an operator had it terminated, and its letter is made
     _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
     _dlq_let_go: Callable[[], Any] | None = None  # called once the wait for the store is over
@@ -135,8 +143,9 @@ class DeadLetterRequest(_Base):
         if "execute_using_pool" in own:
             wrap = _counted if cls.dlq_counted else _if_ours
             cls.execute_using_pool = wrap(own["execute_using_pool"])
-        if cls.dlq_counted and "on_success" in own:
-            cls.on_success = _forgetting(own["on_success"])
+        if "on_success" in own:
+            on_success = _forgetting(own["on_success"]) if cls.dlq_counted else own["on_success"]
+            cls.on_success = _unless_killed(on_success) if cls.dlq_starts_here else on_success
 
     def dlq_move(self, state: DeliveryState) -> None:
         """Change the state; an illegal transition is logged and counted, and changes nothing.
@@ -146,8 +155,6 @@ class DeadLetterRequest(_Base):
         before = self.dlq_state
         if state in NEXT[before]:
             self.dlq_state = state
-            if before is _S.DISPATCHED:
-                self.dlq_guard.accepted(self)
             return
         self.dlq_guard.failed("transition")
         logger.error(
@@ -161,7 +168,7 @@ class DeadLetterRequest(_Base):
     def on_accepted(self, pid: Any, time_accepted: Any) -> Any:
         """A pool process starts the task; in a pool inside this process, the task runs next."""
         if self.dlq_starts_here and self.dlq_state is _S.NEW:
-            self._dlq_begin_here()
+            self._dlq_begin_here(pid)
         elif self.dlq_state is not _S.RUNNING:
             self.dlq_move(_S.RUNNING)
         return super().on_accepted(pid, time_accepted)
@@ -185,6 +192,7 @@ class DeadLetterRequest(_Base):
                 super().acknowledge()
         elif self.dlq_state not in HELD:
             super().acknowledge()
+            self.dlq_guard.at_work.over(self)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Reject; a death is acknowledged instead, once its letter is stored.
@@ -261,7 +269,7 @@ class DeadLetterRequest(_Base):
         if not self._dlq_may_be_dispatched():
             raise TaskRevokedError(self.id)
         try:
-            job = execute()
+            return self._dlq_give(execute, pool)
         except NotStartedError as exc:
             raise TaskRevokedError(self.id) from exc
         except TaskRevokedError:
@@ -270,8 +278,23 @@ class DeadLetterRequest(_Base):
             if self.time_start is not None or not self.dlq_not_started(pool, exc):
                 raise
             raise TaskRevokedError(self.id) from exc
-        if not self.dlq_starts_here and self.dlq_in_flight is not None:
-            self.dlq_guard.dispatched(self, job, dropped=job is None and is_closed(pool))
+
+    def _dlq_give(self, execute: Callable[[], Any], pool: Any) -> Any:
+        """Hand the task to the pool, and note what the pool can be asked about it."""
+        self.dlq_job = job = None
+        try:
+            job = execute()
+        except BaseException:
+            if not self.dlq_starts_here:
+                self.dlq_put_off()
+            raise
+        finally:
+            if self.dlq_starts_here and not pool.is_green:  # a greenlet notes itself
+                self.dlq_job = getattr(job, "f", ENDED)  # solo is done with it
+        if hasattr(job, "_accepted"):
+            self.dlq_job = self._apply_result
+        elif job is None and not self.dlq_starts_here and is_closed(pool):
+            self.dlq_guard.never_started([self])
         return job
 
     def _dlq_may_be_dispatched(self) -> bool:
@@ -279,19 +302,20 @@ class DeadLetterRequest(_Base):
         if not self.dlq_starts_here:
             return self.dlq_begin()
         # Held here already, in order: threads would mix it up.
-        return not self.dlq_guard.holding.holds or self._dlq_may_start()
+        return not self.dlq_guard.holding.holds or self._dlq_may_start(begins=False)
 
-    def dlq_execute_if_ours(self, execute: Callable[[], Any]) -> Any:
+    def dlq_execute_if_ours(self, execute: Callable[[], Any], pool: Any) -> Any:
         """Hand a task that is not counted to the pool, unless another worker owns its message."""
         if nothing_starts():
             raise TaskRevokedError(self.id)
         holds = self.dlq_guard.holding.holds
         if holds and self._dlq_is_revoked():
             raise TaskRevokedError(self.id)
-        if (holds or not self.dlq_starts_here) and not self._dlq_may_start():
+        begins = not self.dlq_starts_here
+        if (holds or begins) and not self._dlq_may_start(begins=begins):
             raise TaskRevokedError(self.id)
         try:
-            return execute()
+            return self._dlq_give(execute, pool)
         except NotStartedError as exc:
             raise TaskRevokedError(self.id) from exc
 
@@ -321,17 +345,25 @@ class DeadLetterRequest(_Base):
             logger.exception("Task %s is not guarded this time, it runs", self.id)
             start = Run()
         if isinstance(start, Run):
+            waited = self.dlq_in_flight is not None and not self.dlq_in_flight.first
+            if waited and not self._dlq_is_ours():
+                self.dlq_guard.uncount(self)
+                return False
             self.dlq_move(_S.RUNNING if self.dlq_starts_here else _S.DISPATCHED)
             return True
-        if isinstance(start, PutOff):
-            self.dlq_later(self)
-        else:
+        if not isinstance(start, PutOff):
             self._dlq_end_at_start(start)
+        elif self.dlq_put_off():
+            self.dlq_later(self)
         return False
 
-    def _dlq_may_start(self) -> bool:
-        """False if another worker owns the message, an operator ends it, or a hold takes it."""
-        if not self._dlq_is_ours():
+    def _dlq_may_start(self, *, begins: bool = True) -> bool:
+        """False if another worker owns the message, an operator ends it, or a hold takes it.
+
+        Args:
+            begins: The pool gets it now, or has it; from now on a lost connection leaves it here.
+        """
+        if not self._dlq_is_ours() or (begins and not self._dlq_is_begun()):
             return False
         guard = self.dlq_guard
         if guard.demands.known and self._dlq_is_demanded():
@@ -351,7 +383,7 @@ class DeadLetterRequest(_Base):
         if held.stored:
             self.dlq_move(_S.DONE)
             self._dlq_discard()
-        else:
+        elif self.dlq_put_off():
             self.dlq_held_back(self, held)
         return True
 
@@ -412,21 +444,76 @@ class DeadLetterRequest(_Base):
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""
-        leases = getattr(self.message.channel, "dlq_leases", None)  # not of every broker
-        if leases is None:
-            return True
-        tag = self.message.delivery_tag
-        if leases.still_holds(tag):
-            if not leases.is_known(tag):
-                self.delivery_info["redelivered"] = True  # so that its count is awaited
+        if self._dlq_is_held_here():
             return True
         logger.info("Task %s does not start here: its message went back to its queue", self.id)
-        self.dlq_move(_S.DONE)
-        self._dlq_discard()  # frees its place in the prefetch window, and nothing else
+        if hasattr(self.message.channel, "dlq_leases"):
+            self.dlq_move(_S.DONE)
+            self._dlq_discard()  # frees its place in the prefetch window, and nothing else
+        else:
+            self._dlq_leave()
         return False
 
-    def _dlq_begin_here(self) -> None:
+    def _dlq_is_held_here(self) -> bool:
+        channel = self.message.channel
+        leases = getattr(channel, "dlq_leases", None)
+        if leases is None:  # a broker gives back what a closed channel delivered
+            return getattr(channel, "connection", True) is not None
+        tag = self.message.delivery_tag
+        if not leases.still_holds(tag):
+            return False
+        if not leases.is_known(tag):
+            self.delivery_info["redelivered"] = True  # so that its count is awaited
+        return True
+
+    def _dlq_is_begun(self) -> bool:
+        """Take the message to work; False if a lost connection gives it back at this moment."""
+        leases = getattr(self.message.channel, "dlq_leases", None)
+        if leases is not None and not leases.begin(self.message.delivery_tag):
+            self._dlq_leave()
+            return False
+        self.dlq_guard.at_work.add(self)
+        return True
+
+    def dlq_put_off(self) -> bool:
+        """Let the message wait for another start; False if its lost connection gives it back."""
+        self.dlq_guard.at_work.over(self)
+        leases = getattr(self.message.channel, "dlq_leases", None)
+        if leases is None or leases.put_off(self.message.delivery_tag):
+            return True
+        self._dlq_leave()
+        return False
+
+    def _dlq_leave(self) -> None:
+        """Do nothing more with a message that goes back to its queue; it is not this worker's."""
+        self.dlq_move(_S.DONE)
+        task_ready(self)
+        self.acknowledged = True
+
+    def dlq_end_is_missing(self) -> None:
+        """Give the message back: its pool has its task no more, and did not say how it ended."""
+        if self.dlq_state in (_S.NEW, _S.DISPATCHED, _S.RUNNING) and not self._already_cancelled:
+            failed = isinstance(self.dlq_job, Future) and self.dlq_job.exception()
+            failure = missing_end_failure(failed or None)
+            _guarded(self.dlq_guard.end_is_missing, self, failure)
+            logger.error(
+                "Celery did not report how task %s ended, and its pool does not run it any more "
+                "(%s): its message goes back to its queue and is delivered again",
+                self.id,
+                failure.exception_message,
+            )
+            self.dlq_move(_S.DONE)
+        task_ready(self)
+        if self._dlq_is_held_here():
+            super().reject(requeue=True)
+        self.acknowledged = True
+
+    def _dlq_begin_here(self, pid: Any) -> None:
         """Count the start; if it may not happen, leave the pool's thread by an exception."""
+        greenlet = sys.modules.get("greenlet")
+        current = None if greenlet is None else greenlet.getcurrent()
+        if id(current) == pid:  # as pools of greenlets name them
+            self.dlq_job = ref(current)
         begins = self.dlq_begin if self.dlq_counted else self._dlq_may_start
         if is_stopping() or not begins():
             raise _silent_exit()(self.id)
@@ -434,6 +521,8 @@ class DeadLetterRequest(_Base):
             self.dlq_move(_S.RUNNING)
 
     def _dlq_end_at_start(self, refusal: Refusal) -> None:
+        if not self.dlq_starts_here:
+            self.dlq_job = ENDED  # the pool never gets it
         settle = partial(self.dlq_settle_copy, refusal.dead_letter_queue)
         if isinstance(refusal.verdict, Die):
             settle = partial(self.dlq_settle, refusal.verdict, refusal.dead_letter_queue)
@@ -620,6 +709,11 @@ class DeadLetterRequest(_Base):
             self.dlq_move(_S.DONE)
         announce()
 
+    def cancel(self, *args: Any, **kwargs: Any) -> Any:
+        """A lost connection or a shutdown ends a running task; a greenlet ends in here."""
+        self._dlq_cancelled = True
+        return super().cancel(*args, **kwargs)
+
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any:
         """A cold or soft shutdown, or a lost connection, cancels a running task.
 
@@ -734,7 +828,7 @@ def _if_ours(execute: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(execute)
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
-        return self.dlq_execute_if_ours(partial(execute, self, pool, **kwargs))
+        return self.dlq_execute_if_ours(partial(execute, self, pool, **kwargs), pool)
 
     return execute_using_pool
 
@@ -769,5 +863,21 @@ def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:
         if ours:
             self.dlq_guard.returned(self)
         return result
+
+    return wrapper
+
+
+def _unless_killed(on_success: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``on_success``: a greenlet that a cancellation kills reports a success, of its own form.
+
+    Source: ``_make_killable_target`` in
+    https://github.com/celery/celery/blob/main/celery/concurrency/gevent.py
+    """
+
+    @wraps(on_success)
+    def wrapper(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        if self._dlq_cancelled and failed__retval__runtime[0] is False:
+            return None
+        return on_success(self, failed__retval__runtime, **kwargs)
 
     return wrapper

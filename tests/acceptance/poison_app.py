@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ import billiard.pool
 import redis
 from celery import Celery
 from celery.exceptions import Ignore, Reject
+from celery.signals import worker_process_shutdown
 from celery.worker.request import Request
 from kombu import Exchange, Queue
 
@@ -358,6 +360,28 @@ def fails_late(key: str, seconds: float) -> None:
     trace("ran", key)
     time.sleep(seconds)
     raise LookupError("no price")
+
+
+@app.task(resultrepr_maxsize=1 << 20)
+def returns_much(key: str) -> str:
+    """Stop the worker, and this process while it reports its result through a full pipe."""
+    trace("ran", key)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return "x" * (1 << 17)
+
+
+@app.task
+def retires_slowly(key: str, seconds: float) -> str:
+    """Keep this process for some time after the last of its tasks."""
+    trace("ran", key)
+
+    def linger(**_: Any) -> None:
+        trace("retires", key)
+        time.sleep(seconds)
+
+    worker_process_shutdown.connect(linger, weak=False)
+    return key
 
 
 @app.task

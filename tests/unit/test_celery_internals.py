@@ -7,7 +7,6 @@ import pickle
 import re
 import socket
 import sys
-import weakref
 from typing import Any
 
 import amqp
@@ -19,9 +18,9 @@ from celery import VERSION, Celery, shared_task, signals
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.routes import MapRoute
 from celery.app.task import Context, Task
-from celery.app.trace import build_tracer
+from celery.app.trace import build_tracer, fast_trace_task
 from celery.apps import worker as celery_apps_worker
-from celery.concurrency import asynpool
+from celery.concurrency import asynpool, thread
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import apply_target
 from celery.events.dispatcher import EventDispatcher, group_from
@@ -156,7 +155,7 @@ def test_the_consumer_drops_messages_through_these_methods() -> None:
 
 
 def test_a_pool_drops_what_no_process_accepted() -> None:
-    """`Dispatched.before_flush` says first what will start all the same."""
+    """`AtWork.keep` says first what will start all the same."""
     flush = inspect.getsource(AsynPool.flush)
     assert "if not job._accepted:" in flush
     assert "job.discard()" in flush
@@ -517,16 +516,37 @@ def test_py_amqp_and_kombu_read_frames_as_we_do_in_their_place() -> None:
         hub.close()
 
 
-def test_a_request_and_its_job_say_whether_it_is_at_work() -> None:
-    """What a lost connection leaves running is held; a weak reference says when it ended."""
+def test_a_pool_can_be_asked_for_what_it_was_given() -> None:
+    """A prefork pool by its cache, threads by a future, greenlets by the greenlet itself."""
     made = inspect.getsource(create_request_cls)
     assert "self._apply_result = maybe(ref, result)" in made
-    assert "__weakref__" in Request.__slots__
     assert Request._apply_result is None
     assert ApplyResult._write_to is None
-    assert inspect.getsource(state.task_accepted).count("active_requests") >= 1
-    assert isinstance(state.active_requests, weakref.WeakSet)
-    assert isinstance(state.reserved_requests, weakref.WeakSet)
+    assert inspect.getsource(ApplyResult.__init__).count("cache[self._job] = self") == 1
+    assert "self._cache.pop(self._job, None)" in inspect.getsource(ApplyResult._set)
+    assert "return ApplyResult(f)" in inspect.getsource(thread.TaskPool.on_apply)
+    assert "accept_callback(pid or getpid(), monotonic())" in inspect.getsource(apply_target)
+
+
+def test_a_greenlet_that_is_killed_reports_a_success_of_its_own_form() -> None:
+    """Results of tasks begin with a number."""
+    gevent = pytest.importorskip("celery.concurrency.gevent")
+    if not hasattr(gevent.TaskPool, "_make_killable_target"):
+        return  # Celery 5.4 kills none
+    killable = inspect.getsource(gevent.TaskPool._make_killable_target)
+    assert "return (False, None, None)" in killable
+    assert "id(getcurrent())" in inspect.getsource(gevent.TaskPool.__init__)
+    assert "return (1, R, T) if I else (0, Rstr, T)" in inspect.getsource(fast_trace_task)
+    cancel = inspect.getsource(Request.cancel)
+    assert cancel.index("terminate_job") < cancel.index("_announce_cancelled")
+
+
+def test_a_result_is_read_by_a_generator_that_the_hub_forgets_when_it_is_reset() -> None:
+    """We keep it."""
+    made = inspect.getsource(asynpool.ResultHandler._make_process_result)
+    assert "recv_message = self._recv_message" in made
+    assert "it = recv_message(add_reader, fileno, on_state_change)" in made
+    assert "self.readers.clear()" in inspect.getsource(Hub)
 
 
 def test_a_channel_that_closes_restores_and_acknowledges_as_we_override_it() -> None:

@@ -2,125 +2,196 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import struct
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.pool import ApplyResult
 from billiard.queues import _SimpleQueue
 from celery.concurrency import prefork, solo
 from celery.concurrency.asynpool import AsynPool, ResultHandler
 
 from celery_dlq.worker.bootsteps import read_before_put_back
 from celery_dlq.worker.dispatched import (
-    Dispatched,
+    ENDED,
+    AtWork,
     drop_failed,
     flush_queues,
+    has,
     is_closed,
+    read_on,
     starts_here,
 )
+from celery_dlq.worker.lifecycle import DeliveryState
 
 
 class Process:
     """A pool process."""
 
-    def __init__(self, *, alive: bool = True) -> None:
-        self.alive = alive
-
-    def _is_alive(self) -> bool:
-        return self.alive
-
 
 class Inner:
     """The part of Celery's ``AsynPool`` that is used."""
 
-    def __init__(self, state: int = 0) -> None:
+    def __init__(self, *processes: Process, state: int = 0) -> None:
         self._state = state
+        self._pool = list(processes)
+        self._cache: dict[int, Any] = {}
         self.outbound_buffer: list[Any] = []
-        self.said: list[Any] = []
 
-    def process_flush_queues(self, process: Process) -> None:
-        """Handle what the process sent before it died."""
-        for handle in self.said:
-            handle()
+    def _put_back(self, job: Any) -> None:
+        self.outbound_buffer.append(job)
+
+    def give(
+        self, process: Process | None, *, writing: bool = False, pid: int | None = None
+    ) -> Any:
+        """A job, maybe written to a process, whole or in part, or accepted by one."""
+        job = ApplyResult(self._cache, None)
+        generator = SimpleNamespace(gi_frame=object() if writing else None)
+        job._write_to, job._writer = process, lambda: generator
+        job._accepted, job._worker_pid = pid is not None, pid
+        return job
+
+    def flush(self) -> None:
+        """Forget what no process accepted."""
+        for job in list(self._cache.values()):
+            if not job._accepted:
+                job.discard()
 
 
-def a_job(process: Process | None = None, *, writing: bool = False) -> Any:
-    """A job, maybe written to a process, whole or in part."""
-    generator = SimpleNamespace(gi_frame=object() if writing else None)
-    return SimpleNamespace(
-        _write_to=process,
-        _accepted=False,
-        _writer=lambda: generator,
-        discarded=[],
-        discard=lambda: None,
+def a_request(job: Any, **more: Any) -> Any:
+    """A request that a pool was given."""
+    return Request(
+        dlq_job=job,
+        dlq_starts_here=False,
+        dlq_state=DeliveryState.DISPATCHED,
+        acknowledged=False,
+        time_start=None,
+        **more,
     )
 
 
-def before_flush(job: Any, inner: Inner | None = None) -> tuple[bool, bool]:
-    """Return if the job never starts, and if the pool keeps it."""
-    dispatched, request = Dispatched(), SimpleNamespace(name="request")
-    dispatched.add(request, job)
-    never = dispatched.before_flush(SimpleNamespace(_pool=inner or Inner()))
-    assert dispatched.requests() == ([] if never else [request])
-    return never == [request], job._accepted
+class Request(SimpleNamespace):
+    """Celery's, as far as it is looked at."""
+
+    __hash__ = object.__hash__
 
 
 @pytest.mark.parametrize(
-    ("job", "state", "expected"),
+    ("written", "writing", "state", "stays"),
     [
-        (a_job(), 0, (True, False)),  # not written: dropped
-        (a_job(Process()), 0, (False, True)),  # written: it will start
-        (a_job(Process()), 1, (False, True)),  # the same in a pool that closes
-        (a_job(Process(), writing=True), 0, (False, True)),  # Celery writes the rest of it
-        (a_job(Process(), writing=True), 1, (True, False)),  # it does not, once the pool closes
-        (a_job(Process(alive=False)), 0, (True, False)),  # nobody is left to start it
+        (False, False, 0, False),  # not written: dropped
+        (True, False, 0, True),  # written: it will start
+        (True, False, 1, True),  # the same in a pool that closes
+        (True, True, 0, True),  # Celery writes the rest of it
+        (True, True, 1, False),  # it does not, once the pool closes
     ],
 )
 def test_what_is_dropped_before_it_starts(
-    job: Any, state: int, expected: tuple[bool, bool]
+    *, written: bool, writing: bool, state: int, stays: bool
 ) -> None:
-    """Only what no process can start any more is given back."""
-    assert before_flush(job, Inner(state)) == expected
+    """Only what no process was given; and the pool has the others as before."""
+    process = Process()
+    inner, at_work = Inner(process, state=state), AtWork()
+    job = inner.give(process if written else None, writing=writing)
+    request = a_request(weakref.ref(job))
+    at_work.add(request)
+    pool = SimpleNamespace(_pool=inner)
+
+    kept = at_work.keep(pool)
+    inner.flush()
+    never = at_work.kept(pool, kept)
+
+    assert never == ([] if stays else [request])
+    assert list(inner._cache.values()) == ([job] if stays else [])
+    assert not job._accepted
+    assert inner.outbound_buffer == []
 
 
-def test_a_process_that_took_its_job_before_it_died_has_started_it() -> None:
-    """It says so with its last words, which are read first."""
-    dispatched, request, inner = Dispatched(), SimpleNamespace(), Inner()
-    dispatched.add(request, a_job(Process(alive=False)))
-    inner.said.append(lambda: dispatched.accepted(request))
-    assert dispatched.before_flush(SimpleNamespace(_pool=inner)) == []
+def test_a_process_that_retires_meanwhile_leaves_its_job_to_another() -> None:
+    """Else the job would wait for a process that is gone."""
+    inner, at_work = Inner(), AtWork()
+    job = inner.give(Process())
+    pool = SimpleNamespace(_pool=inner)
+    assert at_work.kept(pool, at_work.keep(pool)) == []
+    assert inner.outbound_buffer == [job]
 
 
-def test_a_process_that_dies_before_it_takes_a_job_that_was_kept_never_starts_it() -> None:
-    """Noticed within a second."""
-    dispatched, request, process = Dispatched(), SimpleNamespace(), Process()
-    pool = SimpleNamespace(_pool=Inner())
-    dispatched.add(request, a_job(process))
-    assert dispatched.lost(pool) == []
-    dispatched.before_flush(pool)
-    assert dispatched.lost(pool) == []
-    process.alive = False
-    assert dispatched.lost(pool) == [request]
-    assert dispatched.requests() == []
+def test_a_job_that_runs_is_kept_where_celery_forgets_all() -> None:
+    """Celery 5.4 clears the cache of its pool; then it would not handle the result."""
+    inner, at_work = Inner(), AtWork()
+    job = inner.give(Process(), pid=4711)
+    pool = SimpleNamespace(_pool=inner)
+    kept = at_work.keep(pool)
+    inner._cache.clear()
+    assert at_work.kept(pool, kept) == []
+    assert (list(inner._cache.values()), job._accepted) == ([job], True)
+    assert inner.outbound_buffer == []
 
 
 def test_nothing_is_given_back_in_pools_that_drop_nothing() -> None:
     """A pool with threads of its own works off what it has; only its end is the end."""
-    dispatched, request = Dispatched(), SimpleNamespace()
-    dispatched.add(request, a_job())
-    assert dispatched.before_flush(SimpleNamespace(_pool=SimpleNamespace(_state=0))) == []
-    assert dispatched.all_lost() == [request]
-    assert dispatched.requests() == []
+    at_work, request = AtWork(), a_request(None)
+    at_work.add(request)
+    pool = SimpleNamespace(_pool=SimpleNamespace(_state=0))
+    assert at_work.kept(pool, at_work.keep(pool)) == []
+    assert at_work.all_dispatched() == [request]
+
+
+class Greenlet:
+    """One that has ended, or not."""
+
+    dead = False
+
+
+def test_a_pool_knows_what_it_still_has() -> None:
+    """Whatever refers to the request; and where it cannot tell, it has it."""
+    inner, future, greenlet = Inner(), Future[None](), Greenlet()
+    pool, job = SimpleNamespace(_pool=inner), inner.give(None)
+    here = a_request(weakref.ref(greenlet))
+    here.dlq_starts_here = True
+    requests = [a_request(weakref.ref(job)), a_request(future), here]
+    unknown = [a_request(None), a_request(weakref.ref(job))]
+    assert all(has(pool, one) for one in requests)
+    assert has(SimpleNamespace(_pool=None), unknown[1])
+
+    job.discard()
+    future.set_result(None)
+    greenlet.dead = True  # type: ignore[misc]
+    assert not any(has(pool, one) for one in requests)
+    assert has(pool, unknown[0])
+    del job, greenlet
+    gc.collect()
+    assert not has(pool, requests[0])
+    assert not has(pool, requests[2])
+
+
+def test_a_request_whose_end_nobody_reports_is_found_at_the_second_look() -> None:
+    """Not one that was settled, whose end is handled right now, or whose letter waits."""
+    at_work, pool = AtWork(), SimpleNamespace(_pool=None)
+    missed, settled, ending, waiting = (a_request(ENDED) for _ in range(4))
+    settled.acknowledged = True
+    ending.dlq_state, waiting.dlq_state = DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE
+    for one in (missed, settled, ending, waiting):
+        at_work.add(one)
+    assert at_work.missed(pool) == []
+    assert at_work.missed(pool) == [missed]
+    assert at_work.missed(pool) == []
+    assert {*at_work.requests()} == {ending, waiting}
+    assert at_work.missed(SimpleNamespace(_pool=Inner(state=1))) == []
 
 
 def test_a_closed_pool_is_known() -> None:
     """Only billiard's pools have that state."""
-    assert is_closed(SimpleNamespace(_pool=Inner(1)))
-    assert not is_closed(SimpleNamespace(_pool=Inner(0)))
+    assert is_closed(SimpleNamespace(_pool=Inner(state=1)))
+    assert not is_closed(SimpleNamespace(_pool=Inner()))
     assert is_closed(prefork.TaskPool(1)), "expected a pool that is gone to be closed"
     assert not is_closed(solo.TaskPool(1))
     assert not is_closed(SimpleNamespace(_pool=None))
@@ -159,8 +230,13 @@ class Reading:
         self.readers: dict[int, Any] = {}  # the event loop's
         self.read: list[Any] = []
         self.put_back: list[Any] = []
-        self._result_handler = SimpleNamespace(on_state_change=self.on_state_change)
-        self.job = SimpleNamespace(_accepted=False)
+        self._result_handler = SimpleNamespace(
+            on_state_change=self.on_state_change,
+            handle_event=None,
+            _recv_message=partial(ResultHandler._recv_message, SimpleNamespace(handle_event=None)),
+        )
+        self._fileno_to_outq = {self.fd: object()}
+        self.job = SimpleNamespace(_accepted=False, _worker_pid=None)
 
     def on_state_change(self, message: Any) -> None:
         self.read.append(message)
@@ -258,3 +334,27 @@ def test_nothing_is_read_from_a_pipe_that_is_closed(dead: Reading) -> None:
     dead.outq._reader.close()
     flush_queues(dead, dead, dead)
     assert dead.read == []
+
+
+@pytest.mark.parametrize("retired", [False, True])
+def test_a_result_is_read_on_after_the_event_loop_forgot_its_beginning(
+    dead: Reading, *, retired: bool
+) -> None:
+    """Unless another process has the pipe: its first message is a whole one."""
+    read_on(dead)
+    receive = partial(
+        dead._result_handler._recv_message, dead.add_reader, dead.fd, dead.on_state_change
+    )
+    whole, middle = message("x" * 3000), 1000
+    dead.report(whole[:middle])
+    assert next(receive(), "half") is None
+    if retired:
+        dead._fileno_to_outq[dead.fd] = object()
+        dead.report(message("next"))
+    else:
+        dead.report(whole[middle:])
+    assert next(receive(), "whole") == "whole"
+    assert dead.read == ["next" if retired else "x" * 3000]
+    dead.report(message("last"))
+    assert next(receive(), "whole") == "whole"
+    assert dead.read[1:] == ["last"]

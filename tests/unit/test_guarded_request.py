@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ from guarded_worker import Pool, Worker
 from celery_dlq.backends.base import Demand
 from celery_dlq.headers import REDRIVE_HEADER
 from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS
-from celery_dlq.record import Reason, to_micros
+from celery_dlq.record import Outcome, Reason, to_micros
+from celery_dlq.worker.dispatched import ENDED
 from celery_dlq.worker.lifecycle import DeliveryState
 
 
@@ -203,7 +205,7 @@ def test_a_job_that_begins_at_once_is_not_waited_for(tmp_path: Any) -> None:
     request = worker.receive()
     request.execute_using_pool(Quick())
     assert request.dlq_state is DeliveryState.RUNNING
-    assert worker.guard._dispatched.requests() == []
+    assert worker.guard.at_work.requests() == [request]
 
 
 @pytest.mark.parametrize("down", [False, True])
@@ -268,7 +270,7 @@ def test_a_pool_that_drops_a_job_has_not_started_it(worker: Worker) -> None:
     """Its delivery is not counted any more."""
     request = worker.receive()
     request.execute_using_pool(Pool())
-    worker.guard.dispatched(request, None, dropped=True)
+    worker.guard.never_started([request])
     assert request.dlq_state is DeliveryState.NEW
     assert not request.dlq_in_flight.charged
 
@@ -460,3 +462,61 @@ def test_a_task_that_succeeds_in_spite_of_a_demand_has_succeeded(worker: Worker)
     request.on_success((False, None, 0.1))
     assert worker.said == ["ack"]
     assert not worker.guard.demands.known
+
+
+def test_a_message_whose_end_celery_does_not_report_is_given_back_charged_and_counted(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its delivery vanished; the error of its thread, which nobody else has seen, is in the log."""
+    request = worker.start()
+    request.dlq_job = future = Future[None]()
+    future.set_exception(ConnectionError("the result backend is away"))
+    for _ in range(2):
+        worker.guard.look_for_missing_ends(Pool())
+    assert worker.said == ["reject True"]
+    assert request.dlq_state is DeliveryState.DONE
+    assert request not in state.active_requests
+    assert "the result backend is away" in caplog.text
+    assert worker.counted(DELIVERIES) == {("orders", "vanished", "shop.charge"): 1}
+    history = worker.guard._counter.history(request.dlq_in_flight.key)
+    assert [each.outcome for each in history] == [Outcome.VANISHED]
+    request.acknowledge()
+    assert worker.said == ["reject True"]
+
+
+def test_a_cancelled_message_is_given_back_without_a_word(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery has said that it is cancelled."""
+    request = worker.start()
+    give_up(request)
+    request.dlq_job = ENDED
+    for _ in range(2):
+        worker.guard.look_for_missing_ends(Pool())
+    assert worker.said == ["reject True"]
+    assert "did not report" not in caplog.text
+
+
+class Channel:
+    """A channel of RabbitMQ that is closed while a count is waited for."""
+
+    connection: Any = object()
+
+
+def test_a_start_whose_message_went_back_during_the_wait_for_its_count_does_not_happen(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker gives it to another worker; its count is taken back."""
+    request = worker.receive(redelivered=True)
+    request.message.channel = Channel()
+    begin = worker.guard.begin
+
+    def lose_the_connection(request: Any) -> Any:
+        request.message.channel.connection = None
+        return begin(request)
+
+    monkeypatch.setattr(worker.guard, "begin", lose_the_connection)
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(Pool())
+    assert (worker.said, request.dlq_state) == ([], DeliveryState.DONE)
+    assert not request.dlq_in_flight.charged

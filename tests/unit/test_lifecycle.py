@@ -51,14 +51,3 @@ def test_only_dead_and_released_messages_are_held_back() -> None:
     }
     assert all(NEXT[state] <= DECIDED for state in OVER)
     assert NEXT[DeliveryState.WAITING_FOR_STORE].isdisjoint(HELD)
-
-
-def test_a_request_that_leaves_the_pools_queue_is_not_the_pools_to_drop() -> None:
-    """Any next state will do."""
-    for to in NEXT[DeliveryState.DISPATCHED]:
-        accepted: list[Any] = []
-        request: Any = DeadLetterRequest()
-        request.dlq_guard = SimpleNamespace(accepted=accepted.append)
-        request.dlq_state = DeliveryState.DISPATCHED
-        request.dlq_move(to)
-        assert accepted == [request]

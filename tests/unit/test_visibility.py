@@ -331,23 +331,21 @@ def test_a_deletion_is_tried_until_its_receipt_has_ended(
     assert not receipts.to_settle()
 
 
-def test_a_message_of_a_lost_connection_that_nobody_will_acknowledge_goes_back(
+def test_a_message_of_a_lost_connection_that_will_not_start_goes_back(
     receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
 ) -> None:
-    """Nobody refers to it any more: its task has ended without a word."""
-
-    class Message:
-        """Of kombu."""
-
-    message = Message()
-    receive(receipts, clock, "runs", "waits")
-    assert receipts.connection_closes(["runs", "waits"], {"runs": message}) == ["runs"]
+    """The pool dropped it, or it was put off; what is at work is renewed."""
+    receive(receipts, clock, "runs", "dropped", "waits")
+    assert receipts.begin("runs")
+    assert receipts.begin("dropped")
+    assert receipts.connection_closes(["runs", "dropped", "waits"]) == ["runs", "dropped"]
+    assert not receipts.begin("waits")
+    assert not receipts.put_off("dropped")
     keeper._tick()
-    assert sqs.renewed()["runs"] == TIMEOUT
-    del message
-    keeper._tick()
-    assert sqs.renewed() == {"runs": 0}
+    renewed = sqs.renewed()
+    assert (renewed["runs"], renewed["dropped"]) == (TIMEOUT, 0)
     assert not receipts.settle("waits", delete=True)
+    assert receipts.settle("runs", delete=True)
 
 
 def test_giving_back_many_messages_leaves_time_to_renew(

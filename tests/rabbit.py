@@ -205,7 +205,7 @@ class RabbitServer:
             env=self._env,
             check=True,
             capture_output=True,
-            timeout=_START_SECONDS,
+            timeout=2 * _START_SECONDS,  # Erlang takes its time on a busy machine
         )
 
     def close(self) -> None:

@@ -300,7 +300,11 @@ class DeadLetterRequest(_Base):
     def _dlq_may_be_dispatched(self) -> bool:
         """Count the start, unless the pool does so in the thread that runs the task."""
         if not self.dlq_starts_here:
-            return self.dlq_begin()
+            begun = self.dlq_begin()
+            if begun and nothing_starts():  # a signal came while it was counted
+                self.dlq_guard.dispatched(self, None, dropped=True)
+                return False
+            return begun
         # Held here already, in order: threads would mix it up.
         return not self.dlq_guard.holding.holds or self._dlq_may_start(begins=False)
 

@@ -72,21 +72,33 @@ class _AfterUs:
         update_wrapper(self, handler)
         self._handler = handler
         self._until = 0.0
+        self._timer: threading.Timer | None = None
+        self._more = 0  # signals while one waits: Ctrl-C twice is another shutdown than once
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self not in _asked:
             _asked.append(self)
             self._until = time.monotonic() + _MOST_SECONDS
         if _must_end_first(frame) and time.monotonic() < self._until:
-            again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signum))
-            again.daemon = True
-            again.start()
+            if self._timer is None:
+                self._timer = threading.Timer(_AGAIN_SECONDS, self._send_again, (signum,))
+                self._timer.daemon = True
+                self._timer.start()
+            else:
+                self._more += 1
             return
+        more, self._more = self._more, 0
         try:
             self._handler(signum, frame)
         finally:
             if self in _asked:
                 _asked.remove(self)
+            for _ in range(more):
+                os.kill(os.getpid(), signum)
+
+    def _send_again(self, signum: int) -> None:
+        self._timer = None
+        os.kill(os.getpid(), signum)
 
 
 def _must_end_first(frame: FrameType | None) -> bool:

@@ -64,6 +64,13 @@ def test_a_handler_interrupts_celery_and_tasks_at_once(said: list[str], modules:
     assert said == [HANDLED, *reversed(modules)]
 
 
+def test_each_of_several_signals_is_handled(said: list[str]) -> None:
+    """Ctrl-C twice is a cold shutdown."""
+    run(said, "celery_dlq.worker.x", code="[signal.raise_signal(15) for _ in range(3)]")
+    poll(lambda: len(said) == 4)
+    assert said == ["celery_dlq.worker.x", *[HANDLED] * 3]
+
+
 def test_a_handler_waits_for_a_bounded_time(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

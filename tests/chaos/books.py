@@ -18,6 +18,7 @@ Key = tuple[str, int]
 
 NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
 KILLED_SECONDS = 1.0  # one that takes longer to end was asked to, and had time to give back
+ACKNOWLEDGED_SECONDS = 3.0  # so long after its end a task's message is acknowledged
 REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
 
 Ends = Reason | frozenset[Reason] | None
@@ -25,6 +26,7 @@ Ends = Reason | frozenset[Reason] | None
 EXPECTED: dict[str, Ends] = {
     "quick": None,
     "slow": None,
+    "later": None,
     "retries": None,
     "killed": Reason.MAX_DELIVERIES_EXCEEDED,
     "segfault": Reason.MAX_DELIVERIES_EXCEEDED,
@@ -47,6 +49,20 @@ EXPECTED: dict[str, Ends] = {
     ),
 }
 """How each kind ends when nobody disturbs it: its reason, one of some, or success."""
+
+SILENT = frozenset({"redis hangs", "redis dies"})
+"""While the store is silent each worker counts alone."""
+
+REFUSING = SILENT | {"redis refuses"}
+NOT_HEARD = REFUSING | {"redis drops", "store loses replies"}
+"""What a result, or a count, may be lost in."""
+
+LOST_CONNECTIONS = frozenset({"broker drops", "broker loses replies"})
+RENEWING = frozenset({"redis", "sqs"})
+"""Brokers whose messages a worker renews: it may lose its connection, and must not stand still."""
+
+LASTING = frozenset({"slow", "too_long"})
+LASTING_SECONDS, QUICK_SECONDS = 3.0, 0.3
 
 RETRYING = frozenset({"retries", "autoretries"})
 
@@ -77,8 +93,8 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A worker's log line: it took a message from the broker."""
+class Logged:
+    """A worker's log line: it received a message, or a task succeeded."""
 
     task_id: str
     worker: int
@@ -96,6 +112,7 @@ class Ended:
         cold: A cold shutdown was asked for.
         how: Exit code, or minus the signal.
         alone: Nobody outside asked for it.
+        hung: It had been asked to end, and did not until it was killed.
     """
 
     worker: int
@@ -104,6 +121,21 @@ class Ended:
     cold: bool
     how: int = 0
     alone: bool = False
+    hung: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """A misfortune: what it was, whose proxies or processes it befell ("" for all), and when."""
+
+    what: str
+    slot: str
+    begin: float
+    end: float
+
+    def meets(self, begin: float, end: float) -> bool:
+        """True if some of it lies between two times."""
+        return self.begin <= end and self.end >= begin
 
 
 @dataclass(slots=True)
@@ -115,11 +147,17 @@ class Facts:
     starts: list[Mark]
     ends: list[Mark]
     letters: list[DeadLetter]
-    received: list[Received] = field(default_factory=list)
+    broker: str = "redis"
+    lease_seconds: float = 8.0
+    plain: bool = False
+    left: set[str] = field(default_factory=set)  # task ids of queued and unacknowledged messages
+    received: list[Logged] = field(default_factory=list)
+    succeeded: list[Logged] = field(default_factory=list)
     doubles: Counter[str] = field(default_factory=Counter)
     uncounted: Counter[str] = field(default_factory=Counter)
     ended: list[Ended] = field(default_factory=list)
-    outages: list[tuple[float, float]] = field(default_factory=list)
+    spells: list[Spell] = field(default_factory=list)
+    slots: dict[int, str] = field(default_factory=dict)  # of the workers' process ids
     copies: Counter[Key] = field(default_factory=Counter)
     vanished: Counter[Key] = field(default_factory=Counter)
     stored: dict[str, list[float]] = field(default_factory=dict)  # when its letters were, by task
@@ -160,11 +198,15 @@ class Balance:
         for mark in sorted(facts.starts, key=lambda m: m.at):
             self.starts[mark.key].append(mark)
         self.ends = Counter(mark.key for mark in facts.ends)
+        self._end_marks: dict[Key, list[Mark]] = defaultdict(list)
+        for mark in sorted(facts.ends, key=lambda m: m.at):
+            self._end_marks[mark.key].append(mark)
         self.succeeded = {mark.task_id for mark in facts.ends}
         self.letters: dict[str, list[DeadLetter]] = defaultdict(list)
         for letter in facts.letters:
             self.letters[letter.task_id].append(letter)
-        self.cold = {e.worker: e for e in facts.ended if e.cold}
+        self.ended = {e.worker: e for e in facts.ended}
+        self._logged_success = {(line.task_id, line.worker) for line in facts.succeeded}
         self._received: dict[tuple[str, int], list[float]] = defaultdict(list)
         for line in facts.received:
             self._received[line.task_id, line.worker].append(line.at)
@@ -172,9 +214,14 @@ class Balance:
     def __call__(self) -> Books:
         """Balance."""
         self._totals()
+        for key, starts in self.starts.items():
+            self._doubled(key, starts)
         for task_id, published in self.facts.published.items():
             self._outcome(task_id, published)
+        if self.facts.plain:
+            return self.books
         self._letters_once()
+        self._hung()
         for key, starts in self.starts.items():
             self._bound(key, starts)
         for letter in self.facts.letters:
@@ -190,6 +237,7 @@ class Balance:
     def _totals(self) -> None:
         facts = self.facts
         late = sum(self._after_letter(key, starts) for key, starts in self.starts.items())
+        again = "started again though it can succeed"
         self.books.counts = {
             "published": sum(p.confirmed for p in facts.published.values()),
             "maybe published": sum(not p.confirmed for p in facts.published.values()),
@@ -202,10 +250,11 @@ class Balance:
             "executions after the letter was stored": late,
             "redeliveries while running, not charged": sum(facts.doubles.values()),
             "starts while the store was silent": sum(facts.uncounted.values()),
+            again: 0,
             "worker processes ended": len(facts.ended),
             "of these killed by their tasks": sum(e.alone and e.how < 0 for e in facts.ended),
             "of these with an error of their own": sum(e.alone and e.how > 0 for e in facts.ended),
-            "outages of Redis": len(facts.outages),
+            "of these killed because they did not": sum(e.hung for e in facts.ended),
         }
 
     def _outcome(self, task_id: str, published: Published) -> None:
@@ -227,7 +276,11 @@ class Balance:
     def _nothing(self, task_id: str, published: Published) -> None:
         where = f"{task_id} {published.kind}: {self._marks_of(task_id)}"
         gone = [key for key in self.facts.vanished if key[0] == task_id]
-        if not published.confirmed:
+        if task_id in self.facts.left:
+            self.books.explained["still queued or unacknowledged"].append(where)
+        elif self.facts.plain:
+            self.books.explained["plain Celery: lost"].append(where)
+        elif not published.confirmed:
             self.books.explained["never published"].append(where)
         elif gone:
             self.books.explained["lost by the broker between its list and its hash"].append(where)
@@ -249,15 +302,23 @@ class Balance:
         causes = {
             "the message succeeded before": most * self.ends[key],
             "several messages with one key": most * (self._copies(key) - 1),
-            "it still ran on another worker": self.facts.doubles[key[0]],
-            "the store did not answer": self.facts.uncounted[key[0]],
-            "the store was down": sum(self._in_outage(mark.at) for mark in starts),
+            "it still ran on another worker": sum(
+                self._ran_elsewhere(starts[:at], mark) for at, mark in enumerate(starts)
+            ),
+            "the store was silent": sum(self._is_silent(mark.at) for mark in starts),
+            "counted by a worker that ended before the store took it": sum(
+                self._is_forgotten(mark) for mark in starts
+            ),
             "a cold shutdown": sum(self._shut_down(mark) for mark in starts),
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
         }
         line = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._marks_of(key[0])}"
         if self._after_letter(key, starts) > causes["several messages with one key"]:
             self.books.faults["executed again after its letter was stored"].append(line)
+            return
+        free = causes["the message succeeded before"] + causes["several messages with one key"]
+        if max(Counter(mark.worker for mark in starts).values()) > most and not free:
+            self.books.faults["started too often by one worker alone"].append(line)
             return
         if extra > sum(causes.values()):
             inside = self._inside_pool(key, starts)
@@ -267,6 +328,76 @@ class Balance:
         for cause, count in causes.items():
             if count:
                 self.books.explained[f"more starts: {cause}"].append(line)
+
+    def _doubled(self, key: Key, starts: Sequence[Mark]) -> None:
+        """Each start but the first of a message that can succeed has a cause."""
+        published = self.facts.published.get(key[0])
+        if published is None or EXPECTED[published.kind] is not None:
+            return
+        copies = self._copies(key) - 1
+        for at in range(1, len(starts)):
+            cause = self._why_again(starts[:at], starts[at])
+            if not cause and copies > 0:
+                cause, copies = "it was published more than once", copies - 1
+            what = f"{published.kind}: start {at + 1} in {starts[at].worker}"
+            line = f"{key[0]} retry {key[1]}: {what}; {self._marks_of(key[0])}"
+            self.books.counts["started again though it can succeed"] += 1
+            if cause or self.facts.plain:
+                self.books.explained[f"again: {cause or 'no cause'}"].append(line)
+            else:
+                self.books.faults["started again without a cause"].append(line)
+
+    def _why_again(self, before: Sequence[Mark], start: Mark) -> str:
+        """Why a message was given out again after some starts; nothing if that is not known."""
+        for earlier in reversed(before):
+            slot = self.facts.slots.get(earlier.worker, "")
+            last = max([earlier.at, *self._ends_of(earlier)])
+            ended = self.ended.get(earlier.worker)
+            if (
+                ended is not None
+                and (ended.how != 0 or ended.cold)
+                and ended.asked_at <= min(last + ACKNOWLEDGED_SECONDS, start.at)
+            ):
+                return "its worker ended"
+            spells = [
+                spell
+                for spell in self.facts.spells
+                if spell.slot in ("", slot)
+                and spell.meets(earlier.at - 1.0, min(last + ACKNOWLEDGED_SECONDS, start.at))
+            ]
+            renewed = self.facts.broker in RENEWING and not self.facts.plain
+            if not renewed and any(spell.what in LOST_CONNECTIONS for spell in spells):
+                return "its connection was lost"
+            still = self.facts.lease_seconds - 1.0
+            if any(
+                s.what == "stop" and s.slot == slot and s.end - s.begin > still
+                for s in self.facts.spells
+                if s.meets(earlier.at - 1.0, start.at)
+            ):
+                return "its worker stood still for longer than its lease"
+            logged = (earlier.task_id, earlier.worker) in self._logged_success
+            if not logged and any(spell.what in NOT_HEARD for spell in spells):
+                return "its result could not be stored, so Celery never ended it"
+        return ""
+
+    def _hung(self) -> None:
+        """Who is asked to end does, unless a server does not answer."""
+        away = REFUSING | {"store loses replies", "broker loses replies", "broker blocks", "stop"}
+        slow = {"store is slow", "broker is slow", "pause", "broker drops"}
+        for ended in self.facts.ended:
+            slot = self.facts.slots.get(ended.worker, "")
+            seen = [
+                spell.what
+                for spell in self.facts.spells
+                if spell.slot in ("", slot) and spell.meets(ended.asked_at - 2.0, ended.at)
+            ]
+            if ended.hung:
+                fair = not (away | slow).isdisjoint(seen)
+                where = self.books.explained if fair else self.books.faults
+                how = "SIGQUIT" if ended.cold else "SIGTERM"
+                where["did not end when it was asked to"].append(
+                    f"{slot} {ended.worker} by {how} at {ended.asked_at:.2f}; {seen}"
+                )
 
     def _charged(self, letter: DeadLetter) -> None:
         """No letter has more deliveries than there were starts."""
@@ -338,7 +469,7 @@ class Balance:
         # One that died while the store was silent is stored later, as the worker's log says.
         stored = [at for at in self.facts.stored.get(key[0], []) if at >= died[0] - 0.01]
         then = min(stored, default=died[0])
-        return sum(mark.at > then and not self._in_outage(mark.at) for mark in starts)
+        return sum(mark.at > then and not self._is_silent(mark.at) for mark in starts)
 
     def _copies(self, key: Key) -> int:
         """Number of messages with one key: publishing is at least once, retries too."""
@@ -357,21 +488,67 @@ class Balance:
         times = [line.at for line in self.facts.received if line.task_id == letter.task_id]
         often = len([at for at in times if at <= died]) >= letter.deliveries + letter.retries
         return often and any(
-            down <= died and any(at <= up + REST_SECONDS for at in times)
-            for down, up in self.facts.outages
+            spell.begin <= died and any(at <= spell.end + REST_SECONDS for at in times)
+            for spell in self.facts.spells
+            if spell.what in REFUSING
         )
 
-    def _in_outage(self, at: float) -> bool:
-        return any(down - 0.5 <= at <= up + REST_SECONDS for down, up in self.facts.outages)
+    def _is_silent(self, at: float, kinds: frozenset[str] = SILENT) -> bool:
+        """True while Redis did not answer, or a little later."""
+        return any(
+            spell.meets(at - REST_SECONDS, at + 0.5)
+            for spell in self.facts.spells
+            if spell.what in kinds
+        )
+
+    def _is_forgotten(self, start: Mark) -> bool:
+        """The store refused its count, and its worker ended before it was added."""
+        ended = self.ended.get(start.worker)
+        return (
+            ended is not None
+            and not self._is_silent(start.at)
+            and self._is_silent(start.at, REFUSING)
+            and self._is_silent(ended.asked_at, REFUSING)
+        )
+
+    def _ran_elsewhere(self, before: Sequence[Mark], start: Mark) -> bool:
+        """An earlier execution had not ended in a process that lived."""
+        return any(
+            self._lives(mark, start.at) and not any(at < start.at for at in self._ends_of(mark))
+            for mark in before
+            if mark.pid != start.pid
+        )
+
+    def _lives(self, mark: Mark, at: float) -> bool:
+        """True if a task may run then: its worker had not ended, nor its time passed."""
+        kind = (
+            self.facts.published[mark.task_id].kind if mark.task_id in self.facts.published else ""
+        )
+        ended = self.ended.get(mark.worker)
+        gone = ended is not None and ended.at < at
+        slot = self.facts.slots.get(mark.worker)
+        stood = sum(
+            spell.end - spell.begin
+            for spell in self.facts.spells
+            if spell.what in ("pause", "stop") and spell.slot == slot and spell.meets(mark.at, at)
+        )
+        lasts = LASTING_SECONDS if kind in LASTING else QUICK_SECONDS
+        return not gone and at - mark.at < lasts + stood
+
+    def _ends_of(self, start: Mark) -> list[float]:
+        """When a start's process came to its end."""
+        return [
+            mark.at
+            for mark in self._end_marks[start.key]
+            if mark.pid == start.pid and mark.at >= start.at
+        ][:1]
 
     def _shut_down(self, start: Mark) -> bool:
         """A cold shutdown ended this start."""
-        ended = self.cold.get(start.worker)
-        if ended is None or start.at > ended.at + 0.5 or start.at < ended.asked_at - NEAR_SECONDS:
+        ended = self.ended.get(start.worker)
+        if ended is None or not ended.cold or start.at > ended.at + 0.5:
             return False
-        return not any(
-            m.pid == start.pid and m.key == start.key and m.at >= start.at for m in self.facts.ends
-        )
+        return not self._ends_of(start) and self._lives(start, ended.asked_at)
 
     def _is_stale(self, start: Mark) -> bool:
         """It waited in its worker for so long that Redis gave the message to another one."""
@@ -420,7 +597,7 @@ class Balance:
     def _disturbed(self, delivery: Any) -> bool:
         """Something happened to the delivery that is not the task's doing."""
         return delivery.outcome in (Outcome.SHUTDOWN, Outcome.WORKER_LOST, Outcome.RETRIED) or (
-            self._died_near(delivery) or self._in_outage(delivery.started_at.timestamp())
+            self._died_near(delivery) or self._is_silent(delivery.started_at.timestamp(), NOT_HEARD)
         )
 
     def _marks_of(self, task_id: str) -> str:
@@ -449,7 +626,7 @@ def _history(letter: DeadLetter) -> str:
 
 def _is_about_redis(letter: DeadLetter) -> bool:
     text = f"{letter.exception_type} {letter.exception_message} {letter.traceback}".lower()
-    return "redis" in text or "kombu" in text
+    return any(word in text for word in ("redis", "kombu", "amqp", "botocore", "connection"))
 
 
 def read_marks(lines: Iterable[str]) -> list[Mark]:

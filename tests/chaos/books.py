@@ -317,7 +317,8 @@ class Balance:
             self.books.faults["executed again after its letter was stored"].append(line)
             return
         free = causes["the message succeeded before"] + causes["several messages with one key"]
-        if max(Counter(mark.worker for mark in starts).values()) > most and not free:
+        alone = Counter((mark.worker, self._is_silent(mark.at)) for mark in starts)
+        if max(alone.values()) > most and not free:
             self.books.faults["started too often by one worker alone"].append(line)
             return
         if extra > sum(causes.values()):
@@ -478,9 +479,21 @@ class Balance:
         if known:
             return known
         if retries:
-            return max(1, len(self.starts.get((task_id, retries - 1), [])))
+            before = self.starts.get((task_id, retries - 1), [])
+            return max(1, sum(1 + self._published_twice(mark) for mark in before))
         published = self.facts.published.get(task_id)
         return published.attempts if published else 1
+
+    def _published_twice(self, start: Mark) -> bool:
+        """Its retry was published over a connection that was lost, so kombu published it again."""
+        blocked = [s.end for s in self.facts.spells if s.what == "broker blocks"]
+        until = max([start.at, *(at for at in blocked if at - start.at < NEAR_SECONDS)])
+        slot = self.facts.slots.get(start.worker)
+        return any(
+            spell.meets(start.at, until + ACKNOWLEDGED_SECONDS)
+            for spell in self.facts.spells
+            if spell.what in LOST_CONNECTIONS and spell.slot in ("", slot)
+        )
 
     def _taken_as_often(self, letter: DeadLetter) -> bool:
         """Workers took the message as often as it is charged, and once before an outage ended."""

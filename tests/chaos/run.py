@@ -292,6 +292,10 @@ class Run:
             "deploys": chaos.deploys,
             "kills": chaos.kills,
             "misfortunes": chaos.done,
+            "spells": [
+                [spell.what, spell.slot, round(spell.begin, 2), round(spell.end, 2)]
+                for spell in chaos.spells
+            ],
             "counts": books.counts,
             "faults": {name: found for name, found in books.faults.items() if found},
             "explained": {name: found for name, found in books.explained.items() if found},

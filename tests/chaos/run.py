@@ -270,12 +270,9 @@ class Run:
                 facts.vanished = seen.vanished
                 transport = app.app.conf.broker_transport_options
                 facts.visibility_seconds = transport["visibility_timeout"]
-        if self._options.keep:
-            shutil.copytree(data, self._folder / "redis", dirs_exist_ok=True)
-            lines = "\n".join(repr(letter) for letter in facts.letters)
-            (self._folder / "letters").write_text(lines, "utf-8")
-            left = sum(1 for _ in server.client().scan_iter("dlq:*:run:*"))
-            self._tell(f"run hashes left: {left}")
+        shutil.copytree(data, self._folder / "redis", dirs_exist_ok=True)
+        lines = "\n".join(repr(letter) for letter in facts.letters)
+        (self._folder / "letters").write_text(lines, "utf-8")
         return facts, logs
 
     def _report(self, books: Books, chaos: Chaos, logs: Said) -> dict[str, Any]:
@@ -418,7 +415,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="kinds of messages to leave out",
     )
     parser.add_argument("--report", type=Path, help="write the report to this JSON file")
-    parser.add_argument("--keep", action="store_true", help="keep marks, logs and data")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep marks, logs and data when all is well, too"
+    )
     options = parser.parse_args(arguments)
     console = Console(stderr=False)
     needed = {"redis": redis_executable, "sqs": sqs_module}
@@ -426,10 +425,12 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("redis-server, and rabbitmq-server or moto for its queues, must be installed")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    keep = True
     try:
         books, report = Run(options, folder, console)()
+        keep = options.keep or not books.balanced
     finally:
-        if options.keep:
+        if keep:
             console.print(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)

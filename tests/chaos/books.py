@@ -19,6 +19,8 @@ Key = tuple[str, int]
 NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
 KILLED_SECONDS = 1.0  # one that takes longer to end was asked to, and had time to give back
 ACKNOWLEDGED_SECONDS = 3.0  # so long after its end a task's message is acknowledged
+AGAIN_SECONDS = 1.0  # until a worker has a connection again
+FREE_SECONDS = 7.0  # are enough to end, in two parts too
 REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
 
 Ends = Reason | frozenset[Reason] | None
@@ -382,23 +384,29 @@ class Balance:
         return ""
 
     def _hung(self) -> None:
-        """Who is asked to end does, unless a server does not answer."""
-        away = REFUSING | {"store loses replies", "broker loses replies", "broker blocks", "stop"}
-        slow = {"store is slow", "broker is slow", "pause", "broker drops"}
+        """Who is asked to end does, unless the servers did not answer for most of the time."""
         for ended in self.facts.ended:
+            if not ended.hung:
+                continue
             slot = self.facts.slots.get(ended.worker, "")
-            seen = [
-                spell.what
+            spells = [
+                spell
                 for spell in self.facts.spells
-                if spell.slot in ("", slot) and spell.meets(ended.asked_at - 2.0, ended.at)
+                if spell.slot in ("", slot)
+                and spell.what != "redis is impatient"
+                and spell.meets(ended.asked_at - AGAIN_SECONDS, ended.at)
             ]
-            if ended.hung:
-                fair = not (away | slow).isdisjoint(seen)
-                where = self.books.explained if fair else self.books.faults
-                how = "SIGQUIT" if ended.cold else "SIGTERM"
-                where["did not end when it was asked to"].append(
-                    f"{slot} {ended.worker} by {how} at {ended.asked_at:.2f}; {seen}"
-                )
+            free, since = 0.0, ended.asked_at
+            for spell in sorted(spells, key=lambda s: s.begin):
+                free += max(0.0, spell.begin - since)
+                since = max(since, spell.end + AGAIN_SECONDS)
+            free += max(0.0, ended.at - since)
+            how = "SIGQUIT" if ended.cold else "SIGTERM"
+            where = self.books.faults if free > FREE_SECONDS else self.books.explained
+            where["did not end when it was asked to"].append(
+                f"{slot} {ended.worker} by {how} at {ended.asked_at:.2f}, {free:.1f} s free; "
+                f"{sorted({spell.what for spell in spells})}"
+            )
 
     def _charged(self, letter: DeadLetter) -> None:
         """No letter has more deliveries than there were starts."""

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import redis
@@ -43,7 +43,7 @@ KILL_GAP_SECONDS = 4.0  # between those of --kills
 AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
 
 
-def possible(broker: str, pool: str) -> list[str]:
+def possible(broker: str, pool: str, only: Sequence[str] | None) -> list[str]:
     """The misfortunes that can befall workers of a broker; Redis is both broker and store."""
     impossible = {
         "redis": {"broker loses replies", "broker is slow", "broker drops", "broker blocks"},
@@ -51,7 +51,7 @@ def possible(broker: str, pool: str) -> list[str]:
     }.get(broker, set())
     if pool != "prefork":
         impossible |= {"behead"}  # is a kill there
-    return [what for what in WEIGHTS if what not in impossible]
+    return [what for what in only or WEIGHTS if what not in impossible]
 
 
 class Chaos:

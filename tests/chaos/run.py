@@ -154,7 +154,7 @@ class Run:
         mix, luck = (random.Random(f"{what} {options.seed}") for what in ("mix", "luck"))  # noqa: S311
         chaos = Chaos(
             luck,
-            misfortunes.possible(options.broker, options.pool),
+            misfortunes.possible(options.broker, options.pool, options.only),
             server,
             broker.rabbit,
             self._slots,
@@ -413,6 +413,9 @@ def main(arguments: list[str] | None = None) -> int:
         choices=list(publish.WEIGHTS),
         default=[],
         help="kinds of messages to leave out",
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=list(misfortunes.WEIGHTS), help="misfortunes that happen"
     )
     parser.add_argument("--report", type=Path, help="write the report to this JSON file")
     parser.add_argument(

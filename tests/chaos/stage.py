@@ -65,6 +65,7 @@ class Slot:
     asked_at: float | None = None  # when it was asked to end
     cold: bool = False
     hung: bool = False
+    asked_to_end: bool = False  # and not killed
     paused: bool = False
     false_starts: int = 0
     ended: list[Ended] = field(default_factory=list)
@@ -75,8 +76,7 @@ class Slot:
         """Start a process where there is none; note the end of one, and hurry one that hangs."""
         if self.process is not None and self.process.poll() is None:
             if self.asked_at and time.time() - self.asked_at > PATIENCE_SECONDS:
-                self.hung = True
-                self.kill()
+                self._give_up()
             return
         self.clear()
         self._start()
@@ -95,7 +95,7 @@ class Slot:
             Ended(self.process.pid, asked or now, now, self.cold, how, asked is None, self.hung)
         )
         self.process, self.asked_at = None, None
-        self.cold = self.hung = self.paused = False
+        self.cold = self.hung = self.asked_to_end = self.paused = False
 
     def _ended_by_itself(self) -> None:
         """It ended by itself: an error of the worker, which may come again at every start."""
@@ -105,6 +105,15 @@ class Slot:
         if self.false_starts > MOST_FALSE_STARTS:
             log = self.logs[self.process.pid].read_text("utf-8", "replace")
             raise RuntimeError(f"workers end by themselves; the last one said: {log[-2000:]}")
+
+    def _give_up(self) -> None:
+        """It does not end: let Celery write the stacks of its threads to the log, and kill it."""
+        if self.process is not None and not self.hung and self.asked_to_end:
+            self.hung = True
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)
+        self.kill()
 
     def kill(self) -> None:
         """SIGKILL the whole worker."""
@@ -133,6 +142,7 @@ class Slot:
         if self.process is not None and self.asked_at is None:
             self.asked_at = time.time()
             self.cold = number is signal.SIGQUIT
+            self.asked_to_end = True
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
@@ -145,8 +155,7 @@ class Slot:
         try:
             self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            self.hung = True
-            self.kill()
+            self._give_up()
         self.clear()
 
     def _start(self) -> None:

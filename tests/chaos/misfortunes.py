@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import redis
 from chaos.books import Spell
@@ -38,7 +39,6 @@ WEIGHTS = {
 REFUSES_SECONDS = 2.0
 IMPATIENT_SECONDS, MOST_IDLE_SECONDS = 12.0, 5
 SLOW_SECONDS = 0.25
-CONTROL_SECONDS = 5.0  # RabbitMQ's tools take as long to start
 KILL_GAP_SECONDS = 4.0  # between those of --kills
 AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
 
@@ -100,7 +100,7 @@ class Chaos:
         self.owed = rng.sample(kinds, len(kinds))  # each happens once, at first
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._busy: set[str] = set()  # what a misfortune has befallen that is not over
-        self._blocking: list[threading.Thread] = []
+        self._controls: list[threading.Thread] = []
         self.spells: list[Spell] = []
         self.done: dict[str, int] = dict.fromkeys(kinds, 0)
         self.deploys = 0
@@ -134,7 +134,7 @@ class Chaos:
         for _, undo in sorted(self._later, key=lambda item: item[0]):
             undo()
         self._later.clear()
-        for thread in self._blocking:
+        for thread in self._controls:
             thread.join()
 
     def _strike(self) -> bool:
@@ -201,22 +201,29 @@ class Chaos:
         return True
 
     def _broker(self, what: str, how: str, luck: float) -> bool:
-        if how == "blocks":
-            if any(thread.is_alive() for thread in self._blocking) or self._rabbit is None:
-                return False
-            act, seconds = self._rabbit.block_publishers, 2.0 + 3.0 * luck
-            thread = threading.Thread(target=act, args=(seconds,), daemon=True)
-            self._blocking.append(thread)
-            thread.start()
-            self._note(what, "", seconds + CONTROL_SECONDS)
-        elif self._rabbit is not None:
-            self._rabbit.close_connections(wait=False)
-            self._note(what, "", CONTROL_SECONDS)
-        else:
+        rabbit = self._rabbit
+        if rabbit is None:
             for slot in self._slots:
                 slot.lines["broker"].cut()
             self._note(what, "", 0.0)
+            return True
+        if any(thread.is_alive() for thread in self._controls):
+            return False
+        act = partial(rabbit.block_publishers, 2.0 + 3.0 * luck)
+        if how == "drops":
+            act = partial(rabbit.close_connections, wait=True)
+        self._tell(what)
+        # RabbitMQ's tools take seconds to start.
+        self._controls.append(threading.Thread(target=self._control, args=(what, act), daemon=True))
+        self._controls[-1].start()
         return True
+
+    def _control(self, what: str, act: Callable[[], None]) -> None:
+        begin = time.time()
+        try:
+            act()
+        finally:
+            self.spells.append(Spell(what, "", begin, time.time()))
 
     def _worker(self, what: str, slot: Slot, luck: float) -> bool:
         if slot.process is None or slot.asked_at is not None or slot.paused:

@@ -205,7 +205,7 @@ class Run:
         state: dict[str, Any] = {"seen": None, "since": time.monotonic()}
 
         def at_rest() -> bool:
-            left = broker.left(app)
+            left = self._left(app, broker)
             seen = (left, len(self._marks("starts")), self._settled(app))
             if seen != state["seen"]:
                 state.update(seen=seen, since=time.monotonic())
@@ -217,11 +217,19 @@ class Run:
             return left == 0 and quiet > (3.0 if everything else QUIET_SECONDS)
 
         if not until(at_rest, DRAIN_SECONDS, tend=self._tend):
-            return f"{broker.left(app)} messages are left after {DRAIN_SECONDS:g} s"
+            return f"{self._left(app, broker)} messages or spooled letters are left after {DRAIN_SECONDS:g} s"
         for slot in self._slots:  # RabbitMQ gives back what a worker had
             slot.finish()
-        left = broker.left(app)
-        return f"{left} messages were unacknowledged when the workers ended" if left else ""
+        left = self._left(app, broker)
+        return (
+            f"{left} messages were unacknowledged, or letters spooled, when the workers ended"
+            if left
+            else ""
+        )
+
+    def _left(self, app: ModuleType, broker: brokers.Broker) -> int:
+        """Messages on the broker, and letters that wait in a spool."""
+        return broker.left(app) + len([*(self._folder / "spool").rglob("*.json")])
 
     def _letters(self, app: ModuleType) -> list[Any]:
         if app.dlq is None or not any(

@@ -217,7 +217,8 @@ class Run:
             return left == 0 and quiet > (3.0 if everything else QUIET_SECONDS)
 
         if not until(at_rest, DRAIN_SECONDS, tend=self._tend):
-            return f"{self._left(app, broker)} messages or spooled letters left after {DRAIN_SECONDS:g} s"
+            left = self._left(app, broker)
+            return f"{left} messages or spooled letters are left after {DRAIN_SECONDS:g} s"
         for slot in self._slots:  # RabbitMQ gives back what a worker had
             slot.finish()
         left = self._left(app, broker)

@@ -38,6 +38,13 @@ _DOUBLE = re.compile(r"Task ([0-9a-f-]{36}) is delivered again while delivery \d
 _UNCOUNTED = re.compile(r"Delivery of ([0-9a-f-]{36}) is not counted, it runs")
 
 
+def _as_a_shell_would() -> None:
+    """No core files; and what a job in the background ignores is not ignored by its workers."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass(slots=True)
 class Slot:
     """A place for a worker; processes come and go.
@@ -198,7 +205,7 @@ class Slot:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
+                preexec_fn=_as_a_shell_would,  # noqa: PLW1509
             )
         self.logs[self.process.pid] = log
 

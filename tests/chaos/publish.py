@@ -41,7 +41,7 @@ DROPPED = ("unknown", "undecodable", "poison")
 """What plain Celery drops, or dies of."""
 
 MOST_OUTSTANDING = 200  # more would only wait in the queue, where nothing happens
-COUNTDOWN_SECONDS = 10.0
+COUNTDOWN_SECONDS = 4.0  # times up to 2.5
 ERRORS = (redis.RedisError, amqp.AMQPError, BotoCoreError, OSError, OperationalError)
 
 
@@ -71,7 +71,7 @@ class Publisher(threading.Thread):
         self._settled = settled
         self._share = share
         self._plan = self._mix(rng, tasks, weights)
-        self._slow = [rng.uniform(0.2, 1.0) for _ in range(tasks)]
+        self._slow = [rng.uniform(0.2, 2.5) for _ in range(tasks)]
         self.published: dict[str, Published] = {}
         self.stopped = threading.Event()
         self.problem: BaseException | None = None
@@ -118,6 +118,7 @@ class Publisher(threading.Thread):
                     draft["body"],
                     exchange=queue.exchange,
                     routing_key=queue.routing_key,
+                    declare=[queue],  # it may be the first message
                     headers=draft["headers"],
                     content_type=draft["content-type"],
                     content_encoding=draft["content-encoding"],
@@ -132,6 +133,7 @@ class Publisher(threading.Thread):
                     b'{"broken',
                     exchange=queue.exchange,
                     routing_key=queue.routing_key,
+                    declare=[queue],  # it may be the first message
                     headers=headers,
                     content_type="application/json",
                     content_encoding="utf-8",

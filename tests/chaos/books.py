@@ -569,7 +569,15 @@ class Balance:
         ended = self.ended.get(start.worker)
         if ended is None or not ended.cold or start.at > ended.at + 0.5:
             return False
-        return not self._ends_of(start) and self._lives(start, ended.asked_at)
+        if self._ends_of(start) or start.at < ended.asked_at - NEAR_SECONDS:
+            return False
+        recorded = any(
+            delivery.outcome is Outcome.SHUTDOWN
+            and -0.05 <= start.at - delivery.started_at.timestamp() <= NEAR_SECONDS
+            for letter in self.letters.get(start.task_id, [])
+            for delivery in letter.history
+        )
+        return recorded or self._lives(start, ended.asked_at)
 
     def _is_stale(self, start: Mark) -> bool:
         """It waited in its worker for so long that Redis gave the message to another one."""

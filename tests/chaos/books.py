@@ -17,7 +17,6 @@ Key = tuple[str, int]
 """Task id and retries."""
 
 NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
-KILLED_SECONDS = 1.0  # one that takes longer to end was asked to, and had time to give back
 ACKNOWLEDGED_SECONDS = 3.0  # so long after its end a task's message is acknowledged
 AGAIN_SECONDS = 1.0  # until a worker has a connection again
 FREE_SECONDS = 7.0  # are enough to end, in two parts too
@@ -114,7 +113,8 @@ class Ended:
         cold: A cold shutdown was asked for.
         how: Exit code, or minus the signal.
         alone: Nobody outside asked for it.
-        hung: It had been asked to end, and did not until it was killed.
+        asked: It was asked to end, so it had time to give back.
+        hung: It was asked, and did not until it was killed.
     """
 
     worker: int
@@ -123,6 +123,7 @@ class Ended:
     cold: bool
     how: int = 0
     alone: bool = False
+    asked: bool = False
     hung: bool = False
 
 
@@ -617,7 +618,7 @@ class Balance:
         began = delivery.started_at.timestamp()
         return any(
             ended.how == -SIGKILL
-            and ended.at - ended.asked_at < KILLED_SECONDS
+            and not ended.asked
             and began - 0.5 <= ended.at <= began + NEAR_SECONDS
             for ended in self.facts.ended
             if ended.worker == delivery.worker_pid

@@ -99,7 +99,16 @@ class Slot:
         now = time.time()
         asked, how = self.asked_at, self.process.returncode
         self.ended.append(
-            Ended(self.process.pid, asked or now, now, self.cold, how, asked is None, self.hung)
+            Ended(
+                self.process.pid,
+                asked or now,
+                now,
+                self.cold,
+                how,
+                asked is None,
+                self.asked_to_end,
+                self.hung,
+            )
         )
         self.process, self.asked_at = None, None
         self.cold = self.hung = self.asked_to_end = self.paused = False

@@ -65,6 +65,9 @@ RENEWING = frozenset({"redis", "sqs"})
 LASTING = frozenset({"slow", "too_long"})
 LASTING_SECONDS, QUICK_SECONDS = 3.0, 0.3
 
+NOT_STORED = "its result could not be stored, so Celery never ended it"
+HELD = "its result could not be stored, and its worker kept it for longer than leases"
+
 RETRYING = frozenset({"retries", "autoretries"})
 
 
@@ -346,10 +349,10 @@ class Balance:
             what = f"{published.kind}: start {at + 1} in {starts[at].worker}"
             line = f"{key[0]} retry {key[1]}: {what}; {self._marks_of(key[0])}"
             self.books.counts["started again though it can succeed"] += 1
-            if cause or self.facts.plain:
+            if (cause and cause != HELD) or self.facts.plain:
                 self.books.explained[f"again: {cause or 'no cause'}"].append(line)
             else:
-                self.books.faults["started again without a cause"].append(line)
+                self.books.faults[cause or "started again without a cause"].append(line)
 
     def _why_again(self, before: Sequence[Mark], start: Mark) -> str:
         """Why a message was given out again after some starts; nothing if that is not known."""
@@ -381,8 +384,31 @@ class Balance:
                 return "its worker stood still for longer than its lease"
             logged = (earlier.task_id, earlier.worker) in self._logged_success
             if not logged and any(spell.what in NOT_HEARD for spell in spells):
-                return "its result could not be stored, so Celery never ended it"
+                return HELD if self._was_held(earlier) else NOT_STORED
         return ""
+
+    def _was_held(self, start: Mark) -> bool:
+        """It came back long after a lease, though its worker had neither ended nor stood still."""
+        if self.facts.broker not in RENEWING or self.facts.plain:
+            return False
+        last = max([start.at, *self._ends_of(start)])
+        ended = self.ended.get(start.worker)
+        # What is queued behind others is received late, too: only what its worker kept counts.
+        back = min(
+            [
+                line.at
+                for line in self.facts.received
+                if line.task_id == start.task_id and line.at > last
+            ],
+            default=last,
+        )
+        freed = back if ended is None else min(back, ended.at)
+        away = sum(
+            min(spell.end, freed) - max(spell.begin, last)
+            for spell in self.facts.spells
+            if spell.what in REFUSING | {"pause", "stop"} and spell.meets(last, freed)
+        )
+        return freed - last - away > 2 * self.facts.lease_seconds + REST_SECONDS
 
     def _hung(self) -> None:
         """Who is asked to end does, unless the servers did not answer for most of the time."""

@@ -408,7 +408,7 @@ class Balance:
             for spell in self.facts.spells
             if spell.what in REFUSING | {"pause", "stop"} and spell.meets(last, freed)
         )
-        return freed - last - away > 2 * self.facts.lease_seconds + REST_SECONDS
+        return freed - last - away > 3 * self.facts.lease_seconds + REST_SECONDS
 
     def _hung(self) -> None:
         """Who is asked to end does, unless the servers did not answer for most of the time."""

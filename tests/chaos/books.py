@@ -515,16 +515,16 @@ class Balance:
             return known
         if retries:
             before = self.starts.get((task_id, retries - 1), [])
-            return max(1, sum(1 + self._published_twice(mark) for mark in before))
+            return max(1, sum(1 + self._published_again(mark) for mark in before))
         published = self.facts.published.get(task_id)
         return published.attempts if published else 1
 
-    def _published_twice(self, start: Mark) -> bool:
-        """Its retry was published over a connection that was lost, so kombu published it again."""
+    def _published_again(self, start: Mark) -> int:
+        """How often its retry was published over a connection that was lost, and so once more."""
         blocked = [s.end for s in self.facts.spells if s.what == "broker blocks"]
         until = max([start.at, *(at for at in blocked if at - start.at < NEAR_SECONDS)])
         slot = self.facts.slots.get(start.worker)
-        return any(
+        return sum(
             spell.meets(start.at, until + ACKNOWLEDGED_SECONDS)
             for spell in self.facts.spells
             if spell.what in LOST_CONNECTIONS and spell.slot in ("", slot)

@@ -32,7 +32,7 @@ def test_every_message_succeeds_or_is_one_letter_whatever_is_killed(
     """Workers, servers and connections die, hang and come back; nothing is lost or doubled."""
     options = {"seed": 7, "tasks": TASKS, "limit": limit, "pool": pool, "duration": SECONDS}
     more = {} if LONG else {"gap": 1.5, "visibility": 5}
-    report = report_of("chaos.run", broker, options | more, timeout_seconds=SECONDS + 180)
+    report = report_of("chaos.run", broker, options | more, timeout_seconds=SECONDS + 300)
     assert report["balanced"]
     assert not report["faults"]
     assert LONG or report["counts"]["published"] == TASKS

@@ -50,8 +50,9 @@ REDIS_ARGUMENTS = (
 )
 CONCURRENCY = {"prefork": 2, "threads": 4, "gevent": 4, "solo": 1}
 MOST_TASKS = 20  # of a process of the second worker's prefork pool
-DRAIN_SECONDS = 120.0
+DRAIN_SECONDS = 400.0
 QUIET_SECONDS = 15.0
+STUCK_SECONDS = 60.0  # and something is left: it will not move any more
 LETTERS_SECONDS = 1800.0  # less than a clock is wrong; a longer run keeps them longer
 
 
@@ -202,10 +203,10 @@ class Run:
 
     def _drain(self, app: ModuleType, broker: brokers.Broker, publisher: Publisher) -> str:
         """Wait until nothing is queued or runs any more; what is left if that does not come."""
-        state: dict[str, Any] = {"seen": None, "since": time.monotonic()}
+        state: dict[str, Any] = {"seen": None, "left": 0, "since": time.monotonic()}
 
-        def at_rest() -> bool:
-            left = self._left(app, broker)
+        def ended() -> bool:
+            left = state["left"] = self._left(app, broker)
             seen = (left, len(self._marks("starts")), self._settled(app))
             if seen != state["seen"]:
                 state.update(seen=seen, since=time.monotonic())
@@ -214,11 +215,13 @@ class Run:
                 letter.task_id for letter in self._letters(app)
             }
             everything = publisher.published.keys() <= done
-            return left == 0 and quiet > (3.0 if everything else QUIET_SECONDS)
+            enough = 3.0 if everything else QUIET_SECONDS
+            return quiet > (enough if left == 0 else STUCK_SECONDS)
 
-        if not until(at_rest, DRAIN_SECONDS, tend=self._tend):
+        if not until(ended, DRAIN_SECONDS, tend=self._tend) or state["left"]:
+            quiet = time.monotonic() - state["since"]
             left = self._left(app, broker)
-            return f"{left} messages or spooled letters are left after {DRAIN_SECONDS:g} s"
+            return f"{left} messages or spooled letters are left; quiet for {quiet:.0f} s"
         for slot in self._slots:  # RabbitMQ gives back what a worker had
             slot.finish()
         left = self._left(app, broker)

@@ -363,7 +363,7 @@ class Balance:
             if (
                 ended is not None
                 and (ended.how != 0 or ended.cold)
-                and ended.asked_at <= min(last + ACKNOWLEDGED_SECONDS, start.at)
+                and self._began_to_end(ended) <= min(last + ACKNOWLEDGED_SECONDS, start.at)
             ):
                 return "its worker ended"
             spells = [
@@ -386,6 +386,13 @@ class Balance:
             if not logged and any(spell.what in NOT_HEARD for spell in spells):
                 return HELD if self._was_held(earlier) else NOT_STORED
         return ""
+
+    def _began_to_end(self, ended: Ended) -> float:
+        """When it was asked, or killed; by its own task it was right after that began."""
+        if not ended.alone:
+            return ended.asked_at
+        marks = [m.at for m in (*self.facts.starts, *self.facts.ends) if m.worker == ended.worker]
+        return max(marks, default=ended.asked_at)
 
     def _was_held(self, start: Mark) -> bool:
         """It came back long after a lease, though its worker had neither ended nor stood still."""

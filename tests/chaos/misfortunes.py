@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 import redis
-from chaos.books import Spell
+from chaos.facts import Spell
 from chaos.stage import Slot
 from rabbit import RabbitServer
 from servers import RedisServer

@@ -11,7 +11,7 @@ from uuid import UUID
 import amqp
 import redis
 from botocore.exceptions import BotoCoreError
-from chaos.books import Published
+from chaos.facts import Published
 from chaos.odd import odd
 from kombu.exceptions import OperationalError
 

@@ -27,7 +27,8 @@ from typing import Any
 
 from chaos import brokers, misfortunes, publish
 from chaos.aof import traffic
-from chaos.books import Balance, Books, Facts, read_marks
+from chaos.books import Balance, Books
+from chaos.facts import Facts, read_marks
 from chaos.misfortunes import Chaos
 from chaos.publish import Publisher
 from chaos.stage import Said, Slot, environment, said, until
@@ -101,7 +102,7 @@ class Run:
             rested = self._drain(app, broker, publisher)
             for slot in self._slots:
                 slot.finish()
-            facts, logs = self._facts(app, server, broker, publisher, chaos, data)
+            facts, logs = self._facts(app, broker, publisher, chaos, data)
         self._tell("balance")
         books = Balance(facts)()
         if publisher.problem:
@@ -247,7 +248,6 @@ class Run:
     def _facts(
         self,
         app: ModuleType,
-        server: RedisServer,
         broker: brokers.Broker,
         publisher: Publisher,
         chaos: Chaos,

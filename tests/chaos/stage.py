@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from chaos.books import Ended, Logged
+from chaos.facts import Ended, Logged
 from tcp_proxy import TcpProxy
 
 TESTS = Path(__file__).parents[1]

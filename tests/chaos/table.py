@@ -123,17 +123,21 @@ def main(arguments: list[str] | None = None) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(do, runs))
     lines = [balance(broker, reports) for broker in options.brokers]
-    table = Table("", *(f"{line['broker']}{how}" for line in lines for how in ("", " plain")))
+    head = ("", *(f"{line['broker']}{how}" for line in lines for how in ("", ", plain")))
+    table = Table(*head)
     for row in rows(lines):
         table.add_row(*row)
     console.print(table)
+    shown = [head, ("---",) * len(head), *rows(lines)]
+    text = "\n".join(f"| {' | '.join(row)} |" for row in shown)
+    (folder / "table.md").write_text(f"{text}\n", "utf-8")
     for one, report in reports.items():
         for name, found in report["faults"].items():
             for text in found:
                 console.print(f"{one.name}: {name}: {text}", markup=False, soft_wrap=True)
     if options.report:
         options.report.write_text(json.dumps(lines, indent=2), "utf-8")
-    console.print(f"Reports and output of each run: {folder}")
+    console.print(f"Reports and output of each run, and the table for a page: {folder}")
     return int(
         any(any(line[how]["faults"].values()) for line in lines for how in ("guarded", "plain"))
     )

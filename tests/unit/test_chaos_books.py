@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from builders import a_letter
-from chaos.books import Balance, Books, Ended, Facts, Logged, Mark, Published, Spell
+from chaos.books import Balance, Books
+from chaos.facts import Ended, Facts, Logged, Mark, Published, Spell
 
 from celery_dlq import Reason
 

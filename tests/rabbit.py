@@ -169,6 +169,16 @@ class RabbitServer:
             f"timer:sleep({round(seconds * 1000)}), sys:resume(ra_log_wal) end).",
         )
 
+    def block_publishers(self, seconds: float) -> None:
+        """Raise the memory alarm for a while: whoever publishes is not read from until it ends."""
+        self._control(
+            "eval",
+            "Was = vm_memory_monitor:get_vm_memory_high_watermark(), "
+            "vm_memory_monitor:set_vm_memory_high_watermark(0), "
+            f"timer:sleep({round(seconds * 1000)}), "
+            "vm_memory_monitor:set_vm_memory_high_watermark(Was).",
+        )
+
     def start(self) -> None:
         """Start the node and wait until it answers.
 

@@ -1,12 +1,14 @@
 """The app of the chaos test: every kind of task, and marks that outlive every server.
 
 Imported by the runner and by the workers it starts; ``CHAOS_*`` in the environment
-say where the servers and the folder of the marks are.
+say where the servers and the folder of the marks are. With ``CHAOS_PLAIN`` the app is Celery's
+alone: what nothing would end there gives up by itself.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import time
@@ -15,7 +17,7 @@ from typing import Any
 
 import billiard.pool
 from celery import Celery
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue
 
 from celery_dlq import DeadLetters, RejectToDLQ
@@ -24,7 +26,8 @@ QUEUE = "work"
 DEAD_LETTER_QUEUE = "work-DLQ"
 MAX_DELIVERIES = int(os.environ.get("CHAOS_LIMIT", "3"))
 MAX_RETRIES = 2
-RELIABLE_FETCH = not os.environ.get("CHAOS_PLAIN_FETCH")
+PLAIN = bool(os.environ.get("CHAOS_PLAIN"))
+RELIABLE_FETCH = not PLAIN and not os.environ.get("CHAOS_PLAIN_FETCH")
 # Of letters; a clock that is an hour ahead must not trim them.
 TTL_SECONDS = float(os.environ.get("CHAOS_TTL", "1800"))
 SOON_ENOUGH = 1  # which retry of `retries` succeeds
@@ -39,6 +42,8 @@ SKEW_SECONDS = float(os.environ.get("CHAOS_SKEW") or 0.0)  # how far this worker
 # main process cannot read it, because it waits for that one. Celery's 300 make a deploy take 30 s.
 billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = 10
 
+VISIBILITY_SECONDS = float(os.environ.get("CHAOS_VISIBILITY", "8"))
+
 app = Celery("chaos", broker=BROKER, backend=f"{URL}/1")
 app.conf.update(
     task_acks_late=True,
@@ -49,19 +54,29 @@ app.conf.update(
     broker_connection_max_retries=None,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     result_expires=600,
-    dlq_url=f"{URL}/0",
-    dlq_queues={QUEUE: {"max_deliveries": MAX_DELIVERIES, "dead_letter_ttl": TTL_SECONDS}},
-    dlq_spool_dir=str(FOLDER / "spool"),
-    dlq_reliable_fetch=RELIABLE_FETCH,
+    worker_enable_remote_control=BROKER[:3] != "sqs",
 )
+if not PLAIN:
+    app.conf.update(
+        dlq_url=f"{URL}/0",
+        dlq_queues={QUEUE: {"max_deliveries": MAX_DELIVERIES, "dead_letter_ttl": TTL_SECONDS}},
+        dlq_spool_dir=str(FOLDER / "spool"),
+        dlq_reliable_fetch=RELIABLE_FETCH,
+    )
 if BROKER.startswith("redis"):
     app.conf.broker_transport_options = {
         # With reliable fetch it is the lease, too.
-        "visibility_timeout": float(os.environ.get("CHAOS_VISIBILITY", "8")),
+        "visibility_timeout": VISIBILITY_SECONDS,
+        "max_connections": 100,  # with gevent a greenlet each
         # A worker killed while it gives messages back must not stop all others for long.
         "unacked_mutex_expire": 2,
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
+    }
+elif BROKER.startswith("sqs"):
+    app.conf.broker_transport_options = {
+        "visibility_timeout": int(VISIBILITY_SECONDS),
+        **json.loads(os.environ["CHAOS_OPTIONS"]),
     }
 else:
     app.conf.broker_transport_options = {"confirm_publish": True}
@@ -74,13 +89,16 @@ if QUEUE_TYPE == "quorum":
             queue_arguments={"x-queue-type": "quorum"},
         ),
     ]
-dlq = DeadLetters(app)
+dlq = None if PLAIN else DeadLetters(app)
 
 
 def mark(name: str, request: Any) -> None:
-    """Add one line to a file: task id, retries, process, worker, time; whole or not at all."""
+    """Add one line to a file: task id, retries, process, worker, time; whole or not at all.
+
+    The runner makes each worker the leader of a group, so the group's id is the worker's.
+    """
     at = time.time() - SKEW_SECONDS
-    line = f"{request.id} {int(request.retries or 0)} {os.getpid()} {os.getppid()} {at:.6f}\n"
+    line = f"{request.id} {int(request.retries or 0)} {os.getpid()} {os.getpgrp()} {at:.6f}\n"
     handle = os.open(FOLDER / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(handle, line.encode())
@@ -88,8 +106,31 @@ def mark(name: str, request: Any) -> None:
         os.close(handle)
 
 
+def begin(request: Any) -> None:
+    """Mark a start of a task that cannot succeed; plain Celery would start some without end."""
+    mark("starts", request)
+    if not PLAIN:
+        return
+    starts = (FOLDER / "starts").read_text("ascii").count(f"{request.id} {request.retries} ")
+    if starts >= MAX_DELIVERIES:
+        mark("ends", request)
+        raise Ignore
+
+
+def ends_here(request: Any) -> None:
+    """Mark the end where plain Celery leaves nothing else of one."""
+    if PLAIN:
+        mark("ends", request)
+
+
 @app.task(bind=True)
 def quick(self: Any, *_: Any) -> None:
+    mark("starts", self.request)
+    mark("ends", self.request)
+
+
+@app.task(bind=True)
+def later(self: Any) -> None:
     mark("starts", self.request)
     mark("ends", self.request)
 
@@ -103,37 +144,40 @@ def slow(self: Any, seconds: float) -> None:
 
 @app.task(bind=True)
 def killed(self: Any) -> None:
-    mark("starts", self.request)
+    begin(self.request)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(bind=True)
 def segfault(self: Any) -> None:
-    mark("starts", self.request)
+    begin(self.request)
     ctypes.string_at(0)
 
 
 @app.task(bind=True)
 def exits(self: Any) -> None:
-    mark("starts", self.request)
+    begin(self.request)
     os._exit(7)
 
 
 @app.task(bind=True)
 def requeues(self: Any) -> None:
-    mark("starts", self.request)
+    begin(self.request)
     raise Reject("not now", requeue=True)
 
 
 @app.task(bind=True)
 def fails(self: Any) -> None:
     mark("starts", self.request)
+    ends_here(self.request)
     raise LookupError("no price")
 
 
 @app.task(bind=True, autoretry_for=(LookupError,), max_retries=MAX_RETRIES, default_retry_delay=0)
 def autoretries(self: Any) -> None:
     mark("starts", self.request)
+    if self.request.retries == MAX_RETRIES:
+        ends_here(self.request)
     raise LookupError("partner is down")
 
 
@@ -148,18 +192,20 @@ def retries(self: Any) -> None:
 @app.task(bind=True)
 def to_dlq(self: Any) -> None:
     mark("starts", self.request)
-    raise RejectToDLQ("no such order")
+    ends_here(self.request)
+    raise Reject("no such order", requeue=False) if PLAIN else RejectToDLQ("no such order")
 
 
 @app.task(bind=True, time_limit=1)
 def too_long(self: Any) -> None:
     mark("starts", self.request)
+    ends_here(self.request)
     time.sleep(60)
 
 
 @app.task(bind=True)
 def kills_worker(self: Any) -> None:
-    mark("starts", self.request)
-    if os.getpgrp() == os.getppid():  # a worker that the runner started
+    begin(self.request)
+    if os.getpgrp() in (os.getpid(), os.getppid()):  # a worker that the runner started
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

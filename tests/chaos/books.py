@@ -6,25 +6,23 @@ Pure functions of facts that were gathered when everything had come to rest.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from signal import SIGKILL
-from typing import Any
 
-from celery_dlq import DeadLetter, Outcome, Reason
+from chaos.evidence import HELD, Evidence
+from chaos.facts import Facts, Key, Mark, Published
 
-Key = tuple[str, int]
-"""Task id and retries."""
+from celery_dlq import DeadLetter, Reason
 
-NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
-KILLED_SECONDS = 1.0  # one that takes longer to end was asked to, and had time to give back
-REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
+AGAIN_SECONDS = 1.0  # until a worker has a connection again
+FREE_SECONDS = 7.0  # are enough to end, in two parts too
 
 Ends = Reason | frozenset[Reason] | None
 
 EXPECTED: dict[str, Ends] = {
     "quick": None,
     "slow": None,
+    "later": None,
     "retries": None,
     "killed": Reason.MAX_DELIVERIES_EXCEEDED,
     "segfault": Reason.MAX_DELIVERIES_EXCEEDED,
@@ -51,81 +49,6 @@ EXPECTED: dict[str, Ends] = {
 RETRYING = frozenset({"retries", "autoretries"})
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One line that a task left: which execution, in which process of which worker, when."""
-
-    task_id: str
-    retries: int
-    pid: int
-    worker: int
-    at: float
-
-    @property
-    def key(self) -> Key:
-        """The limited unit: task id and retries."""
-        return self.task_id, self.retries
-
-
-@dataclass(slots=True)
-class Published:
-    """A message the runner published: its kind, how often it tried, whether it was confirmed."""
-
-    kind: str
-    attempts: int = 0
-    confirmed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A worker's log line: it took a message from the broker."""
-
-    task_id: str
-    worker: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a worker process.
-
-    Attributes:
-        worker: Process id of its main process.
-        asked_at: When the runner began to end it, or saw it dead.
-        at: When it was gone.
-        cold: A cold shutdown was asked for.
-        how: Exit code, or minus the signal.
-        alone: Nobody outside asked for it.
-    """
-
-    worker: int
-    asked_at: float
-    at: float
-    cold: bool
-    how: int = 0
-    alone: bool = False
-
-
-@dataclass(slots=True)
-class Facts:
-    """All that is known when everything has come to rest."""
-
-    max_deliveries: int
-    published: dict[str, Published]
-    starts: list[Mark]
-    ends: list[Mark]
-    letters: list[DeadLetter]
-    received: list[Received] = field(default_factory=list)
-    doubles: Counter[str] = field(default_factory=Counter)
-    uncounted: Counter[str] = field(default_factory=Counter)
-    ended: list[Ended] = field(default_factory=list)
-    outages: list[tuple[float, float]] = field(default_factory=list)
-    copies: Counter[Key] = field(default_factory=Counter)
-    vanished: Counter[Key] = field(default_factory=Counter)
-    stored: dict[str, list[float]] = field(default_factory=dict)  # when its letters were, by task
-    visibility_seconds: float | None = None
-
-
 @dataclass(slots=True)
 class Books:
     """The balance.
@@ -146,7 +69,7 @@ class Books:
         return not any(self.faults.values())
 
 
-class Balance:
+class Balance(Evidence):
     """Balances the books of one run.
 
     Args:
@@ -154,27 +77,20 @@ class Balance:
     """
 
     def __init__(self, facts: Facts) -> None:
-        self.facts = facts
+        super().__init__(facts)
         self.books = Books()
-        self.starts: dict[Key, list[Mark]] = defaultdict(list)
-        for mark in sorted(facts.starts, key=lambda m: m.at):
-            self.starts[mark.key].append(mark)
-        self.ends = Counter(mark.key for mark in facts.ends)
-        self.succeeded = {mark.task_id for mark in facts.ends}
-        self.letters: dict[str, list[DeadLetter]] = defaultdict(list)
-        for letter in facts.letters:
-            self.letters[letter.task_id].append(letter)
-        self.cold = {e.worker: e for e in facts.ended if e.cold}
-        self._received: dict[tuple[str, int], list[float]] = defaultdict(list)
-        for line in facts.received:
-            self._received[line.task_id, line.worker].append(line.at)
 
     def __call__(self) -> Books:
         """Balance."""
         self._totals()
+        for key, starts in self.starts.items():
+            self._doubled(key, starts)
         for task_id, published in self.facts.published.items():
             self._outcome(task_id, published)
+        if self.facts.plain:
+            return self.books
         self._letters_once()
+        self._hung()
         for key, starts in self.starts.items():
             self._bound(key, starts)
         for letter in self.facts.letters:
@@ -190,6 +106,7 @@ class Balance:
     def _totals(self) -> None:
         facts = self.facts
         late = sum(self._after_letter(key, starts) for key, starts in self.starts.items())
+        again = "started again though it can succeed"
         self.books.counts = {
             "published": sum(p.confirmed for p in facts.published.values()),
             "maybe published": sum(not p.confirmed for p in facts.published.values()),
@@ -202,10 +119,11 @@ class Balance:
             "executions after the letter was stored": late,
             "redeliveries while running, not charged": sum(facts.doubles.values()),
             "starts while the store was silent": sum(facts.uncounted.values()),
+            again: 0,
             "worker processes ended": len(facts.ended),
             "of these killed by their tasks": sum(e.alone and e.how < 0 for e in facts.ended),
             "of these with an error of their own": sum(e.alone and e.how > 0 for e in facts.ended),
-            "outages of Redis": len(facts.outages),
+            "of these killed because they did not": sum(e.hung for e in facts.ended),
         }
 
     def _outcome(self, task_id: str, published: Published) -> None:
@@ -227,7 +145,11 @@ class Balance:
     def _nothing(self, task_id: str, published: Published) -> None:
         where = f"{task_id} {published.kind}: {self._marks_of(task_id)}"
         gone = [key for key in self.facts.vanished if key[0] == task_id]
-        if not published.confirmed:
+        if task_id in self.facts.left:
+            self.books.explained["still queued or unacknowledged"].append(where)
+        elif self.facts.plain:
+            self.books.explained["plain Celery: lost"].append(where)
+        elif not published.confirmed:
             self.books.explained["never published"].append(where)
         elif gone:
             self.books.explained["lost by the broker between its list and its hash"].append(where)
@@ -249,15 +171,24 @@ class Balance:
         causes = {
             "the message succeeded before": most * self.ends[key],
             "several messages with one key": most * (self._copies(key) - 1),
-            "it still ran on another worker": self.facts.doubles[key[0]],
-            "the store did not answer": self.facts.uncounted[key[0]],
-            "the store was down": sum(self._in_outage(mark.at) for mark in starts),
+            "it still ran on another worker": sum(
+                self._ran_elsewhere(starts[:at], mark) for at, mark in enumerate(starts)
+            ),
+            "the store was silent": sum(self._is_silent(mark.at) for mark in starts),
+            "counted by a worker that ended before the store took it": sum(
+                self._is_forgotten(mark) for mark in starts
+            ),
             "a cold shutdown": sum(self._shut_down(mark) for mark in starts),
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
         }
         line = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._marks_of(key[0])}"
         if self._after_letter(key, starts) > causes["several messages with one key"]:
             self.books.faults["executed again after its letter was stored"].append(line)
+            return
+        free = causes["the message succeeded before"] + causes["several messages with one key"]
+        alone = Counter((mark.worker, self._is_silent(mark.at)) for mark in starts)
+        if max(alone.values()) > most and not free:
+            self.books.faults["started too often by one worker alone"].append(line)
             return
         if extra > sum(causes.values()):
             inside = self._inside_pool(key, starts)
@@ -267,6 +198,49 @@ class Balance:
         for cause, count in causes.items():
             if count:
                 self.books.explained[f"more starts: {cause}"].append(line)
+
+    def _doubled(self, key: Key, starts: Sequence[Mark]) -> None:
+        """Each start but the first of a message that can succeed has a cause."""
+        published = self.facts.published.get(key[0])
+        if published is None or EXPECTED[published.kind] is not None:
+            return
+        copies = self._copies(key) - 1
+        for at in range(1, len(starts)):
+            cause = self._why_again(starts[:at], starts[at])
+            if not cause and copies > 0:
+                cause, copies = "it was published more than once", copies - 1
+            what = f"{published.kind}: start {at + 1} in {starts[at].worker}"
+            line = f"{key[0]} retry {key[1]}: {what}; {self._marks_of(key[0])}"
+            self.books.counts["started again though it can succeed"] += 1
+            if (cause and cause != HELD) or self.facts.plain:
+                self.books.explained[f"again: {cause or 'no cause'}"].append(line)
+            else:
+                self.books.faults[cause or "started again without a cause"].append(line)
+
+    def _hung(self) -> None:
+        """Who is asked to end does, unless the servers did not answer for most of the time."""
+        for ended in self.facts.ended:
+            if not ended.hung:
+                continue
+            slot = self.facts.slots.get(ended.worker, "")
+            spells = [
+                spell
+                for spell in self.facts.spells
+                if spell.slot in ("", slot)
+                and spell.what != "redis is impatient"
+                and spell.meets(ended.asked_at - AGAIN_SECONDS, ended.at)
+            ]
+            free, since = 0.0, ended.asked_at
+            for spell in sorted(spells, key=lambda s: s.begin):
+                free += max(0.0, spell.begin - since)
+                since = max(since, spell.end + AGAIN_SECONDS)
+            free += max(0.0, ended.at - since)
+            how = "SIGQUIT" if ended.cold else "SIGTERM"
+            where = self.books.faults if free > FREE_SECONDS else self.books.explained
+            where["did not end when it was asked to"].append(
+                f"{slot} {ended.worker} by {how} at {ended.asked_at:.2f}, {free:.1f} s free; "
+                f"{sorted({spell.what for spell in spells})}"
+            )
 
     def _charged(self, letter: DeadLetter) -> None:
         """No letter has more deliveries than there were starts."""
@@ -317,122 +291,6 @@ class Balance:
         else:
             self.books.faults["wrong reason"].append(f"{line}; {_history(letter)}")
 
-    # -- what is known of a start -------------------------------------------------------
-
-    def _inside_pool(self, key: Key, starts: Sequence[Mark]) -> int:
-        """Number of starts in a worker for which it had received no message."""
-        return sum(
-            max(0, count - len(self._received[key[0], worker]))
-            for worker, count in Counter(mark.worker for mark in starts).items()
-        )
-
-    def _after_letter(self, key: Key, starts: Sequence[Mark]) -> int:
-        """Number of starts after the message's letter was stored."""
-        died = [
-            x.dead_lettered_at.timestamp()
-            for x in self.letters.get(key[0], [])
-            if x.retries == key[1]
-        ]
-        if not died:
-            return 0
-        # One that died while the store was silent is stored later, as the worker's log says.
-        stored = [at for at in self.facts.stored.get(key[0], []) if at >= died[0] - 0.01]
-        then = min(stored, default=died[0])
-        return sum(mark.at > then and not self._in_outage(mark.at) for mark in starts)
-
-    def _copies(self, key: Key) -> int:
-        """Number of messages with one key: publishing is at least once, retries too."""
-        task_id, retries = key
-        known = self.facts.copies.get(key)
-        if known:
-            return known
-        if retries:
-            return max(1, len(self.starts.get((task_id, retries - 1), [])))
-        published = self.facts.published.get(task_id)
-        return published.attempts if published else 1
-
-    def _taken_as_often(self, letter: DeadLetter) -> bool:
-        """Workers took the message as often as it is charged, and once before an outage ended."""
-        died = letter.dead_lettered_at.timestamp()
-        times = [line.at for line in self.facts.received if line.task_id == letter.task_id]
-        often = len([at for at in times if at <= died]) >= letter.deliveries + letter.retries
-        return often and any(
-            down <= died and any(at <= up + REST_SECONDS for at in times)
-            for down, up in self.facts.outages
-        )
-
-    def _in_outage(self, at: float) -> bool:
-        return any(down - 0.5 <= at <= up + REST_SECONDS for down, up in self.facts.outages)
-
-    def _shut_down(self, start: Mark) -> bool:
-        """A cold shutdown ended this start."""
-        ended = self.cold.get(start.worker)
-        if ended is None or start.at > ended.at + 0.5 or start.at < ended.asked_at - NEAR_SECONDS:
-            return False
-        return not any(
-            m.pid == start.pid and m.key == start.key and m.at >= start.at for m in self.facts.ends
-        )
-
-    def _is_stale(self, start: Mark) -> bool:
-        """It waited in its worker for so long that Redis gave the message to another one."""
-        if self.facts.visibility_seconds is None:
-            return False
-        times = [at for at in self._received[start.task_id, start.worker] if at <= start.at + 0.5]
-        return any(start.at - at > self.facts.visibility_seconds - 0.5 for at in times[-1:])
-
-    def _unmatched(self, letter: DeadLetter, starts: Sequence[Mark]) -> list[Any]:
-        """Deliveries in a letter's history without a mark."""
-        left = [mark.at for mark in starts]
-        missing = []
-        # The latest first: it has the least choice. A letter's own order is that of its workers'
-        # clocks, of which one is wrong.
-        for delivery in sorted(letter.history, key=lambda d: d.started_at, reverse=True):
-            if delivery.retries != letter.retries or delivery.outcome is Outcome.SHUTDOWN:
-                continue
-            began = delivery.started_at.timestamp()
-            found = next((at for at in left if began - 0.05 <= at <= began + NEAR_SECONDS), None)
-            if found is None:
-                missing.append(delivery)
-            else:
-                left.remove(found)
-        return missing
-
-    def _died_near(self, delivery: Any) -> bool:
-        """Its worker ended soon after the delivery was counted."""
-        began = delivery.started_at.timestamp()
-        return any(
-            began - 0.5 <= ended.at and ended.asked_at <= began + NEAR_SECONDS
-            for ended in self.facts.ended
-            if delivery.worker_pid in (None, ended.worker) or delivery.outcome is Outcome.VANISHED
-        )
-
-    def _killed(self, delivery: Any) -> bool:
-        """Its worker was killed soon after the delivery was counted, and not asked to end first."""
-        began = delivery.started_at.timestamp()
-        return any(
-            ended.how == -SIGKILL
-            and ended.at - ended.asked_at < KILLED_SECONDS
-            and began - 0.5 <= ended.at <= began + NEAR_SECONDS
-            for ended in self.facts.ended
-            if ended.worker == delivery.worker_pid
-        )
-
-    def _disturbed(self, delivery: Any) -> bool:
-        """Something happened to the delivery that is not the task's doing."""
-        return delivery.outcome in (Outcome.SHUTDOWN, Outcome.WORKER_LOST, Outcome.RETRIED) or (
-            self._died_near(delivery) or self._in_outage(delivery.started_at.timestamp())
-        )
-
-    def _marks_of(self, task_id: str) -> str:
-        """All executions of a task in one line."""
-        marks = sorted(
-            [(m.at, "start", m) for m in self.facts.starts if m.task_id == task_id]
-            + [(m.at, "end", m) for m in self.facts.ends if m.task_id == task_id],
-            key=lambda item: item[0],
-        )
-        shown = [f"{at:.2f} {what}{m.retries} in {m.worker}" for at, what, m in marks]
-        return f"[{'; '.join(shown)}]" if shown else "[never started]"
-
 
 def _described(letter: DeadLetter) -> str:
     at = letter.dead_lettered_at.timestamp()
@@ -449,13 +307,4 @@ def _history(letter: DeadLetter) -> str:
 
 def _is_about_redis(letter: DeadLetter) -> bool:
     text = f"{letter.exception_type} {letter.exception_message} {letter.traceback}".lower()
-    return "redis" in text or "kombu" in text
-
-
-def read_marks(lines: Iterable[str]) -> list[Mark]:
-    """The marks in a file."""
-    marks = []
-    for line in lines:
-        task_id, retries, pid, worker, at = line.split()
-        marks.append(Mark(task_id, int(retries), int(pid), int(worker), float(at)))
-    return marks
+    return any(word in text for word in ("redis", "kombu", "amqp", "botocore", "connection"))

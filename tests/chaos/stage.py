@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from chaos.books import Ended, Received
+from chaos.facts import Ended, Logged
+from tcp_proxy import TcpProxy
 
 TESTS = Path(__file__).parents[1]
 CLOCK = Path(__file__).with_name("clock")
@@ -30,8 +31,18 @@ _STORED = re.compile(
     r"^\[([\d-]+ [\d:]+,\d+): WARNING/\w+\] Task \S+\[([0-9a-f-]{36})\] dead-lettered to",
     re.MULTILINE,
 )
+_SUCCEEDED = re.compile(
+    r"^\[([\d-]+ [\d:]+,\d+): INFO/\w+\] Task \S+\[([0-9a-f-]{36})\] succeeded in", re.MULTILINE
+)
 _DOUBLE = re.compile(r"Task ([0-9a-f-]{36}) is delivered again while delivery \d+ of it still runs")
 _UNCOUNTED = re.compile(r"Delivery of ([0-9a-f-]{36}) is not counted, it runs")
+
+
+def _as_a_shell_would() -> None:
+    """No core files; and what a job in the background ignores is not ignored by its workers."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass(slots=True)
@@ -43,15 +54,25 @@ class Slot:
         folder: Where the logs go.
         env: The workers' environment.
         skew_seconds: How far its clock is ahead.
+        pool: Celery's name of the pool.
+        concurrency: How many tasks at once.
+        most_tasks: After how many tasks a process of the prefork pool retires; 0 for never.
+        lines: The proxies before the servers, by ``broker`` and ``store``.
     """
 
     name: str
     folder: Path
     env: dict[str, str]
     skew_seconds: float = 0.0
+    pool: str = "prefork"
+    concurrency: int = 2
+    most_tasks: int = 0
+    lines: dict[str, TcpProxy] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     asked_at: float | None = None  # when it was asked to end
     cold: bool = False
+    hung: bool = False
+    asked_to_end: bool = False  # and not killed
     paused: bool = False
     false_starts: int = 0
     ended: list[Ended] = field(default_factory=list)
@@ -62,7 +83,7 @@ class Slot:
         """Start a process where there is none; note the end of one, and hurry one that hangs."""
         if self.process is not None and self.process.poll() is None:
             if self.asked_at and time.time() - self.asked_at > PATIENCE_SECONDS:
-                self.kill()
+                self._give_up()
             return
         self.clear()
         self._start()
@@ -78,9 +99,19 @@ class Slot:
         now = time.time()
         asked, how = self.asked_at, self.process.returncode
         self.ended.append(
-            Ended(self.process.pid, asked or now, now, self.cold, how, alone=asked is None)
+            Ended(
+                self.process.pid,
+                asked or now,
+                now,
+                self.cold,
+                how,
+                asked is None,
+                self.asked_to_end,
+                self.hung,
+            )
         )
-        self.process, self.asked_at, self.cold, self.paused = None, None, False, False
+        self.process, self.asked_at = None, None
+        self.cold = self.hung = self.asked_to_end = self.paused = False
 
     def _ended_by_itself(self) -> None:
         """It ended by itself: an error of the worker, which may come again at every start."""
@@ -90,6 +121,15 @@ class Slot:
         if self.false_starts > MOST_FALSE_STARTS:
             log = self.logs[self.process.pid].read_text("utf-8", "replace")
             raise RuntimeError(f"workers end by themselves; the last one said: {log[-2000:]}")
+
+    def _give_up(self) -> None:
+        """It does not end: let Celery write the stacks of its threads to the log, and kill it."""
+        if self.process is not None and not self.hung and self.asked_to_end:
+            self.hung = True
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)
+        self.kill()
 
     def kill(self) -> None:
         """SIGKILL the whole worker."""
@@ -118,6 +158,7 @@ class Slot:
         if self.process is not None and self.asked_at is None:
             self.asked_at = time.time()
             self.cold = number is signal.SIGQUIT
+            self.asked_to_end = True
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
@@ -130,7 +171,7 @@ class Slot:
         try:
             self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self._give_up()
         self.clear()
 
     def _start(self) -> None:
@@ -142,8 +183,10 @@ class Slot:
             "-A",
             "chaos.app",
             "worker",
+            "--pool",
+            self.pool,
             "--concurrency",
-            "2",
+            str(self.concurrency),
             "--hostname",
             f"{self.name}@chaos",
             "--loglevel",
@@ -153,6 +196,8 @@ class Slot:
             "--without-gossip",
             "--without-mingle",
         ]
+        if self.most_tasks:
+            command += ["--max-tasks-per-child", str(self.most_tasks)]
         env = dict(self.env)
         if self.skew_seconds:
             env |= {
@@ -169,7 +214,7 @@ class Slot:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # noqa: PLW1509
+                preexec_fn=_as_a_shell_would,  # noqa: PLW1509
             )
         self.logs[self.process.pid] = log
 
@@ -183,7 +228,8 @@ class Slot:
 class Said:
     """Facts from the logs of all workers."""
 
-    received: list[Received] = field(default_factory=list)
+    received: list[Logged] = field(default_factory=list)
+    succeeded: list[Logged] = field(default_factory=list)
     stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     doubles: Counter[str] = field(default_factory=Counter)
     uncounted: Counter[str] = field(default_factory=Counter)
@@ -209,7 +255,9 @@ def said(slots: Sequence[Slot]) -> Said:
     for slot, worker, path in [(s, w, path) for s in slots for w, path in s.logs.items()]:
         text = path.read_text("utf-8", "replace")
         for at, task_id in _RECEIVED.findall(text):
-            result.received.append(Received(task_id, worker, _logged(at) - slot.skew_seconds))
+            result.received.append(Logged(task_id, worker, _logged(at) - slot.skew_seconds))
+        for at, task_id in _SUCCEEDED.findall(text):
+            result.succeeded.append(Logged(task_id, worker, _logged(at) - slot.skew_seconds))
         for at, task_id in _STORED.findall(text):
             result.stored[task_id].append(_logged(at) - slot.skew_seconds)
         result.doubles.update(_DOUBLE.findall(text))
@@ -233,14 +281,12 @@ def until(question: Callable[[], bool], seconds: float, *, tend: Callable[[], No
     return True
 
 
-def environment(folder: Path, redis_url: str, broker_url: str | None, kind: str) -> dict[str, str]:
-    """The environment in which the app runs."""
-    more = {"CHAOS_BROKER": broker_url, "CHAOS_QUEUE_TYPE": kind} if broker_url else {}
+def environment(folder: Path, **chaos: object) -> dict[str, str]:
+    """The environment in which the app runs: ``CHAOS_*`` with what is given."""
     return {
         **os.environ,
         "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep),
-        "CHAOS_REDIS": redis_url.rpartition("/")[0],
         "CHAOS_FOLDER": str(folder),
         "COLUMNS": "120",
-        **more,
+        **{f"CHAOS_{name.upper()}": str(value) for name, value in chaos.items()},
     }

@@ -1,0 +1,303 @@
+"""What a run's facts say of one start: why it happened, whether it was ended, what disturbed it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from signal import SIGKILL
+from typing import Any
+
+from chaos.facts import Ended, Facts, Key, Mark
+
+from celery_dlq import DeadLetter, Outcome
+
+NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
+ACKNOWLEDGED_SECONDS = 3.0  # so long after its end a task's message is acknowledged
+REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
+
+SILENT = frozenset({"redis hangs", "redis dies"})
+"""While the store is silent each worker counts alone."""
+
+REFUSING = SILENT | {"redis refuses"}
+NOT_HEARD = REFUSING | {"redis drops", "store loses replies"}
+"""What a result, or a count, may be lost in."""
+
+LOST_CONNECTIONS = frozenset({"broker drops", "broker loses replies"})
+RENEWING = frozenset({"redis", "sqs"})
+"""Brokers whose messages a worker renews: it may lose its connection, and must not stand still."""
+
+LASTING = frozenset({"slow", "too_long"})
+LASTING_SECONDS, QUICK_SECONDS = 3.0, 0.3
+
+NOT_STORED = "its result could not be stored, so Celery never ended it"
+HELD = "its result could not be stored, and its worker kept it for longer than leases"
+
+
+class Evidence:
+    """Answers questions about starts; see README.md for what each may explain.
+
+    Args:
+        facts: What is known.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.starts: dict[Key, list[Mark]] = defaultdict(list)
+        for mark in sorted(facts.starts, key=lambda m: m.at):
+            self.starts[mark.key].append(mark)
+        self.ends = Counter(mark.key for mark in facts.ends)
+        self._end_marks: dict[Key, list[Mark]] = defaultdict(list)
+        for mark in sorted(facts.ends, key=lambda m: m.at):
+            self._end_marks[mark.key].append(mark)
+        self.succeeded = {mark.task_id for mark in facts.ends}
+        self.letters: dict[str, list[DeadLetter]] = defaultdict(list)
+        for letter in facts.letters:
+            self.letters[letter.task_id].append(letter)
+        self.ended = {e.worker: e for e in facts.ended}
+        self._logged_success = {(line.task_id, line.worker) for line in facts.succeeded}
+        self._received: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for line in facts.received:
+            self._received[line.task_id, line.worker].append(line.at)
+
+    def _why_again(self, before: Sequence[Mark], start: Mark) -> str:
+        """Why a message was given out again after some starts; nothing if that is not known."""
+        for earlier in reversed(before):
+            slot = self.facts.slots.get(earlier.worker, "")
+            last = max([earlier.at, *self._ends_of(earlier)])
+            ended = self.ended.get(earlier.worker)
+            if (
+                ended is not None
+                and (ended.how != 0 or ended.cold)
+                and self._began_to_end(ended) <= min(last + ACKNOWLEDGED_SECONDS, start.at)
+            ):
+                return "its worker ended"
+            spells = [
+                spell
+                for spell in self.facts.spells
+                if spell.slot in ("", slot)
+                and spell.meets(earlier.at - 1.0, min(last + ACKNOWLEDGED_SECONDS, start.at))
+            ]
+            renewed = self.facts.broker in RENEWING and not self.facts.plain
+            if not renewed and any(spell.what in LOST_CONNECTIONS for spell in spells):
+                return "its connection was lost"
+            still = self.facts.lease_seconds - 1.0
+            if any(
+                s.what == "stop" and s.slot == slot and s.end - s.begin > still
+                for s in self.facts.spells
+                if s.meets(earlier.at - 1.0, start.at)
+            ):
+                return "its worker stood still for longer than its lease"
+            logged = (earlier.task_id, earlier.worker) in self._logged_success
+            if not logged and any(spell.what in NOT_HEARD for spell in spells):
+                return HELD if self._was_held(earlier) else NOT_STORED
+        return ""
+
+    def _began_to_end(self, ended: Ended) -> float:
+        """When it was asked, or killed; by its own task it was right after that began."""
+        if not ended.alone:
+            return ended.asked_at
+        marks = [m.at for m in (*self.facts.starts, *self.facts.ends) if m.worker == ended.worker]
+        return max(marks, default=ended.asked_at)
+
+    def _was_held(self, start: Mark) -> bool:
+        """It came back long after a lease, though its worker had neither ended nor stood still."""
+        if self.facts.broker not in RENEWING or self.facts.plain:
+            return False
+        last = max([start.at, *self._ends_of(start)])
+        ended = self.ended.get(start.worker)
+        # What is queued behind others is received late, too: only what its worker kept counts.
+        back = min(
+            [
+                line.at
+                for line in self.facts.received
+                if line.task_id == start.task_id and line.at > last
+            ],
+            default=last,
+        )
+        freed = back if ended is None else min(back, ended.at)
+        away = sum(
+            min(spell.end, freed) - max(spell.begin, last)
+            for spell in self.facts.spells
+            if spell.what in REFUSING | {"pause", "stop"} and spell.meets(last, freed)
+        )
+        return freed - last - away > 3 * self.facts.lease_seconds + REST_SECONDS
+
+    def _inside_pool(self, key: Key, starts: Sequence[Mark]) -> int:
+        """Number of starts in a worker for which it had received no message."""
+        return sum(
+            max(0, count - len(self._received[key[0], worker]))
+            for worker, count in Counter(mark.worker for mark in starts).items()
+        )
+
+    def _after_letter(self, key: Key, starts: Sequence[Mark]) -> int:
+        """Number of starts after the message's letter was stored."""
+        died = [
+            x.dead_lettered_at.timestamp()
+            for x in self.letters.get(key[0], [])
+            if x.retries == key[1]
+        ]
+        if not died:
+            return 0
+        # One that died while the store was silent is stored later, as the worker's log says.
+        stored = [at for at in self.facts.stored.get(key[0], []) if at >= died[0] - 0.01]
+        then = min(stored, default=died[0])
+        return sum(mark.at > then and not self._is_silent(mark.at) for mark in starts)
+
+    def _copies(self, key: Key) -> int:
+        """Number of messages with one key: publishing is at least once, retries too."""
+        task_id, retries = key
+        known = self.facts.copies.get(key)
+        if known:
+            return known
+        if retries:
+            before = self.starts.get((task_id, retries - 1), [])
+            return max(1, sum(1 + self._published_again(mark) for mark in before))
+        published = self.facts.published.get(task_id)
+        return published.attempts if published else 1
+
+    def _published_again(self, start: Mark) -> int:
+        """How often its retry was published over a connection that was lost, and so once more."""
+        blocked = [s.end for s in self.facts.spells if s.what == "broker blocks"]
+        until = max([start.at, *(at for at in blocked if at - start.at < NEAR_SECONDS)])
+        slot = self.facts.slots.get(start.worker)
+        return sum(
+            spell.meets(start.at, until + ACKNOWLEDGED_SECONDS)
+            for spell in self.facts.spells
+            if spell.what in LOST_CONNECTIONS and spell.slot in ("", slot)
+        )
+
+    def _taken_as_often(self, letter: DeadLetter) -> bool:
+        """Workers took the message as often as it is charged, and once before an outage ended."""
+        died = letter.dead_lettered_at.timestamp()
+        times = [line.at for line in self.facts.received if line.task_id == letter.task_id]
+        often = len([at for at in times if at <= died]) >= letter.deliveries + letter.retries
+        return often and any(
+            spell.begin <= died and any(at <= spell.end + REST_SECONDS for at in times)
+            for spell in self.facts.spells
+            if spell.what in REFUSING
+        )
+
+    def _is_silent(self, at: float, kinds: frozenset[str] = SILENT) -> bool:
+        """True while Redis did not answer, or a little later."""
+        return any(
+            spell.meets(at - REST_SECONDS, at + 0.5)
+            for spell in self.facts.spells
+            if spell.what in kinds
+        )
+
+    def _is_forgotten(self, start: Mark) -> bool:
+        """The store refused its count, and its worker ended before it was added."""
+        ended = self.ended.get(start.worker)
+        return (
+            ended is not None
+            and not self._is_silent(start.at)
+            and self._is_silent(start.at, REFUSING)
+            and self._is_silent(ended.asked_at, REFUSING)
+        )
+
+    def _ran_elsewhere(self, before: Sequence[Mark], start: Mark) -> bool:
+        """An earlier execution had not ended in a process that lived."""
+        return any(
+            self._lives(mark, start.at) and not any(at < start.at for at in self._ends_of(mark))
+            for mark in before
+            if mark.pid != start.pid
+        )
+
+    def _lives(self, mark: Mark, at: float) -> bool:
+        """True if a task may run then: its worker had not ended, nor its time passed."""
+        kind = (
+            self.facts.published[mark.task_id].kind if mark.task_id in self.facts.published else ""
+        )
+        ended = self.ended.get(mark.worker)
+        gone = ended is not None and ended.at < at
+        slot = self.facts.slots.get(mark.worker)
+        stood = sum(
+            spell.end - spell.begin
+            for spell in self.facts.spells
+            if spell.what in ("pause", "stop") and spell.slot == slot and spell.meets(mark.at, at)
+        )
+        lasts = LASTING_SECONDS if kind in LASTING else QUICK_SECONDS
+        return not gone and at - mark.at < lasts + stood
+
+    def _ends_of(self, start: Mark) -> list[float]:
+        """When a start's process came to its end."""
+        return [
+            mark.at
+            for mark in self._end_marks[start.key]
+            if mark.pid == start.pid and mark.at >= start.at
+        ][:1]
+
+    def _shut_down(self, start: Mark) -> bool:
+        """A cold shutdown ended this start."""
+        ended = self.ended.get(start.worker)
+        if ended is None or not ended.cold or start.at > ended.at + 0.5:
+            return False
+        if self._ends_of(start) or start.at < ended.asked_at - NEAR_SECONDS:
+            return False
+        recorded = any(
+            delivery.outcome is Outcome.SHUTDOWN
+            and -0.05 <= start.at - delivery.started_at.timestamp() <= NEAR_SECONDS
+            for letter in self.letters.get(start.task_id, [])
+            for delivery in letter.history
+        )
+        return recorded or self._lives(start, ended.asked_at)
+
+    def _is_stale(self, start: Mark) -> bool:
+        """It waited in its worker for so long that Redis gave the message to another one."""
+        if self.facts.visibility_seconds is None:
+            return False
+        times = [at for at in self._received[start.task_id, start.worker] if at <= start.at + 0.5]
+        return any(start.at - at > self.facts.visibility_seconds - 0.5 for at in times[-1:])
+
+    def _unmatched(self, letter: DeadLetter, starts: Sequence[Mark]) -> list[Any]:
+        """Deliveries in a letter's history without a mark."""
+        left = [mark.at for mark in starts]
+        missing = []
+        # The latest first: it has the least choice. A letter's own order is that of its workers'
+        # clocks, of which one is wrong.
+        for delivery in sorted(letter.history, key=lambda d: d.started_at, reverse=True):
+            if delivery.retries != letter.retries or delivery.outcome is Outcome.SHUTDOWN:
+                continue
+            began = delivery.started_at.timestamp()
+            found = next((at for at in left if began - 0.05 <= at <= began + NEAR_SECONDS), None)
+            if found is None:
+                missing.append(delivery)
+            else:
+                left.remove(found)
+        return missing
+
+    def _died_near(self, delivery: Any) -> bool:
+        """Its worker ended soon after the delivery was counted."""
+        began = delivery.started_at.timestamp()
+        return any(
+            began - 0.5 <= ended.at and ended.asked_at <= began + NEAR_SECONDS
+            for ended in self.facts.ended
+            if delivery.worker_pid in (None, ended.worker) or delivery.outcome is Outcome.VANISHED
+        )
+
+    def _killed(self, delivery: Any) -> bool:
+        """Its worker was killed soon after the delivery was counted, and not asked to end first."""
+        began = delivery.started_at.timestamp()
+        return any(
+            ended.how == -SIGKILL
+            and not ended.asked
+            and began - 0.5 <= ended.at <= began + NEAR_SECONDS
+            for ended in self.facts.ended
+            if ended.worker == delivery.worker_pid
+        )
+
+    def _disturbed(self, delivery: Any) -> bool:
+        """Something happened to the delivery that is not the task's doing."""
+        return delivery.outcome in (Outcome.SHUTDOWN, Outcome.WORKER_LOST, Outcome.RETRIED) or (
+            self._died_near(delivery) or self._is_silent(delivery.started_at.timestamp(), NOT_HEARD)
+        )
+
+    def _marks_of(self, task_id: str) -> str:
+        """All executions of a task in one line."""
+        marks = sorted(
+            [(m.at, "start", m) for m in self.facts.starts if m.task_id == task_id]
+            + [(m.at, "end", m) for m in self.facts.ends if m.task_id == task_id],
+            key=lambda item: item[0],
+        )
+        shown = [f"{at:.2f} {what}{m.retries} in {m.worker}" for at, what, m in marks]
+        return f"[{'; '.join(shown)}]" if shown else "[never started]"

@@ -1,0 +1,285 @@
+"""What goes wrong: workers end, stand still and are deployed; servers and connections fail."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import redis
+from chaos.facts import Spell
+from chaos.stage import Slot
+from rabbit import RabbitServer
+from servers import RedisServer
+
+WEIGHTS = {
+    "kill": 5,
+    "behead": 2,
+    "pause": 3,
+    "stop": 2,
+    "cold": 3,
+    "warm": 3,
+    "redis hangs": 3,
+    "redis dies": 3,
+    "redis drops": 3,
+    "redis refuses": 3,
+    "redis is impatient": 2,
+    "store loses replies": 4,
+    "store is slow": 2,
+    "broker loses replies": 4,
+    "broker is slow": 2,
+    "broker drops": 4,
+    "broker blocks": 2,
+}
+REFUSES_SECONDS = 2.0
+IMPATIENT_SECONDS, MOST_IDLE_SECONDS = 12.0, 5
+SLOW_SECONDS = 0.25
+KILL_GAP_SECONDS = 4.0  # between those of --kills
+AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
+
+
+def possible(broker: str, pool: str, only: Sequence[str] | None) -> list[str]:
+    """The misfortunes that can befall workers of a broker; Redis is both broker and store."""
+    impossible = {
+        "redis": {"broker loses replies", "broker is slow", "broker drops", "broker blocks"},
+        "sqs": {"broker blocks"},
+    }.get(broker, set())
+    if pool != "prefork":
+        impossible |= {"behead"}  # is a kill there
+    return [what for what in only or WEIGHTS if what not in impossible]
+
+
+class Chaos:
+    """Makes things go wrong, one after the other and sometimes at once.
+
+    Args:
+        rng: Decides what and when.
+        kinds: Of `WEIGHTS`, those that can happen.
+        server: The Redis.
+        rabbit: The RabbitMQ, if that is the broker.
+        slots: The workers.
+        tell: Gets a line for everything that is done.
+        lease_seconds: How long a worker may stand still.
+        gap_seconds: Between two misfortunes, on average.
+        deploy_seconds: How often one of the workers is deployed; 0 for never.
+        kills: How many workers are killed besides, one every 4 s.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        kinds: list[str],
+        server: RedisServer,
+        rabbit: RabbitServer | None,
+        slots: list[Slot],
+        tell: Callable[[str], None],
+        *,
+        lease_seconds: float,
+        gap_seconds: float,
+        deploy_seconds: float,
+        kills: int,
+    ) -> None:
+        self._rng = rng
+        self._server = server
+        self._rabbit = rabbit
+        self._slots = slots
+        self._tell = tell
+        self._lease_seconds = lease_seconds
+        self._gap_seconds = gap_seconds
+        self._next_at = time.monotonic() + 4.0  # after the workers' start
+        self._deploy_seconds = deploy_seconds
+        self._deploy_at = self._next_at if deploy_seconds else math.inf
+        self._kills = kills
+        self._kill_at = self._next_at if kills else math.inf
+        self._weights = [WEIGHTS[what] for what in kinds]
+        self.owed = rng.sample(kinds, len(kinds))  # each happens once, at first
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._busy: set[str] = set()  # what a misfortune has befallen that is not over
+        self._controls: list[threading.Thread] = []
+        self.spells: list[Spell] = []
+        self.done: dict[str, int] = dict.fromkeys(kinds, 0)
+        self.deploys = 0
+        self.kills = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """True until all has happened that must."""
+        return bool(self.owed) or self.kills < self._kills
+
+    def share(self) -> float:
+        """How much of what must happen has happened, or is next."""
+        return 1.0 - max(0, len(self.owed) - 1) / len(self.done)
+
+    def tick(self) -> None:
+        """Do what is due."""
+        now = time.monotonic()
+        for item in [item for item in self._later if item[0] <= now]:
+            self._later.remove(item)
+            item[1]()
+        if now >= self._deploy_at:
+            self._deploy_at = now + (self._deploy_seconds if self._deploy() else AGAIN_SECONDS)
+        if now >= self._kill_at and self.kills < self._kills:
+            self._kill_at = now + (KILL_GAP_SECONDS if self._kill() else AGAIN_SECONDS)
+        if now >= self._next_at:
+            gap = self._rng.expovariate(1 / self._gap_seconds)
+            self._next_at = now + (gap if self._strike() else AGAIN_SECONDS)
+
+    def end(self) -> None:
+        """Let everything go on."""
+        for _, undo in sorted(self._later, key=lambda item: item[0]):
+            undo()
+        self._later.clear()
+        for thread in self._controls:
+            thread.join()
+
+    def _strike(self) -> bool:
+        """Do something bad, unless the one it would befall is down already."""
+        rng = self._rng
+        anything = rng.choices(list(self.done), self._weights)[0]
+        what = self.owed[-1] if self.owed else anything
+        slot, luck = rng.choice(self._slots), rng.random()
+        whom, _, how = what.partition(" ")
+        if whom == "redis":
+            struck = self._redis(what, how, luck)
+        elif how in ("loses replies", "is slow"):
+            struck = self._line(what, slot, whom, how, luck)
+        elif whom == "broker":
+            struck = self._broker(what, how, luck)
+        else:
+            struck = self._worker(what, slot, luck)
+        if struck:
+            self.done[what] += 1
+            del self.owed[-1:]
+        return struck
+
+    def _redis(self, what: str, how: str, luck: float) -> bool:
+        if "redis" in self._busy:
+            return False
+        server = self._server
+        if how == "drops":
+            server.close_connections()
+            self._note(what, "", 0.0)
+        elif how == "hangs":
+            server.pause()
+            self._spell(what, "redis", 0.3 + 3.0 * luck, server.resume)
+        elif how == "dies":
+            server.kill()
+            self._spell(what, "redis", 0.1 + 4.0 * luck, server.start)
+        elif how == "refuses":  # a replica whose master never answers
+            server.client().replicaof("127.0.0.1", "1")
+            undo = server.client().replicaof
+            self._spell(what, "redis", REFUSES_SECONDS, lambda: undo("NO", "ONE"))
+        else:
+            server.client().config_set("timeout", MOST_IDLE_SECONDS)
+            self._note(what, "", IMPATIENT_SECONDS)
+            self._after(IMPATIENT_SECONDS, self._patient)
+        return True
+
+    def _patient(self) -> None:
+        if "redis" in self._busy:
+            self._after(1.0, self._patient)
+            return
+        with suppress(redis.RedisError):
+            self._server.client().config_set("timeout", 0)
+
+    def _line(self, what: str, slot: Slot, whom: str, how: str, luck: float) -> bool:
+        line, name = slot.lines[whom], f"{whom} of {slot.name}"
+        if name in self._busy:
+            return False
+        if how == "is slow":
+            line.delay_seconds = SLOW_SECONDS
+            undo = lambda: setattr(line, "delay_seconds", 0.0)  # noqa: E731
+            self._spell(what, name, 2.0 + 3.0 * luck, undo, slot.name)
+        else:
+            line.loses_replies = True
+            self._spell(what, name, 0.1 + 1.5 * luck, line.cut, slot.name)
+        return True
+
+    def _broker(self, what: str, how: str, luck: float) -> bool:
+        rabbit = self._rabbit
+        if rabbit is None:
+            for slot in self._slots:
+                slot.lines["broker"].cut()
+            self._note(what, "", 0.0)
+            return True
+        if any(thread.is_alive() for thread in self._controls):
+            return False
+        act = partial(rabbit.block_publishers, 2.0 + 3.0 * luck)
+        if how == "drops":
+            act = partial(rabbit.close_connections, wait=True)
+        self._tell(what)
+        # RabbitMQ's tools take seconds to start.
+        self._controls.append(threading.Thread(target=self._control, args=(what, act), daemon=True))
+        self._controls[-1].start()
+        return True
+
+    def _control(self, what: str, act: Callable[[], None]) -> None:
+        begin = time.time()
+        try:
+            act()
+        finally:
+            self.spells.append(Spell(what, "", begin, time.time()))
+
+    def _worker(self, what: str, slot: Slot, luck: float) -> bool:
+        if slot.process is None or slot.asked_at is not None or slot.paused:
+            return False
+        if what in ("pause", "stop"):
+            slot.pause()
+            seconds = 0.5 + 0.8 * self._lease_seconds * luck
+            if what == "stop":
+                seconds = self._lease_seconds + 2.0 + 2.0 * luck
+            self._spell(what, slot.name, seconds, slot.resume, slot.name)
+            return True
+        {
+            "kill": slot.kill,
+            "behead": slot.behead,
+            "cold": lambda: slot.ask(signal.SIGQUIT),
+            "warm": lambda: slot.ask(signal.SIGTERM),
+        }[what]()
+        self._tell(f"{what} {slot.name}")
+        return True
+
+    def _deploy(self) -> bool:
+        """End the worker whose turn it is in order; its slot starts it again."""
+        slot = self._slots[self.deploys % len(self._slots)]
+        if slot.process is None or slot.asked_at is not None or slot.paused:
+            return False
+        slot.ask(signal.SIGTERM)
+        self.deploys += 1
+        return True
+
+    def _kill(self) -> bool:
+        """Kill the whole worker whose turn it is, whatever else happens to it."""
+        slot = self._slots[self.kills % len(self._slots)]
+        if slot.process is None or slot.process.poll() is not None:
+            return False
+        slot.kill()
+        self.kills += 1
+        return True
+
+    def _spell(
+        self, what: str, whom: str, seconds: float, undo: Callable[[], object], slot: str = ""
+    ) -> None:
+        """Note one that lasts, and end it later."""
+        begin = time.time()
+        self._busy.add(whom)
+        self._tell(f"{what} {slot} {seconds:.1f} s")
+
+        def over() -> None:
+            undo()
+            self._busy.discard(whom)
+            self.spells.append(Spell(what, slot, begin, time.time()))
+
+        self._after(seconds, over)
+
+    def _note(self, what: str, slot: str, seconds: float) -> None:
+        self._tell(f"{what} {slot}")
+        self.spells.append(Spell(what, slot, time.time(), time.time() + seconds))
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + seconds, act))

@@ -1,0 +1,119 @@
+"""The books of the chaos test find what must not be, and explain only what has evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from builders import a_letter
+from chaos.books import Balance, Books
+from chaos.facts import Ended, Facts, Logged, Mark, Published, Spell
+
+from celery_dlq import Reason
+
+TASK, WORKER, OTHER = "task", 100, 200
+AGAIN = "again: its result could not be stored, so Celery never ended it"
+
+
+def at(*times: float, worker: int = WORKER, pid: int = 101) -> list[Mark]:
+    """Marks of the task at these times."""
+    return [Mark(TASK, 0, pid, worker, time) for time in times]
+
+
+def balance(kind: str, starts: Sequence[Mark], ends: Sequence[Mark] = (), **more: Any) -> Books:
+    """The books of a run with one message and a limit of 3."""
+    letters = more.pop("letters", [])
+    if not ends and "letters" not in more:
+        letters = letters or [
+            a_letter(task_id=TASK, reason=Reason.MAX_DELIVERIES_EXCEEDED, deliveries=3)
+        ]
+    facts = Facts(
+        max_deliveries=3,
+        published={TASK: Published(kind, 1, confirmed=True)},
+        starts=[*starts],
+        ends=[*ends],
+        letters=letters,
+        slots={WORKER: "w1", OTHER: "w2"},
+        **more,
+    )
+    return Balance(facts)()
+
+
+def faults(books: Books) -> set[str]:
+    """The kinds of faults that were found."""
+    return {name for name, found in books.faults.items() if found}
+
+
+def test_a_message_without_success_or_letter_is_lost() -> None:
+    """Lost, unless it is still on the broker."""
+    nothing = Facts(3, {TASK: Published("quick", 1, confirmed=True)}, [], [], [])
+    assert faults(Balance(nothing)()) == {"lost"}
+    nothing.left = {TASK}
+    assert not faults(Balance(nothing)())
+
+
+@pytest.mark.parametrize(
+    ("spell", "found"),
+    [
+        (None, {"started too often by one worker alone"}),
+        (Spell("store loses replies", "w1", 0.0, 4.0), {"started too often by one worker alone"}),
+        (Spell("redis refuses", "", 0.0, 4.0), {"started too often by one worker alone"}),
+        (Spell("redis hangs", "", 2.5, 4.5), set()),
+    ],
+)
+def test_only_a_silent_store_excuses_a_start_beyond_the_limit(
+    spell: Spell | None, found: set[str]
+) -> None:
+    """One worker started a killer four times at a limit of 3."""
+    books = balance("killed", at(-3.0, 1.0, 2.0, 4.0), spells=[spell] if spell else [])
+    assert faults(books) == found
+
+
+@pytest.mark.parametrize(
+    ("more", "cause"),
+    [
+        ({}, ""),
+        ({"ended": [Ended(WORKER, 2.0, 3.0, cold=False, how=0)]}, ""),
+        ({"ended": [Ended(WORKER, 2.0, 2.1, cold=False, how=-9)]}, "again: its worker ended"),
+        ({"spells": [Spell("stop", "w1", 2.0, 12.0)]}, "again: its worker stood still"),
+        ({"spells": [Spell("broker drops", "", 1.5, 2.0)]}, ""),
+        (
+            {"spells": [Spell("broker drops", "", 1.5, 2.0)], "broker": "classic"},
+            "again: its connection was lost",
+        ),
+        ({"spells": [Spell("redis dies", "", 1.5, 3.0)]}, AGAIN),
+        (
+            {
+                "spells": [Spell("redis dies", "", 1.5, 3.0)],
+                "succeeded": [Logged(TASK, WORKER, 2.0)],
+            },
+            "",
+        ),
+    ],
+)
+def test_a_second_start_of_what_can_succeed_needs_a_cause(more: dict[str, Any], cause: str) -> None:
+    """It ran from 1 to 2 in one worker, and again at 14 in another."""
+    starts = at(1.0) + at(14.0, worker=OTHER, pid=201)
+    ends = at(2.0) + at(14.1, worker=OTHER, pid=201)
+    books = balance("slow", starts, ends, **more)
+    assert faults(books) == (set() if cause else {"started again without a cause"})
+    assert not cause or any(name.startswith(cause) for name in books.explained)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "found"), [(0.0, {"did not end when it was asked to"}), (12.0, set())]
+)
+def test_a_worker_that_does_not_end_is_a_fault_unless_servers_were_away(
+    seconds: float, found: set[str]
+) -> None:
+    """It was asked at 10 and killed at 25."""
+    hung = Ended(WORKER, 10.0, 25.0, cold=True, how=-9, hung=True)
+    books = balance(
+        "quick",
+        at(1.0),
+        at(1.0),
+        ended=[hung],
+        spells=[Spell("redis hangs", "", 10.0, 10.0 + seconds)] if seconds else [],
+    )
+    assert faults(books) == found

@@ -93,6 +93,8 @@ class Leases:
         self._held.pop(tag, None)
         self._claims.forget(tag)
 
+    lapse = drop  # as receipts of SQS call it
+
     def interrupted(self, tag: str) -> None:
         """Give back what a fetch may have taken: its connection was lost before the reply."""
         if self._asked.pop(tag, None) is not None:

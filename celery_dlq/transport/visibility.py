@@ -129,10 +129,14 @@ class Receipts:
             return tag not in self._given_up
         if self._now() < receipt.until:
             return True
-        self._held.pop(str(tag), None)
-        self._claims.forget(str(tag))
-        self._given_up.add(str(tag))
+        self.lapse(str(tag))
         return False
+
+    def lapse(self, tag: str) -> None:
+        """Hold a message no longer; SQS shows it to others when its visibility timeout ends."""
+        self._held.pop(tag, None)
+        self._claims.forget(tag)
+        self._given_up.add(tag)
 
     def is_known(self, tag: object) -> bool:  # noqa: ARG002 - as of the leases of Redis
         """True: SQS loses no record of what it gave away."""

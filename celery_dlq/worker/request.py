@@ -302,7 +302,7 @@ class DeadLetterRequest(_Base):
         if not self.dlq_starts_here:
             begun = self.dlq_begin()
             if begun and nothing_starts():  # a signal came while it was counted
-                self.dlq_guard.dispatched(self, None, dropped=True)
+                self.dlq_guard.never_started([self])
                 return False
             return begun
         # Held here already, in order: threads would mix it up.
@@ -495,21 +495,34 @@ class DeadLetterRequest(_Base):
         self.acknowledged = True
 
     def dlq_end_is_missing(self) -> None:
-        """Give the message back: its pool has its task no more, and did not say how it ended."""
+        """Give the message back: its pool has its task no more, and did not say how it ended.
+
+        At once if its starts are limited; else when its lease ends, or it would run on and on.
+        """
+        in_flight, leases = self.dlq_in_flight, getattr(self.message.channel, "dlq_leases", None)
+        policy = None if in_flight is None else in_flight.resolved.policy
+        limited = policy is not None and policy.max_deliveries is not None
+        if not limited and leases is None:
+            return  # as with Celery alone, the broker keeps it until the connection ends
         if self.dlq_state in (_S.NEW, _S.DISPATCHED, _S.RUNNING) and not self._already_cancelled:
             failed = isinstance(self.dlq_job, Future) and self.dlq_job.exception()
             failure = missing_end_failure(failed or None)
             _guarded(self.dlq_guard.end_is_missing, self, failure)
             logger.error(
                 "Celery did not report how task %s ended, and its pool does not run it any more "
-                "(%s): its message goes back to its queue and is delivered again",
+                "(%s): its message is delivered again%s",
                 self.id,
                 failure.exception_message,
+                "" if limited else " when its lease ends",
             )
             self.dlq_move(_S.DONE)
         task_ready(self)
         if self._dlq_is_held_here():
-            super().reject(requeue=True)
+            if limited or leases is None:
+                super().reject(requeue=True)
+            else:
+                leases.lapse(self.message.delivery_tag)
+                super().acknowledge()  # frees its place in the prefetch window, and nothing else
         self.acknowledged = True
 
     def _dlq_begin_here(self, pid: Any) -> None:

@@ -15,12 +15,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import FrameType
 from typing import Any
 
 from celery import platforms
 from celery.worker import state
+
+from celery_dlq.transport.native import sleep, start_thread
 
 _SHUTDOWNS = frozenset({"SIGINT", "SIGTERM", "SIGQUIT"})
 _AGAIN_SECONDS = 0.01
@@ -72,7 +74,7 @@ class _AfterUs:
         update_wrapper(self, handler)
         self._handler = handler
         self._until = 0.0
-        self._timer: threading.Timer | None = None
+        self._waits = False
         self._more = 0  # signals while one waits: Ctrl-C twice is another shutdown than once
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
@@ -80,12 +82,11 @@ class _AfterUs:
             _asked.append(self)
             self._until = time.monotonic() + _MOST_SECONDS
         if _must_end_first(frame) and time.monotonic() < self._until:
-            if self._timer is None:
-                self._timer = threading.Timer(_AGAIN_SECONDS, self._send_again, (signum,))
-                self._timer.daemon = True
-                self._timer.start()
-            else:
+            if self._waits:
                 self._more += 1
+            else:
+                self._waits = True
+                start_thread(partial(self._send_again, signum))  # which waits for no lock
             return
         more, self._more = self._more, 0
         try:
@@ -97,7 +98,8 @@ class _AfterUs:
                 os.kill(os.getpid(), signum)
 
     def _send_again(self, signum: int) -> None:
-        self._timer = None
+        sleep(_AGAIN_SECONDS)
+        self._waits = False
         os.kill(os.getpid(), signum)
 
 

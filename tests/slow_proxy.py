@@ -27,17 +27,13 @@ class SlowProxy(TcpProxy):
         self.asked = asked
         self.lost = lost
 
-    def _admit(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                guest, _address = listener.accept()
-                host = socket.create_connection(("127.0.0.1", self._to))
-            except OSError:
-                return
-            self._inside += [guest, host]
-            cut = threading.Event()
-            for way in (self._ask, self._answer):
-                threading.Thread(target=way, args=(guest, host, cut), daemon=True).start()
+    def _serve(self, guest: socket.socket, host: socket.socket) -> None:
+        cut = threading.Event()
+        answers = threading.Thread(target=self._answer, args=(guest, host, cut), daemon=True)
+        with guest, host:
+            answers.start()
+            self._ask(guest, host, cut)
+            answers.join()
 
     def _ask(self, guest: socket.socket, host: socket.socket, cut: threading.Event) -> None:
         with _ending(guest, host):

@@ -352,7 +352,7 @@ def test_giving_back_many_messages_leaves_time_to_renew(
         pipe.hset(broker.unacked, tag, b'[{"body": "x"},"","orders"]')
         leases.received(tag)
     pipe.execute()
-    leases.connection_closes(waiting, {})
+    leases.connection_closes(waiting)
     publish(client, "runs")
     held, keeper = fetch(leases, broker), Keeper(leases)
     keeper.connected(broker)

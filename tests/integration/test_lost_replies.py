@@ -131,7 +131,7 @@ def test_a_letter_whose_reply_is_lost_is_new_all_the_same(
     proxy: CommandProxy, parts: RedisBackend, cut: int
 ) -> None:
     """Taken for another worker's, it would be in no log, no metric, no signal and no breaker."""
-    parts.connection.probe("PING")
+    parts.connection.call("PING")
     for _ in range(2):  # the second one goes over the worker's connection
         first = a_letter()
         assert parts.letters.dead_letter(first, key_of(first)) is Stored.NEW

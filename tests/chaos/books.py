@@ -178,6 +178,7 @@ class Balance(Evidence):
             "counted by a worker that ended before the store took it": sum(
                 self._is_forgotten(mark) for mark in starts
             ),
+            "its count was lost, and its worker, at once": int(self._is_unsent(starts[0])),
             "a cold shutdown": sum(self._shut_down(mark) for mark in starts),
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
         }

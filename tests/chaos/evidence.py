@@ -13,6 +13,7 @@ from celery_dlq import DeadLetter, Outcome
 
 NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
 ACKNOWLEDGED_SECONDS = 3.0  # so long after its end a task's message is acknowledged
+AT_ONCE_SECONDS = 1.0  # a worker sends again once a second what may be lost
 REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
 
 SILENT = frozenset({"redis hangs", "redis dies"})
@@ -193,6 +194,23 @@ class Evidence:
             and not self._is_silent(start.at)
             and self._is_silent(start.at, REFUSING)
             and self._is_silent(ended.asked_at, REFUSING)
+        )
+
+    def _is_unsent(self, first: Mark) -> bool:
+        """A first count goes out without a reply; its worker sends again what may be lost.
+
+        Unless that ended at once, too.
+        """
+        ended = self.ended.get(first.worker)
+        return (
+            ended is not None
+            and ended.how < 0
+            and self._began_to_end(ended) - first.at < AT_ONCE_SECONDS
+            and any(
+                spell.meets(first.at - AT_ONCE_SECONDS, first.at + AT_ONCE_SECONDS)
+                for spell in self.facts.spells
+                if spell.what in NOT_HEARD
+            )
         )
 
     def _ran_elsewhere(self, before: Sequence[Mark], start: Mark) -> bool:

@@ -117,3 +117,21 @@ def test_a_worker_that_does_not_end_is_a_fault_unless_servers_were_away(
         spells=[Spell("redis hangs", "", 10.0, 10.0 + seconds)] if seconds else [],
     )
     assert faults(books) == found
+
+
+@pytest.mark.parametrize(
+    ("spell", "died_at", "found"),
+    [
+        (Spell("redis drops", "", 0.9, 1.1), 1.2, 0),
+        (Spell("redis drops", "", 0.9, 1.1), 9.0, 1),
+        (Spell("redis drops", "", 4.0, 4.1), 1.2, 1),
+    ],
+)
+def test_a_count_that_was_lost_with_its_worker_explains_one_start(
+    spell: Spell, died_at: float, found: int
+) -> None:
+    """A worker that lives for a second sends it again."""
+    died = Ended(WORKER, died_at, died_at, cold=False, how=-9)
+    starts = [*at(1.0), *at(20.0, 21.0, 22.0, worker=OTHER, pid=201)]
+    books = balance("kills_worker", starts, spells=[spell], ended=[died])
+    assert len(faults(books)) == found

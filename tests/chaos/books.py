@@ -237,7 +237,10 @@ class Balance(Evidence):
                 since = max(since, spell.end + AGAIN_SECONDS)
             free += max(0.0, ended.at - since)
             how = "SIGQUIT" if ended.cold else "SIGTERM"
-            where = self.books.faults if free > FREE_SECONDS else self.books.explained
+            # Celery's handler of a cold shutdown fails in the event loop of gevent.
+            celerys = ended.cold and self.facts.pool == "gevent"
+            fault = free > FREE_SECONDS and not celerys
+            where = self.books.faults if fault else self.books.explained
             where["did not end when it was asked to"].append(
                 f"{slot} {ended.worker} by {how} at {ended.asked_at:.2f}, {free:.1f} s free; "
                 f"{sorted({spell.what for spell in spells})}"

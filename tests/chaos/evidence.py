@@ -55,7 +55,9 @@ class Evidence:
         for letter in facts.letters:
             self.letters[letter.task_id].append(letter)
         self.ended = {e.worker: e for e in facts.ended}
-        self._logged_success = {(line.task_id, line.worker) for line in facts.succeeded}
+        self._logged_success: dict[tuple[str, int], float] = {}
+        for line in sorted(facts.succeeded, key=lambda line: -line.at):
+            self._logged_success[line.task_id, line.worker] = line.at  # the first one
         self._received: dict[tuple[str, int], list[float]] = defaultdict(list)
         for line in facts.received:
             self._received[line.task_id, line.worker].append(line.at)
@@ -88,8 +90,8 @@ class Evidence:
                 if s.meets(earlier.at - 1.0, start.at)
             ):
                 return "its worker stood still for longer than its lease"
-            logged = (earlier.task_id, earlier.worker) in self._logged_success
-            if not logged and any(spell.what in NOT_HEARD for spell in spells):
+            logged_at = self._logged_success.get((earlier.task_id, earlier.worker), start.at)
+            if logged_at >= start.at and any(spell.what in NOT_HEARD for spell in spells):
                 return HELD if self._was_held(earlier) else NOT_STORED
         return ""
 

@@ -95,6 +95,7 @@ class Facts:
     ends: list[Mark]
     letters: list[DeadLetter]
     broker: str = "redis"
+    pool: str = "prefork"
     lease_seconds: float = 8.0
     plain: bool = False
     left: set[str] = field(default_factory=set)  # task ids of queued and unacknowledged messages

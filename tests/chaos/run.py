@@ -263,6 +263,7 @@ class Run:
                 _on_time(letter, self._slots[1].skew_seconds) for letter in self._letters(app)
             ],
             broker=self._options.broker,
+            pool=self._options.pool,
             lease_seconds=self._options.visibility,
             plain=self._options.plain,
             left=broker.ids(app),

@@ -117,6 +117,8 @@ def test_a_worker_that_does_not_end_is_a_fault_unless_servers_were_away(
         spells=[Spell("redis hangs", "", 10.0, 10.0 + seconds)] if seconds else [],
     )
     assert faults(books) == found
+    green = balance("quick", at(1.0), at(1.0), ended=[hung], pool="gevent")
+    assert not faults(green)  # Celery's own handler fails there
 
 
 @pytest.mark.parametrize(

@@ -296,11 +296,12 @@ class Evidence:
         )
 
     def _killed(self, delivery: Any) -> bool:
-        """Its worker was killed soon after the delivery was counted, and not asked to end first."""
+        """Its worker was killed soon after the delivery was counted: no time to give back."""
         began = delivery.started_at.timestamp()
         return any(
             ended.how == -SIGKILL
-            and not ended.asked
+            and not ended.hung
+            and (not ended.asked or ended.at - ended.asked_at < AT_ONCE_SECONDS)
             and began - 0.5 <= ended.at <= began + NEAR_SECONDS
             for ended in self.facts.ended
             if ended.worker == delivery.worker_pid

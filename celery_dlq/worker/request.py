@@ -353,6 +353,9 @@ class DeadLetterRequest(_Base):
             if waited and not self._dlq_is_ours():
                 self.dlq_guard.uncount(self)
                 return False
+            if self.dlq_starts_here and is_stopping():  # meanwhile; the pool's thread may just end
+                self.dlq_guard.never_started([self])
+                return False
             self.dlq_move(_S.RUNNING if self.dlq_starts_here else _S.DISPATCHED)
             return True
         if not isinstance(start, PutOff):

@@ -520,3 +520,22 @@ def test_a_start_whose_message_went_back_during_the_wait_for_its_count_does_not_
         request.execute_using_pool(Pool())
     assert (worker.said, request.dlq_state) == ([], DeliveryState.DONE)
     assert not request.dlq_in_flight.charged
+
+
+def test_a_start_that_a_cold_shutdown_overtakes_while_it_is_counted_is_not_charged(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pool of threads, the signal comes in another thread than the count."""
+    request = worker.receive()
+    monkeypatch.setattr(type(request), "dlq_starts_here", True)
+    begin = worker.guard.begin
+
+    def shut_down(request: Any) -> Any:
+        started = begin(request)
+        monkeypatch.setattr(state, "should_terminate", True)
+        return started
+
+    monkeypatch.setattr(worker.guard, "begin", shut_down)
+    assert not request.dlq_begin()
+    assert not request.dlq_in_flight.charged
+    assert (worker.said, request.dlq_state) == ([], DeliveryState.NEW)

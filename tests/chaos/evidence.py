@@ -81,7 +81,12 @@ class Evidence:
                 and spell.meets(earlier.at - 1.0, min(last + ACKNOWLEDGED_SECONDS, start.at))
             ]
             renewed = self.facts.broker in RENEWING and not self.facts.plain
-            if not renewed and any(spell.what in LOST_CONNECTIONS for spell in spells):
+            # A worker may notice late that its connection is lost, and run what it had read.
+            not_settled = self.facts.not_settled.get(earlier.worker, ())
+            if not renewed and (
+                any(spell.what in LOST_CONNECTIONS for spell in spells)
+                or any(last - 0.5 <= at <= last + ACKNOWLEDGED_SECONDS for at in not_settled)
+            ):
                 return "its connection was lost"
             still = self.facts.lease_seconds - 1.0
             if any(

@@ -108,6 +108,7 @@ class Facts:
     slots: dict[int, str] = field(default_factory=dict)  # of the workers' process ids
     copies: Counter[Key] = field(default_factory=Counter)
     vanished: Counter[Key] = field(default_factory=Counter)
+    not_settled: dict[int, list[float]] = field(default_factory=dict)  # when, by worker
     stored: dict[str, list[float]] = field(default_factory=dict)  # when its letters were, by task
     visibility_seconds: float | None = None
 

@@ -272,6 +272,7 @@ class Run:
             doubles=logs.doubles,
             uncounted=logs.uncounted,
             stored=logs.stored,
+            not_settled=logs.not_settled,
             ended=[ended for slot in self._slots for ended in slot.ended],
             spells=chaos.spells,
             slots={pid: slot.name for slot in self._slots for pid in slot.logs},

@@ -34,6 +34,9 @@ _STORED = re.compile(
 _SUCCEEDED = re.compile(
     r"^\[([\d-]+ [\d:]+,\d+): INFO/\w+\] Task \S+\[([0-9a-f-]{36})\] succeeded in", re.MULTILINE
 )
+_NOT_SETTLED = re.compile(
+    r"^\[([\d-]+ [\d:]+,\d+): CRITICAL/\w+\] Couldn't (?:ack|reject)", re.MULTILINE
+)
 _DOUBLE = re.compile(r"Task ([0-9a-f-]{36}) is delivered again while delivery \d+ of it still runs")
 _UNCOUNTED = re.compile(r"Delivery of ([0-9a-f-]{36}) is not counted, it runs")
 
@@ -231,6 +234,7 @@ class Said:
     received: list[Logged] = field(default_factory=list)
     succeeded: list[Logged] = field(default_factory=list)
     stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    not_settled: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     doubles: Counter[str] = field(default_factory=Counter)
     uncounted: Counter[str] = field(default_factory=Counter)
     complaints: Counter[str] = field(default_factory=Counter)
@@ -260,6 +264,8 @@ def said(slots: Sequence[Slot]) -> Said:
             result.succeeded.append(Logged(task_id, worker, _logged(at) - slot.skew_seconds))
         for at, task_id in _STORED.findall(text):
             result.stored[task_id].append(_logged(at) - slot.skew_seconds)
+        for at in _NOT_SETTLED.findall(text):
+            result.not_settled[worker].append(_logged(at) - slot.skew_seconds)
         result.doubles.update(_DOUBLE.findall(text))
         result.uncounted.update(_UNCOUNTED.findall(text))
         result.complaints.update({what: n for what in _COMPLAINTS if (n := text.count(what))})

@@ -90,6 +90,9 @@ def test_only_a_silent_store_excuses_a_start_beyond_the_limit(
             },
             "",
         ),
+        ({"not_settled": {WORKER: [2.1]}, "broker": "classic"}, "again: its connection was lost"),
+        ({"not_settled": {WORKER: [2.1]}}, ""),
+        ({"not_settled": {WORKER: [9.0]}, "broker": "classic"}, ""),
     ],
 )
 def test_a_second_start_of_what_can_succeed_needs_a_cause(more: dict[str, Any], cause: str) -> None:

@@ -730,9 +730,16 @@ class DeadLetterRequest(_Base):
         announce()
 
     def cancel(self, *args: Any, **kwargs: Any) -> Any:
-        """A lost connection or a shutdown ends a running task; a greenlet ends in here."""
+        """A lost connection or a shutdown ends a running task; a greenlet ends in here.
+
+        Where the pool cannot, it goes on: in the solo pool, the error would be raised in its midst.
+        """
         self._dlq_cancelled = True
-        return super().cancel(*args, **kwargs)
+        try:
+            return super().cancel(*args, **kwargs)
+        except NotImplementedError:
+            self._dlq_cancelled = False
+            logger.warning("Task %s runs to its end: its pool cannot cancel it", self.id)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any:
         """A cold or soft shutdown, or a lost connection, cancels a running task.

@@ -169,7 +169,9 @@ class Balance(Evidence):
             return
         extra = len(starts) - most
         causes = {
-            "the message succeeded before": most * self.ends[key],
+            # A retry is another message, and this one is over.
+            "the message succeeded before": most
+            * (self.ends[key] + ((key[0], key[1] + 1) in self.starts)),
             "several messages with one key": most * (self._copies(key) - 1),
             "it still ran on another worker": sum(
                 self._ran_elsewhere(starts[:at], mark) for at, mark in enumerate(starts)

@@ -85,7 +85,7 @@ class Evidence:
             not_settled = self.facts.not_settled.get(earlier.worker, ())
             if not renewed and (
                 any(spell.what in LOST_CONNECTIONS for spell in spells)
-                or any(last - 0.5 <= at <= last + ACKNOWLEDGED_SECONDS for at in not_settled)
+                or any(earlier.at - 0.5 <= at <= last + ACKNOWLEDGED_SECONDS for at in not_settled)
             ):
                 return "its connection was lost"
             still = self.facts.lease_seconds - 1.0

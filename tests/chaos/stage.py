@@ -35,7 +35,9 @@ _SUCCEEDED = re.compile(
     r"^\[([\d-]+ [\d:]+,\d+): INFO/\w+\] Task \S+\[([0-9a-f-]{36})\] succeeded in", re.MULTILINE
 )
 _NOT_SETTLED = re.compile(
-    r"^\[([\d-]+ [\d:]+,\d+): CRITICAL/\w+\] Couldn't (?:ack|reject)", re.MULTILINE
+    r"^\[([\d-]+ [\d:]+,\d+): \w+/\w+\] "
+    r"(?:Couldn't (?:ack|reject)|consumer: Connection to broker lost)",
+    re.MULTILINE,
 )
 _DOUBLE = re.compile(r"Task ([0-9a-f-]{36}) is delivered again while delivery \d+ of it still runs")
 _UNCOUNTED = re.compile(r"Delivery of ([0-9a-f-]{36}) is not counted, it runs")

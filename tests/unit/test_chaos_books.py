@@ -140,3 +140,10 @@ def test_a_count_that_was_lost_with_its_worker_explains_one_start(
     starts = [*at(1.0), *at(20.0, 21.0, 22.0, worker=OTHER, pid=201)]
     books = balance("kills_worker", starts, spells=[spell], ended=[died])
     assert len(faults(books)) == found
+
+
+def test_a_message_whose_task_was_retried_is_over() -> None:
+    """Its retry is another message; a copy of it begins anew, as after a success."""
+    starts = [*at(1.0, 2.0, 3.0, 4.0), Mark(TASK, 1, 101, WORKER, 5.0)]
+    assert not faults(balance("fails", starts))
+    assert faults(balance("fails", starts[:-1]))

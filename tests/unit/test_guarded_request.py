@@ -16,6 +16,7 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery.concurrency import prefork
+from celery.concurrency.base import BasePool
 from celery.exceptions import Ignore, Reject, TaskRevokedError
 from celery.worker import state
 from celery.worker.request import Request
@@ -539,3 +540,14 @@ def test_a_start_that_a_cold_shutdown_overtakes_while_it_is_counted_is_not_charg
     assert not request.dlq_begin()
     assert not request.dlq_in_flight.charged
     assert (worker.said, request.dlq_state) == ([], DeliveryState.NEW)
+
+
+def test_a_task_that_its_pool_cannot_cancel_runs_to_its_end(worker: Worker) -> None:
+    """With solo, Celery's handler of a cold shutdown would raise the error in the task's midst."""
+    request = worker.start()
+    request.time_start = 1.0
+    request.cancel(BasePool())
+    assert worker.said == []
+    request.on_success((0, "fine", 0.1))
+    assert worker.said == ["ack"]
+    assert request.dlq_state is DeliveryState.DONE

@@ -89,10 +89,12 @@ class Evidence:
             ):
                 return "its connection was lost"
             still = self.facts.lease_seconds - 1.0
+            # A reply of SQS may lie in the socket meanwhile, for less than its longest wait.
+            ago = self.facts.lease_seconds if self.facts.broker == "sqs" else 1.0
             if any(
                 s.what == "stop" and s.slot == slot and s.end - s.begin > still
                 for s in self.facts.spells
-                if s.meets(earlier.at - 1.0, start.at)
+                if s.meets(earlier.at - ago, start.at)
             ):
                 return "its worker stood still for longer than its lease"
             logged_at = self._logged_success.get((earlier.task_id, earlier.worker), start.at)

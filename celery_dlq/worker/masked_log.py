@@ -11,11 +11,11 @@ https://github.com/celery/celery/blob/main/celery/app/trace.py
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 from celery import current_task
 from celery.utils.log import get_logger
-from celery.worker.consumer import consumer
 
 from celery_dlq.redaction.masking import MARKER, Redaction
 
@@ -29,14 +29,8 @@ _LOGGERS = (
     "celery.worker.strategy",
 )
 # They dump whole messages, in which nobody can tell the arguments.
-_DUMPS = frozenset(
-    {
-        consumer.UNKNOWN_FORMAT,
-        consumer.UNKNOWN_TASK_ERROR,
-        consumer.INVALID_TASK_ERROR,
-        consumer.MESSAGE_DECODE_ERROR,
-    }
-)
+_CONSUMER = "celery.worker.consumer.consumer"
+_DUMPS = ("UNKNOWN_FORMAT", "UNKNOWN_TASK_ERROR", "INVALID_TASK_ERROR", "MESSAGE_DECODE_ERROR")
 _TRACEBACKS = logging.Formatter()
 
 
@@ -67,7 +61,7 @@ class _Masked(logging.Filter):
         return True
 
     def _mask(self, record: logging.LogRecord) -> None:
-        if record.msg in _DUMPS and isinstance(record.args, tuple):
+        if _is_dump(record) and isinstance(record.args, tuple):
             record.args = tuple(_kind(one) for one in record.args)
             record.exc_info = None
         texts: dict[str, Any] = {"msg": record.getMessage()}
@@ -79,6 +73,14 @@ class _Masked(logging.Filter):
         args, kwargs = getattr(request, "args", None), getattr(request, "kwargs", None)
         record.__dict__.update(self._redaction.value(texts, args or (), kwargs))
         record.args = record.exc_info = None
+
+
+def _is_dump(record: logging.LogRecord) -> bool:
+    # Not imported here: pools that replace Celery's tracer must do so before the consumer has it.
+    consumer = sys.modules.get(_CONSUMER)
+    return record.name == _CONSUMER and any(
+        record.msg == getattr(consumer, name, None) for name in _DUMPS
+    )
 
 
 def _kind(value: Any) -> str:

@@ -500,11 +500,14 @@ class DeadLetterRequest(_Base):
     def dlq_end_is_missing(self) -> None:
         """Give the message back: its pool has its task no more, and did not say how it ended.
 
-        At once if its starts are limited; else when its lease ends, or it would run on and on.
+        At once if its starts are limited, or Celery cancelled it; else when its lease ends, or it
+        would run on and on.
         """
         in_flight, leases = self.dlq_in_flight, getattr(self.message.channel, "dlq_leases", None)
         policy = None if in_flight is None else in_flight.resolved.policy
-        limited = policy is not None and policy.max_deliveries is not None
+        limited = self._already_cancelled or (
+            policy is not None and policy.max_deliveries is not None
+        )
         if not limited and leases is None:
             return  # as with Celery alone, the broker keeps it until the connection ends
         if self.dlq_state in (_S.NEW, _S.DISPATCHED, _S.RUNNING) and not self._already_cancelled:

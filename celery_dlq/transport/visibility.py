@@ -99,8 +99,9 @@ class Receipts:
         """
         timeout = self.timeouts.get(url, 0)
         if timeout > 0:
-            # The reply may have lain in the socket while this process was busy.
-            received_at = min(self._now(), asked_at + waits + 1)
+            # A late reply lay in the socket while this process was busy: nobody knows since when.
+            now = self._now()
+            received_at = now if now <= asked_at + waits + 1 else asked_at
             self._held[tag] = Receipt(
                 queue=queue,
                 url=url,

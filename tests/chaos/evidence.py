@@ -91,8 +91,9 @@ class Evidence:
             still = self.facts.lease_seconds - 1.0
             # A reply of SQS may lie in the socket meanwhile, for less than its longest wait.
             ago = self.facts.lease_seconds if self.facts.broker == "sqs" else 1.0
+            slots = {slot, self.facts.slots.get(start.worker)} if ago > 1.0 else {slot}
             if any(
-                s.what == "stop" and s.slot == slot and s.end - s.begin > still
+                s.what == "stop" and s.slot in slots and s.end - s.begin > still
                 for s in self.facts.spells
                 if s.meets(earlier.at - ago, start.at)
             ):

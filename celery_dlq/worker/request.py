@@ -375,9 +375,9 @@ class DeadLetterRequest(_Base):
         guard = self.dlq_guard
         if guard.demands.known and self._dlq_is_demanded():
             return False
-        return not (guard.holding.holds and self._dlq_is_held())  # every task pays
+        return not (guard.holding.holds and self._dlq_is_on_hold())  # every task pays
 
-    def _dlq_is_held(self) -> bool:
+    def _dlq_is_on_hold(self) -> bool:
         """Put the message into the queue of a hold, if it matches one."""
         try:
             held = self.dlq_guard.holding.take(self)

@@ -66,6 +66,11 @@ from celery_dlq.redaction.rules import PATTERN_PREFIX
     is_flag=True,
     help="Export the sample that dlq_sample_successes made, not letters.",
 )
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Go on in a folder of another store, or of this Redis before it was emptied.",
+)
 @json_option
 @click.pass_context
 def export(

@@ -86,6 +86,9 @@ def exported(console: Console, report: ExportReport) -> None:
         say(console, f"Nothing new to export; {report.destination} is up to date.")
     if report.trimmed:
         say(console, f"Trimmed {letters_text(report.trimmed)}, after reading the files back.")
+    if report.compared:
+        names = ", ".join(report.compared)
+        say(console, f"Read again, without the letters that the files have: {names}", "yellow")
     if report.waiting:
         names = ", ".join(report.waiting)
         say(console, f"Letters that died after --until were left for a later export: {names}")

@@ -2,16 +2,21 @@
 
 ::
 
-    _celery_dlq/about               the filter and the redaction of the folder
+    _celery_dlq/about               the filter and the redaction of the folder; whose it is
     _celery_dlq/<queue>.json        the checkpoint and, while files are put in place, the intent
     _celery_dlq/drafts/             unfinished files; removed by the next export
+
+The store has a copy of each checkpoint, which is written first. The copy is older than the
+folder's, or missing, only if the store came back from a snapshot or is another one. The queue
+then begins a new generation: it is read again from the position in the copy, and letters that are
+in files of earlier generations are left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -22,11 +27,15 @@ from celery_dlq.export import partition
 from celery_dlq.export.destination import NOTES, Destination
 from celery_dlq.export.lease import ExportLeases
 from celery_dlq.filters import LetterFilter
+from celery_dlq.logs import get_logger
 from celery_dlq.record import from_micros, iso, to_micros
+
+logger = get_logger("celery_dlq.export")
 
 _ABOUT = f"{NOTES}/about"
 _TIMES = ("since", "until")
-_STATE = ("queue", "position", "intent", "since", "trimmed")
+_STATE = ("queue", "position", "intent", "since", "trimmed", "store", "generation", "compared")
+_START = "0-0"
 
 
 @dataclass(slots=True)
@@ -40,8 +49,11 @@ class Checkpoint:
         intent: Last position of the files that are being put in place; ``None``: there are none.
         since: The filter's ``since`` of the intent, in microseconds since 1970.
         trimmed: Letters up to this position were removed from the queue.
+        store: The id of the store that gave the positions.
+        generation: How often the queue was begun again; a part of the names of files.
+        compared: Letters up to the second position are looked for in the files of earlier
+            generations that end after the first one.
         leases: The store's copy, written first, so that exports of other machines stay out.
-        folder: The folder's id, see `folder_id`.
     """
 
     destination: Destination
@@ -50,27 +62,45 @@ class Checkpoint:
     intent: str | None = None
     since: int | None = None
     trimmed: str | None = None
+    store: str | None = None
+    generation: int = 0
+    compared: Sequence[str] | None = None
     leases: ExportLeases | None = None
-    folder: str | None = None
 
     @classmethod
-    def taken(cls, destination: Destination, queue: str, leases: ExportLeases | None) -> Checkpoint:
+    def taken(
+        cls, destination: Destination, queue: str, leases: ExportLeases | None, noted: str | None
+    ) -> tuple[Checkpoint, Checkpoint | None]:
         """Acquire the queue's lease, and return the later checkpoint of store and folder.
+
+        Args:
+            destination: The folder.
+            queue: The dead-letter queue.
+            leases: Those of this run; ``None``: the store keeps no state.
+            noted: Where the last export of all letters to any folder ended, as the store knows it.
+
+        Returns:
+            The checkpoint; and another one to `begin_again` at if the store does not know what
+            the folder has.
 
         Raises:
             ExportError: Another export holds the lease, or the checkpoint's file is not one.
         """
         stored = None if leases is None else leases.take(queue)
         found = cls.read(destination, queue)
-        folder = None if leases is None else folder_id(destination)
-        if stored is not None and stored.get("folder") == folder:
-            other = cls(destination, queue, *(stored.get(name) for name in _STATE[1:]))
-            if found.position is None or (
-                other.position is not None and ordered(other.position) >= ordered(found.position)
-            ):
-                found = other
-        found.leases, found.folder = leases, folder
-        return found
+        if leases is None:
+            return found, None
+        mine, found.leases = leases.store_id, leases
+        fresh = cls(destination, queue, store=mine, leases=leases)
+        if found.store not in (None, mine):
+            return found, fresh
+        found.store = mine
+        if stored is not None and stored.get("folder") == leases.folder:
+            known = {name: stored[name] for name in _STATE[1:] if name in stored}
+            other = replace(fresh, **{**known, "store": mine})
+            return (other, None) if other.order() >= found.order() else (found, other)
+        agreed = found.last is None or (found.intent is None and found.position == noted)
+        return found, None if agreed else fresh
 
     @classmethod
     def read(cls, destination: Destination, queue: str) -> Checkpoint:
@@ -83,16 +113,12 @@ class Checkpoint:
         if state is None:
             return cls(destination, queue)
         try:
-            found = cls(
-                destination,
-                queue,
-                state["position"],
-                state["intent"],
-                state.get("since"),
-                state.get("trimmed"),
-            )
+            known = {name: state[name] for name in _STATE[3:] if name in state}
+            found = cls(destination, queue, state["position"], state["intent"], **known)
+            ordered(f"{found.generation}")
             from_micros(found.since or 0)
-            for position in (found.position, found.intent, found.trimmed):
+            compared = found.compared or ()
+            for position in (found.position, found.intent, found.trimmed, *compared):
                 if position is not None:
                     ordered(position)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
@@ -100,6 +126,36 @@ class Checkpoint:
         if state.get("queue") != queue:
             raise _not_ours(destination, _place(queue), ValueError(state.get("queue")))
         return found
+
+    @property
+    def last(self) -> str | None:
+        """Letters up to this position are in the files, or may be; ``None``: there are none."""
+        return self.intent or self.position
+
+    @property
+    def comparing(self) -> bool:
+        """True if letters after the position may be in files of earlier generations."""
+        if self.compared is None:
+            return False
+        return ordered(self.position or _START) < ordered(self.compared[1])
+
+    def begin_again(self, known: Checkpoint | None, end: str | None) -> None:
+        """Begin a new generation, in which no letter of the files is written again.
+
+        Args:
+            known: The store's copy, if it is older; ``None``: nothing is known of the queue.
+            end: Where the queue ends.
+        """
+        first = None if known is None or known.comparing else known.position
+        until = max((self.last or _START, end or _START), key=ordered)
+        self.generation += 1
+        self.compared = (first or _START, until)
+        self.position = None if known is None else known.position
+        self.trimmed = None if known is None else known.trimmed
+        if self.leases is not None:
+            self.store = self.leases.store_id
+        self.intent = self.since = None
+        self._save()
 
     def intend(self, last: str, since: datetime | None) -> None:
         """Save the last position of the files, before the first is put in place."""
@@ -121,10 +177,15 @@ class Checkpoint:
         self.trimmed = position
         self._save()
 
+    def order(self) -> tuple[Any, ...]:
+        """Sorts the states of one queue's export in their order."""
+        places = (ordered(place or _START) for place in (self.position, self.intent))
+        return (self.generation, *places)
+
     def _save(self) -> None:
         state = {name: getattr(self, name) for name in _STATE}
         if self.leases is not None:
-            self.leases.note(self.queue, {**state, "folder": self.folder})
+            self.leases.note(self.queue, {**state, "folder": self.leases.folder})
         self.destination.save(_place(self.queue), json.dumps(state).encode())
 
 
@@ -133,7 +194,10 @@ def agree(
     where: LetterFilter,
     redacted: Mapping[str, Any],
     of: str | None = None,
-) -> None:
+    *,
+    store: str | None = None,
+    take_over: bool = False,
+) -> str:
     """Save the filter and redaction of a new folder, or check that they are unchanged.
 
     A checkpoint means "all letters up to this position are exported". After a change of the
@@ -144,9 +208,15 @@ def agree(
         where: The filter. ``since`` may become later; ``until`` only ends a run.
         redacted: The redacted paths and the key's id; JSON-ready, no secrets.
         of: The kind of rows, if they are not letters.
+        store: The id of the store; ``None``: it has none.
+        take_over: The folder may be another store's, and is this one's from now on.
+
+    Returns:
+        The folder's random id.
 
     Raises:
-        ExportError: The folder has another filter, redaction or kind of rows.
+        ExportError: The folder has another filter, redaction or kind of rows, or is of another
+            store.
     """
     now: dict[str, Any] = {
         "where": _identity(where),
@@ -156,16 +226,21 @@ def agree(
     }
     before = _load(destination, _ABOUT)
     now["id"] = (before or {}).get("id") or uuid4().hex
+    theirs = (before or {}).get("store")
+    now["store"] = store or theirs
     if before is not None:
         _check_same(destination, before, now)
+    if theirs not in (None, now["store"]) and not take_over:
+        raise ExportError(
+            f"expected {destination.name} to be a folder of this store, got one of another store "
+            f"(or of this Redis before it was emptied): nothing is exported; export to a new "
+            f"folder, or let this store take it over with --take-over (take_over=True)"
+        )
+    if before is not None and theirs is None and store is not None:
+        logger.warning("%s belongs to one store from now on: this one", destination.name)
     if before != now:
         destination.save(_ABOUT, json.dumps(now).encode())
-
-
-def folder_id(destination: Destination) -> str | None:
-    """The folder's random id, which differs from that of a deleted folder of the same name."""
-    found = (_load(destination, _ABOUT) or {}).get("id")
-    return found if isinstance(found, str) else None
+    return str(now["id"])
 
 
 def _check_same(

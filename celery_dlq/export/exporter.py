@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from celery_dlq.backends.base import DeadLetterStore, ExportLeaseStore, ordered
-from celery_dlq.errors import CorruptLetter, ExportError, MissingExtra
+from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra, StoreUnavailable
 from celery_dlq.export import checkpoint, table, trim
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination
@@ -49,6 +49,8 @@ MAX_LISTED_ENTRIES = 20
 """Positions of at most this many unreadable entries are listed; the count covers all."""
 
 _POLL_SECONDS = 0.5
+_MAX_PAUSE_SECONDS = 10.0
+_MAX_FAILURES = 3  # named in one message
 _MAX_BUFFERED_BYTES = 128 * 1024 * 1024
 
 Entry = tuple[str, Mapping[bytes, bytes]]
@@ -70,6 +72,8 @@ class ExportReport:
             files and stay in their queue.
         unreadable_at: The first `MAX_LISTED_ENTRIES` of them, as ``queue position``.
         waiting: Queues with letters that died at or after ``until``; a later run exports them.
+        compared: Queues that were read again, because the store came back from a snapshot, was
+            replaced, or took the folder over; letters that the files have were left out.
         foreign: Names in the folder that no export made; some readers fail on them.
     """
 
@@ -82,6 +86,7 @@ class ExportReport:
     unreadable: int = 0
     unreadable_at: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -138,6 +143,7 @@ class ParquetExport:
         of: The kind of rows, if they are not letters; a folder holds one kind only.
         trimmed: Called with a queue and the number of letters removed from it after their
             files were read back; ``None`` removes nothing.
+        take_over: Also export to a folder of another store, which is this one's from now on.
     """
 
     def __init__(
@@ -151,6 +157,7 @@ class ParquetExport:
         filesystem: Any | None = None,
         of: str | None = None,
         trimmed: Callable[[str, int], None] | None = None,
+        take_over: bool = False,
     ) -> None:
         self._store = store
         self._where = where or LetterFilter()
@@ -158,6 +165,7 @@ class ParquetExport:
         self._redaction = redaction
         self._of = of
         self._trimmed = trimmed
+        self._take_over = take_over
         self._destination = Destination(destination, filesystem)
 
     def run(
@@ -172,9 +180,8 @@ class ParquetExport:
             if expected is not None and self._is_first(dead_letter_queues):
                 expected(sum(self._store.length(name) for name in dead_letter_queues))
             for name in dead_letter_queues:
-                queue = work.queue(name)
-                queue.read()
-                queue.commit()
+                work.export(name)
+            work.raise_failures()
         return work.report
 
     def follow(
@@ -184,23 +191,38 @@ class ParquetExport:
         *,
         progress: Progress | None = None,
     ) -> ExportReport:
-        """Export letters as they arrive, until ``stop`` is set; then write those already read."""
+        """Export letters as they arrive, until ``stop`` is set; then write those already read.
+
+        It waits for a store that does not answer.
+
+        Raises:
+            StoreUnavailable: The store does not answer at first, or when ``stop`` is set.
+        """
         with self._opened(progress) as work:
+            pause = _POLL_SECONDS
             while True:
                 last_round = stop.is_set()
-                for name in dead_letter_queues():
-                    queue = work.queue(name)
-                    queue.read()
-                    if last_round or queue.is_old(self._rolling.seconds):
-                        queue.commit()
-                work.limit_buffers(_MAX_BUFFERED_BYTES)
+                try:
+                    for name in dead_letter_queues():
+                        work.export(name, older=0.0 if last_round else self._rolling.seconds)
+                    work.limit_buffers(_MAX_BUFFERED_BYTES)
+                    pause = _POLL_SECONDS
+                except StoreUnavailable as exc:
+                    if last_round:
+                        raise
+                    if pause == _POLL_SECONDS:
+                        logger.warning("the export waits, the store does not answer: %s", exc)
+                    pause = min(2 * pause, _MAX_PAUSE_SECONDS)
                 if last_round:
+                    work.raise_failures()
                     return work.report
-                stop.wait(_POLL_SECONDS)
+                stop.wait(pause)
 
     def _is_first(self, dead_letter_queues: Sequence[str]) -> bool:
-        checkpoints = (Checkpoint.read(self._destination, name) for name in dead_letter_queues)
-        return all(found.position is None and found.intent is None for found in checkpoints)
+        with suppress(ExportError):  # of one queue, which fails alone
+            found = (Checkpoint.read(self._destination, name) for name in dead_letter_queues)
+            return all(checkpoint.last is None for checkpoint in found)
+        return False
 
     @contextmanager
     def _opened(self, progress: Progress | None) -> Iterator[_Work]:
@@ -211,15 +233,9 @@ class ParquetExport:
             ThreadPoolExecutor(1, "celery_dlq-export") as pool,
         ):
             self._destination.open()
-            about = self._redaction.about() if self._redaction is not None else {}
-            checkpoint.agree(self._destination, self._where, about, self._of)
+            leases = self._agreed()
             report.foreign = self._destination.foreign()
-            shared, store = self._destination.shared, self._store
-            leases = (
-                ExportLeases(store, shared)
-                if shared and isinstance(store, ExportLeaseStore)
-                else None
-            )
+            store = self._store
             work = _Work(
                 store,
                 self._destination,
@@ -241,6 +257,23 @@ class ParquetExport:
                     leases.end()
                 self._store.done()
 
+    def _agreed(self) -> ExportLeases | None:
+        """Begin the folder or check that it is the same; return its leases if there are any."""
+        destination, store = self._destination, self._store
+        about = self._redaction.about() if self._redaction is not None else {}
+        store_id = store.identity() if isinstance(store, ExportLeaseStore) else None
+        folder = checkpoint.agree(
+            destination,
+            self._where,
+            about,
+            self._of,
+            store=store_id,
+            take_over=self._take_over,
+        )
+        if store_id is None or not isinstance(store, ExportLeaseStore):
+            return None
+        return ExportLeases(store, destination, store_id, folder)
+
 
 @dataclass(slots=True)
 class _Work:
@@ -258,17 +291,59 @@ class _Work:
     leases: ExportLeases | None
     required: frozenset[bytes]
     queues: dict[str, _Queue] = field(default_factory=dict)
+    failures: dict[str, DLQError] = field(default_factory=dict)
 
-    def queue(self, name: str) -> _Queue:
-        if name not in self.queues:
-            self.queues[name] = _Queue(self, name)
-        return self.queues[name]
+    def export(self, name: str, older: float = 0.0) -> None:
+        """Read a queue; commit what was read ``older`` seconds ago. It fails alone.
+
+        Raises:
+            StoreUnavailable: The store does not answer; what was read is read again.
+            ExportError: Another export is writing to the folder.
+        """
+        if name in self.failures:
+            return
+        with self._alone(name):
+            if name not in self.queues:
+                self.queues[name] = _Queue(self, name)
+                self.queues[name].begin()
+            queue = self.queues[name]
+            queue.read()
+            if not older or queue.is_old(older):
+                queue.commit()
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except DLQError as exc:
+            if name in self.queues:
+                self.queues.pop(name).abandon()
+            if isinstance(exc, StoreUnavailable) or (self.leases and self.leases.refused):
+                raise
+            logger.error("%s is not exported: %s", name, exc)  # noqa: TRY400 - a line is enough
+            self.failures[name] = exc
+
+    def raise_failures(self) -> None:
+        """Raise the errors of the queues that failed, as one.
+
+        Raises:
+            DLQError: There was one.
+        """
+        failures = list(self.failures.values())
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            more = len(failures) - _MAX_FAILURES
+            texts = [*map(str, failures[:_MAX_FAILURES]), *([f"{more} more"] if more > 0 else [])]
+            raise ExportError(f"{len(failures)} queues were not exported: {'; '.join(texts)}")
 
     def limit_buffers(self, max_bytes: int) -> None:
         """Commit the largest queues until all queues together buffer at most ``max_bytes``."""
         queues = sorted(self.queues.values(), key=lambda queue: -queue.buffered_bytes)
         while queues and sum(queue.buffered_bytes for queue in queues) > max_bytes:
-            queues.pop(0).commit()
+            largest = queues.pop(0)
+            with self._alone(largest.name):
+                largest.commit()
 
     def abandon(self) -> None:
         for queue in self.queues.values():
@@ -280,12 +355,16 @@ class _Queue:
 
     def __init__(self, work: _Work, name: str) -> None:
         self._work = work
-        self._name = name
-        self._checkpoint = Checkpoint.taken(work.destination, name, work.leases)
-        self._read_to = self._checkpoint.position
+        self.name = name
+        self._earlier: frozenset[str] | None = None  # ids in files of earlier generations
         self._roll: Roll | None = None
         self._begun_at = 0.0
-        self._begin()
+        noted = work.store.exported_until(name)
+        self._checkpoint, known = Checkpoint.taken(work.destination, name, work.leases, noted)
+        self._read_to = self._checkpoint.position
+        end, last = work.store.settled_position(name), self._checkpoint.last
+        if known is not None or _is_before(end, last):
+            self._begin_again(known, end)
 
     @property
     def buffered_bytes(self) -> int:
@@ -296,8 +375,10 @@ class _Queue:
 
     def read(self) -> None:
         """Read all letters that are there now; commit whenever a limit is reached."""
-        end = self._work.store.settled_position(self._name)
-        self._check_end(end)
+        end = self._work.store.settled_position(self.name)
+        if _is_before(end, self._read_to):
+            self.commit()
+            self._begin_again(None, end)
         self._check_length()
         if end is None:
             return
@@ -308,8 +389,8 @@ class _Queue:
                 if self._enough():
                     self.commit()
             if len(early) < len(page):
-                if self._name not in self._work.report.waiting:
-                    self._work.report.waiting.append(self._name)
+                if self.name not in self._work.report.waiting:
+                    self._work.report.waiting.append(self.name)
                 return
 
     def commit(self) -> None:
@@ -321,7 +402,7 @@ class _Queue:
             except BaseException:
                 self._roll = roll  # for abandon()
                 raise
-            self._work.report.count(self._name, roll.rows, files, size)
+            self._work.report.count(self.name, roll.rows, files, size)
             self._note()
         self._trim()
 
@@ -329,9 +410,8 @@ class _Queue:
         if self._roll is not None:
             self._roll.abandon()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Finish a killed export: its range of letters, or only the mark in the store."""
-        self._check_end(self._work.store.settled_position(self._name))
         checkpoint = self._checkpoint
         if checkpoint.intent is None:
             self._note()
@@ -345,23 +425,30 @@ class _Queue:
         self._read_to = checkpoint.intent
         self.commit()
 
-    def _check_end(self, end: str | None) -> None:
-        known = self._checkpoint.intent or self._checkpoint.position
-        if known is not None and (end is None or ordered(end) < ordered(known)):
-            raise ExportError(
-                f"{self._name!r} ends at {end}, before {known}, the position of its last export: "
-                f"the queue was deleted and created again; export to a new folder"
-            )
+    def _begin_again(self, known: Checkpoint | None, end: str | None) -> None:
+        """Read the queue again, from where store and folder agree."""
+        logger.warning(
+            "%s: the store does not know all that %s has of it (it came back from an older "
+            "snapshot or was replaced, or the queue was deleted, or the folder taken over): the "
+            "queue is read again from %s, without the letters that the files have",
+            self.name,
+            self._work.destination.name,
+            (known and known.position) or "its beginning",
+        )
+        self._checkpoint.begin_again(known, end)
+        self._read_to, self._earlier = self._checkpoint.position, None
+        if self.name not in self._work.report.compared:
+            self._work.report.compared.append(self.name)
 
     def _check_length(self) -> None:
         """Refuse a queue longer than the store can read: the rest would never be exported."""
         most = self._work.store.capabilities.most_letters
         if most is None:
             return
-        length = self._work.store.length(self._name)
+        length = self._work.store.length(self.name)
         if length > most:
             raise ExportError(
-                f"{self._name!r} has {length:,} letters, but only {most:,} of a queue on the "
+                f"{self.name!r} has {length:,} letters, but only {most:,} of a queue on the "
                 f"broker can be read; redrive some, or remove them with "
                 f"`dlq purge --limit {most} --export-first FILE`"
             )
@@ -370,7 +457,7 @@ class _Queue:
         if self._read_to != end:
             size = min(PAGE, self._work.rolling.rows)
             yield from self._work.store.fields(
-                self._name, after=self._read_to, until=end, page_size=size
+                self.name, after=self._read_to, until=end, page_size=size
             )
 
     def _before_until(self, page: Sequence[Entry]) -> Sequence[Entry]:
@@ -390,7 +477,9 @@ class _Queue:
         return page
 
     def _take(self, page: Sequence[Entry], where: LetterFilter) -> None:
-        chosen = self._chosen(page, where) if where or self._work.redaction else page
+        chosen = self._not_in_files(page)
+        if where or self._work.redaction:
+            chosen = self._chosen(chosen, where)
         if self._roll is None:
             self._roll = self._new_roll()
         if chosen:
@@ -402,6 +491,20 @@ class _Queue:
             self._roll.add(rows)
         self._read_to = page[-1][0]
         self._work.progress(len(page))
+
+    def _not_in_files(self, page: Sequence[Entry]) -> Sequence[Entry]:
+        """The letters that no file of an earlier generation has."""
+        if not self._checkpoint.comparing:
+            self._earlier = None
+            return page
+        if self._earlier is None:
+            self._earlier = trim.earlier_ids(self._work.destination, self._checkpoint)
+        earlier = self._earlier
+        return [
+            (position, fields)
+            for position, fields in page
+            if (fields.get(b"id") or b"").decode("utf-8", "replace") not in earlier
+        ]
 
     def _chosen(self, page: Sequence[Entry], where: LetterFilter) -> list[Entry]:
         chosen: list[Entry] = []
@@ -415,11 +518,11 @@ class _Queue:
         return chosen
 
     def _leave_out(self, position: str, exc: CorruptLetter) -> None:
-        self._work.report.leave_out(self._name, position)
+        self._work.report.leave_out(self.name, position)
         if self._work.report.unreadable <= MAX_LISTED_ENTRIES:
             logger.error(
                 "%s: entry %s is not a readable letter and is not exported: %s",
-                self._name,
+                self.name,
                 position,
                 exc,
             )
@@ -437,14 +540,19 @@ class _Queue:
     def _note(self) -> None:
         """Save the exported position in the store, unless a filter left letters out."""
         if self._checkpoint.position is not None and not replace(self._work.where, until=None):
-            self._work.store.note_exported(self._name, self._checkpoint.position)
+            self._work.store.note_exported(self.name, self._checkpoint.position)
 
     def _trim(self) -> None:
         if self._work.trimmed is not None:
             count = trim.trim(self._work.store, self._work.destination, self._checkpoint)
             self._work.report.trimmed += count
             if count:
-                self._work.trimmed(self._name, count)
+                self._work.trimmed(self.name, count)
+
+
+def _is_before(end: str | None, position: str | None) -> bool:
+    """True if a queue ends before a position, which it therefore cannot have given."""
+    return position is not None and (end is None or ordered(end) < ordered(position))
 
 
 def _integer(value: bytes | None) -> int | None:

@@ -25,6 +25,7 @@ from uuid import uuid4
 
 from celery_dlq.backends.base import ExportLease, ExportLeaseStore
 from celery_dlq.errors import ExportError, StoreUnavailable
+from celery_dlq.export.destination import Destination
 
 LEASE_SECONDS = 15.0
 """A killed export keeps others out for this long; a paused one loses its lease after it."""
@@ -37,16 +38,29 @@ class ExportLeases:
 
     Args:
         store: The store that all machines share.
-        place: The destination, as all machines name it.
+        destination: The folder. A local one has a file lock, which keeps others out: its leases
+            only keep the state, and are free at once.
+        store_id: The id of the store.
+        folder: The folder's random id, which a deleted folder of the same name had not.
+
+    Attributes:
+        refused: True if another export was found at work.
     """
 
-    def __init__(self, store: ExportLeaseStore, place: str) -> None:
+    def __init__(
+        self, store: ExportLeaseStore, destination: Destination, store_id: str, folder: str
+    ) -> None:
         self._store = store
-        self._place = place
+        self._name = destination.name
+        self._place = destination.shared or folder
+        self._seconds = LEASE_SECONDS if destination.shared else 0.0
+        self.store_id = store_id
+        self.folder = folder
+        self.refused = False
         # The stored state is ``owner|…``.
         host = socket.gethostname().replace("|", "_")
         self._owner = f"{host} pid {os.getpid()} {uuid4().hex[:8]}"
-        self._queues: list[str] = []
+        self._queues: set[str] = set()
         self._ended = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
 
@@ -57,14 +71,14 @@ class ExportLeases:
             ExportError: Another export holds the lease and renews it.
         """
         first = lease = self._ask(queue, "take")
-        until = time.monotonic() + LEASE_SECONDS + 1
+        until = time.monotonic() + self._seconds + 1
         while not lease.acquired:
             if lease.state != first.state or time.monotonic() > until:  # renewed
                 raise self._taken(lease)
             time.sleep(_POLL_SECONDS)
             lease = self._ask(queue, "take")
-        self._queues.append(queue)
-        if len(self._queues) == 1:
+        self._queues.add(queue)
+        if self._seconds and self._keeper.ident is None:
             self._keeper.start()
         state = json.loads(lease.state) if lease.state else None
         return state if isinstance(state, dict) else None
@@ -90,18 +104,19 @@ class ExportLeases:
 
     def _ask(self, queue: str, what: Any, state: str = "") -> ExportLease:
         return self._store.export_lease(
-            queue, what, self._place, owner=self._owner, lease_seconds=LEASE_SECONDS, state=state
+            queue, what, self._place, owner=self._owner, lease_seconds=self._seconds, state=state
         )
 
     def _keep(self) -> None:
-        while not self._ended.wait(LEASE_SECONDS / 3):
+        while not self._ended.wait(self._seconds / 3):
             for queue in list(self._queues):
                 with suppress(StoreUnavailable):  # the next `note` finds out
                     self._ask(queue, "keep")
 
     def _taken(self, lease: ExportLease) -> ExportError:
+        self.refused = True
         return ExportError(
-            f"another export is writing to {self._place} "
+            f"another export is writing to {self._name} "
             f"({lease.state.partition('|')[0] or 'it has ended since'}); nothing is lost, run the "
             f"export again when that one has ended, or choose another folder"
         )

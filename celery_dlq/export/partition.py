@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import date, timedelta
 from hashlib import sha256
+from typing import NamedTuple
 from urllib.parse import quote
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -65,15 +66,24 @@ def day_value(day_number: int | None) -> str:
     return (_EPOCH + timedelta(days=day_number)).isoformat()
 
 
-def file_name(after: str | None, last: str) -> str:
-    """The name of a file, from the range of positions of its letters."""
-    return f"letters-{after or '0-0'}-{last}.parquet"
+def file_name(after: str | None, last: str, generation: int = 0) -> str:
+    """The name of a file, from the range of positions of its letters and their generation."""
+    mark = f"g{generation}-" if generation else ""
+    return f"letters-{mark}{after or '0-0'}-{last}.parquet"
 
 
-def range_of(name: str) -> tuple[str, str] | None:
-    """The range of a file: after the first position, up to the second; ``None``: not our file."""
-    found = re.fullmatch(r"letters-(\d+-\d+)-(\d+-\d+)\.parquet", name)
-    return (found[1], found[2]) if found else None
+class Held(NamedTuple):
+    """What a file holds: positions after the first one up to the last, of a generation."""
+
+    generation: int
+    after: str
+    last: str
+
+
+def range_of(name: str) -> Held | None:
+    """The range of a file; ``None``: not our file."""
+    found = re.fullmatch(r"letters-(?:g(\d+)-)?(\d+-\d+)-(\d+-\d+)\.parquet", name)
+    return Held(int(found[1] or 0), found[2], found[3]) if found else None
 
 
 def note_name(dead_letter_queue: str) -> str:

@@ -140,7 +140,8 @@ class Roll:
             file.close()
         if self._checkpoint.intent is None:
             self._checkpoint.intend(last, since)
-        name = partition.file_name(self._checkpoint.position, last)
+        checkpoint = self._checkpoint
+        name = partition.file_name(checkpoint.position, last, checkpoint.generation)
         size = 0
         for day, file in sorted(self._days.items()):
             place = partition.folder(self._checkpoint.queue, day)

@@ -1,4 +1,4 @@
-"""Removal of exported letters from their queue, after their files were read back."""
+"""The ids in files: letters are removed from their queue, or left out, once read back."""
 
 from __future__ import annotations
 
@@ -34,26 +34,43 @@ def trim(store: DeadLetterStore, destination: Destination, checkpoint: Checkpoin
     removed = 0
     for name in destination.files(partition.queue_folder(checkpoint.queue)):
         held = partition.range_of(name.rpartition("/")[2])
-        if held is None or ordered(held[1]) > ordered(until):
+        if held is None:
             continue
-        if after is None or ordered(held[1]) > ordered(after):
+        if held.generation == checkpoint.generation and ordered(held.last) > ordered(until):
+            continue
+        if after is None or ordered(held.last) > ordered(after):
             removed += store.remove(checkpoint.queue, _ids(destination, name))
     checkpoint.trim(until)
     return removed
 
 
-def _ids(destination: Destination, name: str) -> list[str]:
-    """Read a whole file and return the ids of its letters."""
+def earlier_ids(destination: Destination, checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the ids in the files that a queue's letters are compared with.
+
+    Raises:
+        ExportError: A file cannot be read.
+    """
+    after = ordered(checkpoint.compared[0]) if checkpoint.compared else ()
+    ids: set[str] = set()
+    for name in destination.files(partition.queue_folder(checkpoint.queue)):
+        held = partition.range_of(name.rpartition("/")[2])
+        if held and held.generation < checkpoint.generation and ordered(held.last) > after:
+            ids.update(_ids(destination, name, ["id"]))
+    return frozenset(ids)
+
+
+def _ids(destination: Destination, name: str, columns: list[str] | None = None) -> list[str]:
+    """Read a file, or some of its columns, and return the ids of its letters."""
     ids: list[str] = []
     try:
         with destination.source(name) as source:
             file = pq.ParquetFile(source, page_checksum_verification=True)
             for group in range(file.metadata.num_row_groups):
-                table = file.read_row_group(group)
+                table = file.read_row_group(group, columns)
                 ids += [text for text in table.column("id").to_pylist() if text is not None]
     except (OSError, pa.ArrowException, KeyError, ValueError) as exc:
         raise ExportError(
-            f"{destination.name}/{name} cannot be read back ({type(exc).__name__}), so its letters "
-            f"are not removed; they stay in their queue"
+            f"{destination.name}/{name} cannot be read back ({type(exc).__name__}): its letters "
+            f"stay in their queue; restore the file, or remove it and export to a new folder"
         ) from exc
     return ids

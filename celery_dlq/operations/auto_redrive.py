@@ -176,8 +176,8 @@ class AutoRedrives:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        if not isinstance(self._store, ExportLeaseStore):
-            return  # in memory: it is of one process, and for tests
+        if not (isinstance(self._store, ExportLeaseStore) and self._store.capabilities.overviews):
+            return  # in memory, for tests; or on a broker, where settings refuse the policy
         rules = {name: rule for name in self._store.names() if (rule := rule_of(name)) is not None}
         for glance in self._store.glances(list(rules)):
             if stopping():

@@ -48,6 +48,7 @@ class Exports:
         roll_seconds: float | None = None,
         then_trim: bool = False,
         successes: bool = False,
+        take_over: bool = False,
         filesystem: Any | None = None,
         progress: Callable[[int], None] | None = None,
         expected: Callable[[int], None] | None = None,
@@ -57,7 +58,9 @@ class Exports:
 
         The files contain each letter once, however often exports are killed. A folder keeps
         the filter and the redaction of its first export. An export stops before the first
-        letter that died at or after ``until``; a later one continues there.
+        letter that died at or after ``until``; a later one continues there. A folder belongs to
+        one store. If that came back from an older snapshot, its letters are compared with the
+        files, and only those that are new are written.
 
         Args:
             destination: A local folder, created if missing; or a URL of a file system
@@ -73,6 +76,8 @@ class Exports:
             then_trim: Read the files back, then remove their letters from the queues.
             successes: Write the sample of messages that succeeded (``dlq_sample_successes``)
                 instead of letters, in the same columns; not with a filter or ``then_trim``.
+            take_over: Also export to a folder of another store, or of this Redis before it was
+                emptied; the other store cannot export there afterwards.
             filesystem: The pyarrow or fsspec file system in which ``destination`` is a path.
             progress: Called with the number of letters in every page read.
             expected: Called before the first page with the number of letters to read, if it
@@ -82,8 +87,9 @@ class Exports:
         Raises:
             NotFound: A named queue does not exist.
             MissingExtra: pyarrow is not installed.
-            ExportError: The destination cannot be written or belongs to something else, or an
-                option is not usable.
+            ExportError: The destination cannot be written, or belongs to another store or to
+                something else; or an option is not usable. If it concerns one queue, the others
+                were exported.
             SettingsError: ``successes`` with a filter or ``then_trim``.
             StoreUnavailable: The store does not answer.
         """
@@ -114,6 +120,7 @@ class Exports:
             rolling=Rolling(**{name: n for name, n in rolling.items() if n is not None}),
             redaction=Redaction.parse(redact, redact_key) if redact else None,
             filesystem=filesystem,
+            take_over=take_over,
             trimmed=self._note_trimmed(str(destination)) if then_trim else None,
         )
 

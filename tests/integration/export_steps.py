@@ -5,10 +5,11 @@ second child is killed at another step; a third one comes to its end. Then every
 the files once. Prints how many steps there were.
 
 With "overtaken", the first child is stopped at the step instead, as a machine that hangs. Others
-go on meanwhile, more letters come, and then the first one goes on too.
+go on meanwhile, more letters come, and then the first one goes on too. With "back", Redis came
+back from a snapshot that is older than the last export, and more letters came.
 
-Args: URL of Redis, destination with {} for the step, "trim", "keep" or "overtaken", the first
-step, and every how many steps.
+Args: URL of Redis, destination with {} for the step, "trim", "keep", "overtaken" or "back", the
+first step, and every how many steps.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
     lease.LEASE_SECONDS = 0.4
     while step < MOST_STEPS:
         here = place.format(step)
-        child(lambda: store_letters(url))
+        if mode == "back":
+            child(lambda to=here: turn_back(url, to))
+        else:
+            child(lambda: store_letters(url))
         if mode == "overtaken":
             if not overtaken(url, here, step):
                 print(step)
@@ -141,6 +145,23 @@ def store_letters(url: str) -> None:
     put_letters(store, range(LETTERS))
 
 
+def turn_back(url: str, place: str) -> None:
+    """Export twice, and let Redis forget the second time; some letters it forgets, too."""
+    store = a_store(url)
+    client = store._client
+    client.flushall()
+    put_letters(store, range(8))
+    export(url, place, "back", None)
+    put_letters(store, range(8, 14))
+    snapshot = {key: client.dump(key) for key in client.keys("*")}
+    put_letters(store, range(14, 19))
+    export(url, place, "back", None)
+    client.flushall()
+    for key, value in snapshot.items():
+        client.restore(key, 0, value)
+    put_letters(store, range(19, LETTERS))
+
+
 def store_more(url: str) -> None:
     put_letters(a_store(url), range(LETTERS, LETTERS + MORE))
 
@@ -155,7 +176,7 @@ def export(url: str, place: str, mode: str, at: int | None, strike: int = signal
     store = a_store(url)
     if at is not None:
         strike_at_step(at, strike)
-    trimmed = (lambda _queue, _count: None) if mode == "trim" else None
+    trimmed = (lambda _queue, _count: None) if mode in ("trim", "back") else None
     ParquetExport(store, place, rolling=Rolling(rows=ROWS), trimmed=trimmed).run([DLQ])
 
 
@@ -211,7 +232,7 @@ def check(url: str, place: str, mode: str, letters: int = LETTERS) -> None:
     expected = sorted(a_letter(task_id=f"t{number}").id for number in range(letters))
     assert sorted(exported(place)) == expected
     left = [found.letter.id for found in store.letters(DLQ, newest_first=False)]
-    assert sorted(left) == ([] if mode == "trim" else expected)
+    assert sorted(left) == ([] if mode in ("trim", "back") else expected)
     assert store.exported_until(DLQ) == store.last_position(DLQ)
     assert not [n for n in Destination(place).files("_celery_dlq") if n.endswith(".tmp")]
 

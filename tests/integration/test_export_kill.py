@@ -30,9 +30,11 @@ def run_steps(server: RedisServer, *arguments: str) -> int:
     return int(done.stdout.split()[0])
 
 
-@pytest.mark.parametrize("mode", ["keep", "trim"])
+@pytest.mark.parametrize("mode", ["keep", "trim", "back"])
 def test_killed_at_any_step_each_letter_is_in_the_files_once(tmp_path: Path, mode: str) -> None:
     """Before and after each write, sync, rename, intent, checkpoint, note and removal.
+
+    Also after Redis came back from a snapshot that is older than the last export.
 
     There are some two hundred steps: each run takes every `_STRIDE`th from a random one on.
     """

@@ -66,6 +66,6 @@ def test_a_day_of_no_calendar_has_no_value(day: int | None) -> None:
 
 def test_a_file_tells_its_range() -> None:
     """A name says what is in a file; other files are not ours."""
-    assert range_of(file_name(None, "5-1")) == ("0-0", "5-1")
-    assert range_of(file_name("5-1", "7-0")) == ("5-1", "7-0")
+    assert range_of(file_name(None, "5-1")) == (0, "0-0", "5-1")
+    assert range_of(file_name("5-1", "7-0", 12)) == (12, "5-1", "7-0")
     assert range_of("part-0.parquet") is None

@@ -22,6 +22,15 @@ class ExportLease(NamedTuple):
 class ExportLeaseStore(Protocol):
     """A store that all machines share and that can therefore grant export leases."""
 
+    def identity(self) -> str:
+        """Return a random id, made by the first call, that the store keeps for ever.
+
+        A restarted or restored store, and a replica, have the same; an emptied one has not.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+
     def export_lease(
         self,
         dead_letter_queue: str,

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from celery_dlq.backends.base import (
     Capabilities,
     ClaimState,
+    ExportLease,
     Glance,
     Group,
     GroupOrder,
@@ -206,6 +207,25 @@ class BrokerStore:
     def exported_until(self, dead_letter_queue: str) -> str | None:
         """Return how far the queue is exported."""
         return self._index.exports.until(dead_letter_queue, self.last_position)
+
+    def identity(self) -> str:
+        """Return the random id of the Redis that gives the positions."""
+        return self._index.exports.identity()
+
+    def export_lease(
+        self,
+        dead_letter_queue: str,
+        what: Literal["take", "keep", "note", "end"],
+        place: str,
+        *,
+        owner: str,
+        lease_seconds: float,
+        state: str = "",
+    ) -> ExportLease:
+        """Acquire, renew, annotate or end a lease; see `ExportLeaseStore.export_lease`."""
+        return self._index.exports.export_lease(
+            dead_letter_queue, what, place, owner=owner, lease_seconds=lease_seconds, state=state
+        )
 
     def names(self) -> list[str]:
         """Return the queues that Redis knows, and configured ones with letters that it lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 from celery_dlq.backends.base import ExportLease, ordered
 from celery_dlq.backends.redis.connect import translated
@@ -31,6 +32,12 @@ class RedisExports(RedisPart):
             return None
         position, last = str(noted.decode()), last_position(dead_letter_queue)
         return None if last is None or ordered(last) < ordered(position) else position
+
+    def identity(self) -> str:
+        """Return the store's random id; see `ExportLeaseStore.identity`."""
+        with translated(self._url):
+            found = self._scripts.identity(keys=[self._keys.identity()], args=[uuid4().hex])
+        return str(found.decode())
 
     def export_lease(
         self,

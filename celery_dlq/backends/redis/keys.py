@@ -57,6 +57,10 @@ class Keys:
         """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""
         return f"{self.prefix}:{{app}}:breaker_ends:{breaker}"
 
+    def identity(self) -> str:
+        """STRING: random id of this store, by which exports know whose folder it is."""
+        return f"{self.prefix}:{{app}}:identity"
+
     def changes(self) -> str:
         """STREAM: the audit log; bounded."""
         return f"{self.prefix}:{{app}}:changes"

@@ -305,6 +305,10 @@ class RedisStore(RedisPart):
         """Record how far the queue is exported."""
         self._exports.note(dead_letter_queue, position)
 
+    def identity(self) -> str:
+        """Return the store's random id; see `ExportLeaseStore.identity`."""
+        return self._exports.identity()
+
     def export_lease(
         self,
         dead_letter_queue: str,

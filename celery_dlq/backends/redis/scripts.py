@@ -218,6 +218,7 @@ class Scripts:
     report: Script
     measure: Script
     export_lease: Script
+    identity: Script
     check: Script
 
     @classmethod

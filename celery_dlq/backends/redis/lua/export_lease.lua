@@ -6,11 +6,21 @@
 --       4 lease (milliseconds until it is free unless renewed)
 --       5 state (for note: the text to store)
 -- Returns: {1 = ACQUIRED, state}, or {0 = ANOTHERS, "owner|end of the lease"}
--- Complexity: O(1)
+-- Complexity: O(1); O(number of places) for a new place beside many
 local LEASES_EXPIRE_MILLIS = 7776000000  -- 90 days
+local MOST_PLACES = 1000
 local what, place, owner, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 redis.call('PEXPIRE', KEYS[1], LEASES_EXPIRE_MILLIS)  -- OOM-safe order, see README
-local held = redis.call('HGET', KEYS[1], place) or '|0|'
+local held = redis.call('HGET', KEYS[1], place)
+if not held and redis.call('HLEN', KEYS[1]) >= MOST_PLACES then  -- forget the oldest
+  local all, oldest, first = redis.call('HGETALL', KEYS[1]), nil, math.huge
+  for n = 1, #all, 2 do
+    local ends = tonumber(string.match(all[n + 1], '^[^|]*|(%d+)|') or 0)
+    if ends < first then oldest, first = all[n], ends end
+  end
+  redis.call('HDEL', KEYS[1], oldest)
+end
+held = held or '|0|'
 local holder, ends, state = string.match(held, '^([^|]*)|(%d+)|(.*)$')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,19 +1,20 @@
 """Letters read from Redis by Spark tasks: ranges of queues as Arrow record batches.
 
 Executors need redis-py and pyarrow, which are imported when a task reads, and
-neither Celery nor kombu. Reading changes nothing.
+neither Celery nor kombu. Reading changes nothing; a stream gives a new store its id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
 from celery_dlq.backends.base import RawPage, ordered
-from celery_dlq.errors import MissingExtra, NotFound
+from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.policies.policy import suggestion
@@ -72,6 +73,16 @@ class LiveLetters:
 
     def __exit__(self, *_: object) -> None:
         self._store.close()
+
+    def identity(self) -> str | None:
+        """The id of the store; ``None`` if nobody made it yet and this user may not."""
+        with self._translated(self._options.url):
+            found = self._client.get(self._keys.identity())
+        if found is not None:
+            return str(found.decode())
+        with suppress(StoreUnavailable):  # a user or a replica that only reads
+            return self._store.identity()
+        return None
 
     def queues(self) -> list[str]:
         """The names of the queues to read.

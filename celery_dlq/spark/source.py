@@ -226,8 +226,11 @@ class FilteringReader(LetterReader):
             self._others.setdefault(column, value)  # with another value, Spark finds nothing
 
 
+Offset = dict[str, Any]
+
+
 class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streams letters: an offset is the position in each queue.
+    """Streams letters: an offset is the position in each queue, and the id of the store.
 
     A range between two offsets always has the same letters (except for those removed
     meanwhile), so a batch that is run again after a crash has the same rows.
@@ -240,28 +243,34 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._target: dict[str, str] | None = None
+        self._target: Offset | None = None
 
-    def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """The position before the first letter of every queue, or after the last one."""
-        return self._ends() if self._options.startingoffset == "latest" else {}
+        ends = self._ends()
+        return ends if self._options.startingoffset == "latest" else {**ends, "positions": {}}
 
     def latestOffset(  # noqa: N802 - before 4.2 it had no arguments
-        self, start: dict[str, str] | None = None, limit: Any = None
-    ) -> dict[str, str]:
+        self, start: Offset | None = None, limit: Any = None
+    ) -> Offset:
         """The end of the next batch."""
-        begun = start or {}
-        ends = self._ends() if self._target is None else self._target
+        target = self._target or self._ends()
+        begun, ends = _positions(start or {}), _positions(target)
+        self._check_store(start or {}, target["store"])
         for queue, position in begun.items():
             end = ends.get(queue, START)
-            if self._target is None and older(end, position):
+            if older(end, position):
                 raise StoreError(
-                    f"{queue!r} ends at {end}, before {position}, the position of this stream: it "
-                    f"was deleted and created again. Start the stream with a new checkpoint"
+                    f"{queue!r} ends at {end}, before {position}, the position of this stream: "
+                    f"Redis came back from an older snapshot, or the queue was deleted. Start the "
+                    f"stream with a new checkpoint, and leave out letters by their id that the "
+                    f"sink has"
                 )
         if _HAS_LIMITS and isinstance(limit, ReadMaxRows):
-            return self._limited(begun, ends, limit.max_rows)
-        return {**begun, **{q: e for q, e in ends.items() if older(begun.get(q, START), e)}}
+            reached = self._limited(begun, ends, limit.max_rows)
+        else:
+            reached = {**begun, **{q: e for q, e in ends.items() if older(begun.get(q, START), e)}}
+        return {**target, "positions": reached}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """The option ``maxLettersPerTrigger``."""
@@ -272,12 +281,15 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Fix the end of a stream that reads only the letters that are there now."""
         self._target = self._ends()
 
-    def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Split the letters between two offsets into parts."""
         found: list[InputPartition] = []
+        begun = _positions(start)
         with LiveLetters(self._options) as live:
-            for queue, until in sorted(end.items()):
-                after = start.get(queue, START)
+            for offset in (start, end):
+                self._check_store(offset, live.identity())
+            for queue, until in sorted(_positions(end).items()):
+                after = begun.get(queue, START)
                 if older(after, until):
                     found += map(RangePartition, live.spans(PositionRange(queue, after, until)))
         return found
@@ -287,9 +299,19 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         return _read(options, partition, self._columns, options.since, options.until)
 
-    def _ends(self) -> dict[str, str]:
+    def _ends(self) -> Offset:
         with LiveLetters(self._options) as live:
-            return {queue: live.end(queue) for queue in live.queues()}
+            ends = {queue: live.end(queue) for queue in live.queues()}
+            return {"store": live.identity(), "positions": ends}
+
+    def _check_store(self, offset: Offset, store: str | None) -> None:
+        known = offset.get("store") if isinstance(offset.get("positions"), dict) else None
+        if known is not None and known != store:
+            raise StoreError(
+                f"expected the checkpoint of this stream to be of the store at "
+                f"{self._options.place}, got one of another store (or of this Redis before it was "
+                f"emptied): no letter was read; start the stream with a new checkpoint"
+            )
 
     def _limited(self, start: dict[str, str], ends: dict[str, str], letters: int) -> dict[str, str]:
         reached, left = dict(start), letters
@@ -300,6 +322,12 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     reached[queue], taken = live.end_within(queue, after, end, left)
                     left -= taken
         return reached
+
+
+def _positions(offset: Offset) -> dict[str, str]:
+    """The position in each queue; once, an offset was nothing else."""
+    found = offset.get("positions")
+    return found if isinstance(found, dict) else offset
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:

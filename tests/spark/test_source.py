@@ -419,20 +419,50 @@ def test_offsets_only_grow(redis_url: str, fill: Fill) -> None:
     from celery_dlq.spark.source import LetterStreamReader
 
     reader = LetterStreamReader(ReadOptions.parse({"url": redis_url}), ("id",))
-    assert (reader.initialOffset(), reader.latestOffset({}, None)) == ({}, {})
+    begin = reader.initialOffset()
+    assert begin == reader.latestOffset(begin, None)
     fill([a_letter()])
-    first = reader.latestOffset({}, None)
-    assert list(first) == ["orders-DLQ"]
+    first = reader.latestOffset(begin, None)
+    assert list(first["positions"]) == ["orders-DLQ"]
     fill([a_letter(dead_letter_queue="mail-DLQ")])
     second = reader.latestOffset(first, None)
-    assert second == {**first, "mail-DLQ": second["mail-DLQ"]}
+    mail = {"mail-DLQ": second["positions"]["mail-DLQ"]}
+    assert second == {**first, "positions": {**first["positions"], **mail}}
     assert [part.span.queue for part in reader.partitions(first, second)] == ["mail-DLQ"]
     assert reader.partitions(second, second) == []
-    ahead = {**second, "orders-DLQ": f"{10**14}-0"}
-    with pytest.raises(StoreError, match="was deleted and created again"):
+    ahead = {**second, "positions": {"orders-DLQ": f"{10**14}-0"}}
+    with pytest.raises(StoreError, match="came back from an older snapshot"):
         reader.latestOffset(ahead, None)
     latest = ReadOptions.parse({"url": redis_url, "startingOffset": "latest"})
     assert LetterStreamReader(latest, ("id",)).initialOffset() == second
+
+
+def test_an_offset_from_before_stores_had_an_id_goes_on(redis_url: str, fill: Fill) -> None:
+    """It was the positions alone, also of queues with the names of what it holds now."""
+    from celery_dlq.spark.options import ReadOptions
+    from celery_dlq.spark.source import LetterStreamReader
+
+    reader = LetterStreamReader(ReadOptions.parse({"url": redis_url}), ("id",))
+    fill([a_letter(dead_letter_queue=name) for name in ("store", "positions")])
+    old = reader.latestOffset({}, None)["positions"]
+    fill([a_letter(dead_letter_queue="store")])
+    new = reader.latestOffset(old, None)
+    assert [part.span.queue for part in reader.partitions(old, new)] == ["store"]
+
+
+def test_a_stream_of_another_store_is_refused(
+    source: SparkSession, redis_url: str, fill: Fill, tmp_path: Path
+) -> None:
+    """Its positions would pass letters over."""
+    theirs = a_letter()
+    with RedisServer() as other:
+        store(other.url, [theirs])
+        fill([a_letter()])
+        first = stream(source, redis_url, str(tmp_path), availableNow=True)
+        assert first.awaitTermination(120)
+        store(other.url, [a_letter()])
+        second = stream(source, other.url, str(tmp_path), availableNow=True)
+        assert "of another store" in message_of(lambda: second.awaitTermination(120))
 
 
 # -- decisions --------------------------------------------------------------------

@@ -20,8 +20,9 @@ from celery_dlq.backends.base import (
     QueueSummary,
 )
 from celery_dlq.backends.grouping import in_order
-from celery_dlq.errors import CorruptLetter, DLQError, NotFound
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
 from celery_dlq.filters import LetterFilter
+from celery_dlq.logs import get_logger
 from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage
@@ -30,10 +31,13 @@ from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import DeadLetter, from_micros
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 
+logger = get_logger("celery_dlq")
+
 ID_LENGTH = 36
 SHORTEST_PREFIX = 6
 _MAX_NAMES_SHOWN = 20  # in an error text
 _POLL_SECONDS = 0.5
+_MAX_PAUSE_SECONDS = 10.0
 
 Progress = Callable[[int], object]
 
@@ -194,7 +198,10 @@ class Reading:
         stop: Callable[[], bool] = lambda: False,
         **fields: Any,
     ) -> Iterator[DeadLetter]:
-        """Letters as they arrive from now on, until ``stop`` returns true; polls the store."""
+        """Letters as they arrive from now on, until ``stop`` returns true.
+
+        Polls the store, and waits for one that does not answer.
+        """
         where = where or LetterFilter(**fields)
         self.check_queue(dead_letter_queue)
         after = self._store.settled_position(dead_letter_queue)
@@ -207,14 +214,21 @@ class Reading:
         after: str | None,
         stop: Callable[[], bool],
     ) -> Iterator[DeadLetter]:
+        pause = _POLL_SECONDS
         while not stop():
-            until = self._store.settled_position(dead_letter_queue)
-            if until == after:
-                time.sleep(_POLL_SECONDS)
-                continue
-            span = PositionRange(after=after, until=until)
-            yield from _readable(select(self._store, dead_letter_queue, where, span=span))
-            after = until
+            try:
+                until = self._store.settled_position(dead_letter_queue)
+                span = PositionRange(after=after, until=until)
+                if until != after:
+                    for entry in select(self._store, dead_letter_queue, where, span=span):
+                        after = entry.position
+                        yield from _readable(iter([entry]))
+                after, pause = until, _POLL_SECONDS
+            except StoreUnavailable as exc:
+                if pause == _POLL_SECONDS:
+                    logger.warning("waiting, the store does not answer: %s", exc)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+            time.sleep(pause)
 
     def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:
         """One letter by its id.

@@ -37,6 +37,8 @@ NOTES = "_celery_dlq"
 """Folder of checkpoints and drafts: readers ignore names that begin with an underscore."""
 
 _TEMPORARY = f"{NOTES}/drafts"
+_LETTERS = re.compile(r"dlq=[^/]+/day=[^/]+/letters-[^/]+\.parquet")
+_LOCAL = pafs.LocalFileSystem()
 _DRAFT_SECONDS = 24 * 3600
 _UPLOADS = frozenset(
     {"s3", "gcs", "fsspec+s3", "fsspec+s3a", "fsspec+gs", "fsspec+gcs", "fsspec+memory"}
@@ -147,6 +149,27 @@ class Destination:
         below = self._selector(folder, recursive=True)
         cut = len(self._root.rstrip("/")) + 1 if self._root else 0
         return sorted(info.path[cut:] for info in self._fs.get_file_info(below) if info.is_file)
+
+    def copy_letters(self, folder: Path) -> int:
+        """Copy the files of letters, and nothing else, to a local folder; return their number.
+
+        Raises:
+            ExportError: They cannot be read.
+        """
+        try:
+            names = [name for name in self.files("") if _LETTERS.fullmatch(name)]
+            for name in names:
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                pafs.copy_files(
+                    self._path(name), str(target), self._fs, destination_filesystem=_LOCAL
+                )
+        except (OSError, pa.ArrowException) as exc:
+            reason = str(exc).strip().partition("\n")[0]
+            raise ExportError(
+                f"expected {self.name} to be a folder that can be read, got: {reason}"
+            ) from None
+        return len(names)
 
     def _check_ours(self) -> None:
         found = self._fs.get_file_info(self._root)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import pyarrow.dataset as ds
 import pytest
 from builders import DLQ, a_letter, key_of
 from pyarrow import fs as pafs
+from s3 import s3_server, url_of
 from servers import RedisServer
-from waiting import poll
 
 from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.backends.redis.connect import connect
@@ -34,33 +30,8 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """Give the address of a server; ended by its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        poll(lambda: answers(f"http://127.0.0.1:{port}/"), timeout_seconds=60)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - our own server
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def url_of(s3: str, path: str) -> str:
-    endpoint = quote(s3, safe="")
-    return (
-        f"s3://test:hush@{path}?region=us-east-1&scheme=http"
-        f"&endpoint_override={endpoint}&allow_bucket_creation=true"
-    )
+    with s3_server() as address:
+        yield address
 
 
 def test_letters_are_once_in_a_bucket_and_the_password_nowhere(s3: str) -> None:

@@ -179,7 +179,7 @@ def not_letters(spark: SparkSession, path: Path | str) -> ExportError:
     found = spark.read.options(**_READ_OPTIONS).parquet(_location(path)).columns
     missing = [name for name in _REQUIRED if name not in found]
     if not missing:
-        return _no_letters(path)
+        return no_letters(path)
     message = (
         f"expected {path} to hold letters, got Parquet files without the column {missing[0]!r}"
     )
@@ -198,7 +198,7 @@ def check_folder(path: Path | str) -> int:
     Raises:
         ExportError: There is no such folder, or no Parquet file in it.
     """
-    if _REMOTE.match(str(path)):
+    if is_remote(path):
         return 0
     if not str(path):
         raise ExportError("expected a folder made by dlq export, got an empty name")
@@ -209,7 +209,7 @@ def check_folder(path: Path | str) -> int:
             raise ExportError(f"expected {path} to be a folder made by dlq export, got {got}")
         files = [f for f in folder.rglob("*.parquet") if _visible(f.relative_to(folder))]
         if not files:
-            raise _no_letters(path)
+            raise no_letters(path)
         return sum(file.stat().st_size for file in files)
     except OSError as exc:
         raise ExportError(
@@ -355,7 +355,12 @@ def readable_errors(path: Path | str) -> Iterator[None]:
 
 
 def _location(path: Path | str) -> str:
-    return str(path) if _REMOTE.match(str(path)) else f"file://{Path(path).resolve()}"
+    return str(path) if is_remote(path) else f"file://{Path(path).resolve()}"
+
+
+def is_remote(path: Path | str) -> bool:
+    """True for a URL."""
+    return _REMOTE.match(str(path)) is not None
 
 
 def _visible(file: Path) -> bool:
@@ -363,7 +368,8 @@ def _visible(file: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in file.parts)
 
 
-def _no_letters(path: Path | str) -> ExportError:
+def no_letters(path: Path | str) -> ExportError:
+    """The error for a folder without Parquet files."""
     message = f"expected {path} to hold letters, got none; write some with: dlq export"
     return ExportError(message)
 

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import ExportError
+from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
@@ -21,6 +23,8 @@ from celery_dlq.spark.triage.questions import (
     check_folder,
     deliveries_before_death,
     groups,
+    is_remote,
+    no_letters,
     not_letters,
     overview,
     readable_errors,
@@ -45,6 +49,7 @@ MIN_LETTERS = 5
 MAX_ROWS = 20
 MAX_LIMIT_ROWS = 200
 
+_READ_BY_SPARK = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
 _MAX_NEWS_PERIOD = timedelta(days=1)
 _MAX_QUICK_BYTES = 128 * 1024 * 1024  # of files; a million small letters are half of it
 
@@ -231,7 +236,8 @@ def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
     It stops only a session that it started itself.
 
     Args:
-        path: The folder that ``dlq export`` wrote, or a URL that Spark reads.
+        path: The folder that ``dlq export`` wrote, or its URL. A session that is there reads the
+            URL itself; for a new one, the files are copied to this machine meanwhile.
         spark: The session to use; ``None``: this process's, or a new one on this machine.
 
     Returns:
@@ -242,9 +248,13 @@ def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
         MissingExtra: PySpark or Java is not installed.
         DLQError: Spark did not start.
     """
-    size = check_folder(path)
-    with session_for(spark, size) as session, readable_errors(path):
-        return ask(session, path, scan(session, path).select(*COLUMNS))
+    name = _shown(path)
+    with (
+        _here(path, spark) as place,
+        session_for(spark, check_folder(place)) as session,
+        readable_errors(name),
+    ):
+        return ask(session, name, scan(session, place).select(*COLUMNS))
 
 
 def findings(
@@ -256,7 +266,7 @@ def findings(
     """Answer all questions about an exported folder with Spark.
 
     Args:
-        path: The folder that ``dlq export`` wrote, or a URL that Spark reads.
+        path: As for `triage`.
         spark: The session to use; ``None``: this process's, or a new one on this machine.
         successes: The folder that ``dlq export --successes`` wrote; ``None``: there is none.
 
@@ -268,16 +278,21 @@ def findings(
         MissingExtra: PySpark or Java is not installed.
         DLQError: Spark did not start.
     """
-    size = check_folder(path)
+    name = _shown(path)
     if successes is not None:
         check_folder(successes)
-    with session_for(spark, size) as session, readable_errors(path):
-        good = None if successes is None else successful(session, successes)
+    with (
+        _here(path, spark) as place,
+        _here(successes or "", spark) as others,
+        session_for(spark, check_folder(place)) as session,
+        readable_errors(name),
+    ):
+        good = None if successes is None else successful(session, others)
         columns = dict.fromkeys(
             (*COLUMNS, *WHY_COLUMNS, *(["history"] if good is not None else []))
         )
-        df = scan(session, path).select(*columns)
-        found = ask(session, path, df)
+        df = scan(session, place).select(*columns)
+        found = ask(session, name, df)
         since = _news_from(found)
         fresh = iter(()) if since is None else rows_of(new_since(df, since).limit(MAX_ROWS))
         floods = rows_of(spikes(df, found.bucket).limit(MAX_ROWS))
@@ -323,6 +338,29 @@ def _news_from(found: Triage) -> datetime | None:
         return None
     span = found.last_seen_at - found.first_seen_at
     return found.last_seen_at - min(span / 10, _MAX_NEWS_PERIOD)
+
+
+def _shown(path: Path | str) -> str:
+    return url_without_secrets(str(path)) if is_remote(path) else str(path)
+
+
+@contextmanager
+def _here(path: Path | str, spark: SparkSession | None) -> Iterator[Path | str]:
+    """Where Spark finds the files: a new session cannot read a bucket, so they are copied.
+
+    Raises:
+        ExportError: The URL has no letters or cannot be read.
+    """
+    scheme = str(path).partition("://")[0].lower() if is_remote(path) else "file"
+    if spark is not None or is_running() or scheme in _READ_BY_SPARK:
+        yield path
+        return
+    from celery_dlq.export.destination import Destination  # noqa: PLC0415 - for a bucket only
+
+    with TemporaryDirectory(prefix="celery-dlq-triage-") as folder:
+        if not Destination(path).copy_letters(Path(folder)):
+            raise no_letters(_shown(path))
+        yield folder
 
 
 @contextmanager

@@ -20,7 +20,7 @@ _UNSAFE = "\"#%'*/:=?\\\x7f{[]^"  # exactly the characters that Spark escapes an
 _SPACE = 0x20
 # What readers parse as a number, a date or a time; and words that they parse as other types.
 _TYPED = re.compile(r"(?=.*\d)[\d\s+\-.:_,eEdDfFlLtTzZxXpPa-fA-F]*")
-_TYPED_WORDS = frozenset({"nan", "inf", "infinity", "true", "false", "null", "none"})
+_TYPED_WORDS = frozenset({"nan", "inf", "infinity", "true", "false", "null", "none", "epoch"})
 
 
 def folder(dead_letter_queue: str, day: str) -> str:
@@ -43,7 +43,7 @@ def queue_value(name: str) -> str:
     if not name:
         return NO_VALUE
     core = name.rstrip("~")
-    typed = _TYPED.fullmatch(core) is not None or core.lower().strip("+-") in _TYPED_WORDS
+    typed = _TYPED.fullmatch(core) is not None or core.lower().strip("+- ") in _TYPED_WORDS
     return _short(escaped(f"{name}~" if typed or name == NO_VALUE else name))
 
 

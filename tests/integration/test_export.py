@@ -155,7 +155,7 @@ def test_letters_with_odd_numbers_and_times_become_faithful_rows(
     assert (tmp_path / f"dlq={DLQ}" / "day=__HIVE_DEFAULT_PARTITION__").is_dir()
 
 
-@pytest.mark.parametrize("name", ["007", "2026-01-31", "a/b c%=:", "süß", "x" * 400])
+@pytest.mark.parametrize("name", ["007", "2026-01-31", "epoch", "a/b c%=:", "süß", "x" * 400])
 def test_queues_of_any_name_have_a_folder_of_text(store: Any, tmp_path: Path, name: str) -> None:
     """Readers that guess types take no queue for a number or a day."""
     put(store, dead_letter_queue=name)

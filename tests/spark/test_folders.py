@@ -23,6 +23,7 @@ NAMES = {
     "1e5": "1e5~",
     "2026-01-31": "2026-01-31~",
     "true": "true~",
+    "epoch": "epoch~",
     NULL: f"{NULL}~",
     "": None,
     "a b": "a b",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -176,6 +177,13 @@ def test_long_name_is_cut_in_its_middle(text: str, longest: int, cut: str) -> No
     """Both ends of a dotted name are kept, on one line."""
     assert charts.elided(text, longest) == cut
     assert len(cut) <= longest
+
+
+def test_an_endless_name_is_cut_before_it_is_measured(tmp_path: Path) -> None:
+    """Laying out 70,000 characters takes minutes."""
+    begun = time.process_time()
+    charts.draw(a_triage(groups=3, task_name="a.b" * 23_333), tmp_path / "triage.png")
+    assert time.process_time() - begun < 15
 
 
 def test_unwritable_picture_is_one_line(tmp_path: Path) -> None:

@@ -269,7 +269,8 @@ def _fitted(text: str, inches: float) -> str:
     """Cut a name to a width in inches; characters differ in width."""
     from matplotlib.textpath import TextPath  # noqa: PLC0415 - imported when used
 
-    longest, room = len(text), inches * _POINTS_PER_INCH
+    room = inches * _POINTS_PER_INCH
+    longest = min(len(text), int(room))  # no character is narrower than a point
     while True:
         line = elided(text, longest)
         width = TextPath((0, 0), line, size=_FONT_POINTS).get_extents().width

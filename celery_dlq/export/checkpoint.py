@@ -15,7 +15,7 @@ in files of earlier generations are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
@@ -69,7 +69,11 @@ class Checkpoint:
 
     @classmethod
     def taken(
-        cls, destination: Destination, queue: str, leases: ExportLeases | None, noted: str | None
+        cls,
+        destination: Destination,
+        queue: str,
+        leases: ExportLeases | None,
+        noted: Callable[[], str | None],
     ) -> tuple[Checkpoint, Checkpoint | None]:
         """Acquire the queue's lease, and return the later checkpoint of store and folder.
 
@@ -77,7 +81,8 @@ class Checkpoint:
             destination: The folder.
             queue: The dead-letter queue.
             leases: Those of this run; ``None``: the store keeps no state.
-            noted: Where the last export of all letters to any folder ended, as the store knows it.
+            noted: Returns where the last export of all letters to any folder ended, as the store
+                knows it.
 
         Returns:
             The checkpoint; and another one to `begin_again` at if the store does not know what
@@ -99,7 +104,7 @@ class Checkpoint:
             known = {name: stored[name] for name in _STATE[1:] if name in stored}
             other = replace(fresh, **{**known, "store": mine})
             return (other, None) if other.order() >= found.order() else (found, other)
-        agreed = found.last is None or (found.intent is None and found.position == noted)
+        agreed = found.last is None or (found.intent is None and found.position == noted())
         return found, None if agreed else fresh
 
     @classmethod
@@ -117,7 +122,7 @@ class Checkpoint:
             found = cls(destination, queue, state["position"], state["intent"], **known)
             ordered(f"{found.generation}")
             from_micros(found.since or 0)
-            compared = found.compared or ()
+            _first, _last = compared = found.compared or (None, None)
             for position in (found.position, found.intent, found.trimmed, *compared):
                 if position is not None:
                     ordered(position)

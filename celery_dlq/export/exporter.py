@@ -199,11 +199,13 @@ class ParquetExport:
             StoreUnavailable: The store does not answer at first, or when ``stop`` is set.
         """
         with self._opened(progress) as work:
-            pause = _POLL_SECONDS
+            pause, told = _POLL_SECONDS, set[str]()
+            names: Sequence[str] = ()
             while True:
                 last_round = stop.is_set()
                 try:
-                    for name in dead_letter_queues():
+                    names = dead_letter_queues()
+                    for name in names:
                         work.export(name, older=0.0 if last_round else self._rolling.seconds)
                     work.limit_buffers(_MAX_BUFFERED_BYTES)
                     pause = _POLL_SECONDS
@@ -213,9 +215,12 @@ class ParquetExport:
                     if pause == _POLL_SECONDS:
                         logger.warning("the export waits, the store does not answer: %s", exc)
                     pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-                if last_round:
+                if last_round or (names and work.failures.keys() >= set(names)):
                     work.raise_failures()
                     return work.report
+                for name in work.failures.keys() - told:
+                    logger.error("%s is not exported any more: %s", name, work.failures[name])
+                    told.add(name)
                 stop.wait(pause)
 
     def _is_first(self, dead_letter_queues: Sequence[str]) -> bool:
@@ -320,7 +325,6 @@ class _Work:
                 self.queues.pop(name).abandon()
             if isinstance(exc, StoreUnavailable) or (self.leases and self.leases.refused):
                 raise
-            logger.error("%s is not exported: %s", name, exc)  # noqa: TRY400 - a line is enough
             self.failures[name] = exc
 
     def raise_failures(self) -> None:
@@ -359,8 +363,9 @@ class _Queue:
         self._earlier: frozenset[str] | None = None  # ids in files of earlier generations
         self._roll: Roll | None = None
         self._begun_at = 0.0
-        noted = work.store.exported_until(name)
-        self._checkpoint, known = Checkpoint.taken(work.destination, name, work.leases, noted)
+        self._checkpoint, known = Checkpoint.taken(
+            work.destination, name, work.leases, lambda: work.store.exported_until(name)
+        )
         self._read_to = self._checkpoint.position
         end, last = work.store.settled_position(name), self._checkpoint.last
         if known is not None or _is_before(end, last):
@@ -500,11 +505,7 @@ class _Queue:
         if self._earlier is None:
             self._earlier = trim.earlier_ids(self._work.destination, self._checkpoint)
         earlier = self._earlier
-        return [
-            (position, fields)
-            for position, fields in page
-            if (fields.get(b"id") or b"").decode("utf-8", "replace") not in earlier
-        ]
+        return [(position, fields) for position, fields in page if _id_of(fields) not in earlier]
 
     def _chosen(self, page: Sequence[Entry], where: LetterFilter) -> list[Entry]:
         chosen: list[Entry] = []
@@ -553,6 +554,12 @@ class _Queue:
 def _is_before(end: str | None, position: str | None) -> bool:
     """True if a queue ends before a position, which it therefore cannot have given."""
     return position is not None and (end is None or ordered(end) < ordered(position))
+
+
+def _id_of(fields: Mapping[bytes, bytes]) -> str | None:
+    with suppress(CorruptLetter):  # it is reported later
+        return (fields.get(b"id") or b"").decode("utf-8", "replace")
+    return None
 
 
 def _integer(value: bytes | None) -> int | None:

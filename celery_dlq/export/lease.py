@@ -98,7 +98,7 @@ class ExportLeases:
         self._ended.set()
         if self._keeper.is_alive():
             self._keeper.join()
-        for queue in self._queues:
+        for queue in self._queues if self._seconds else ():
             with suppress(StoreUnavailable):
                 self._ask(queue, "end")
 

@@ -289,6 +289,20 @@ def test_a_snapshot_is_seen_on_a_file_system_that_machines_share(
     assert exported(tmp_path / "letters") == once(letters)
 
 
+def test_entries_that_are_no_letters_stop_no_comparison(redis_url: str, tmp_path: Path) -> None:
+    """They are reported, and what comes after them is exported."""
+    store, key = a_store(redis_url), Keys().letters(DLQ)
+    letters = put(store, 2)
+    run(store, tmp_path)
+    for odd in ({"id": b"\xff"}, {"+": "~", "-": "x"}, {"+": b"\xff", "-": ""}, {"+": "id"}):
+        store._client.xadd(key, odd)
+    store._client.delete(Keys().export_leases(DLQ), Keys().exported(DLQ))
+    letters += put(store, 1)
+    report = run(store, tmp_path)
+    assert (report.letters, report.unreadable, report.compared) == (1, 4, [DLQ])
+    assert exported(tmp_path) == once(letters)
+
+
 # -- following --------------------------------------------------------------------------------
 
 

@@ -360,7 +360,7 @@ class _Queue:
     def __init__(self, work: _Work, name: str) -> None:
         self._work = work
         self.name = name
-        self._earlier: frozenset[str] | None = None  # ids in files of earlier generations
+        self._earlier: set[str] | None = None  # ids in files of earlier generations
         self._roll: Roll | None = None
         self._begun_at = 0.0
         self._checkpoint, known = Checkpoint.taken(

@@ -44,7 +44,7 @@ def trim(store: DeadLetterStore, destination: Destination, checkpoint: Checkpoin
     return removed
 
 
-def earlier_ids(destination: Destination, checkpoint: Checkpoint) -> frozenset[str]:
+def earlier_ids(destination: Destination, checkpoint: Checkpoint) -> set[str]:
     """Return the ids in the files that a queue's letters are compared with.
 
     Raises:
@@ -56,7 +56,7 @@ def earlier_ids(destination: Destination, checkpoint: Checkpoint) -> frozenset[s
         held = partition.range_of(name.rpartition("/")[2])
         if held and held.generation < checkpoint.generation and ordered(held.last) > after:
             ids.update(_ids(destination, name, ["id"]))
-    return frozenset(ids)
+    return ids
 
 
 def _ids(destination: Destination, name: str, columns: list[str] | None = None) -> list[str]:

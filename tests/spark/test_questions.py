@@ -410,6 +410,9 @@ def test_limits_advise_where_success_ends(spark: SparkSession) -> None:
     assert {row["cumulative_share"] for row in rows(questions.limits(df))} == {None}
     sampled = good.selectExpr("*", """'{"dlq_sample_share": 0.01}' AS headers""")
     assert rows(questions.limits(df, sampled))[1]["succeeded"] == 90_000
+    shares = [("shop.charge", 1, json.dumps({"dlq_sample_share": share})) for share in (1, -1)]
+    none = spark.createDataFrame(shares, "task_name STRING, deliveries BIGINT, headers STRING")
+    assert {r["advised_max_deliveries"] for r in rows(questions.limits(df, none))} == {None}
     odd = good.selectExpr("*", "'not json' AS headers")
     assert rows(questions.limits(df, odd))[1]["succeeded"] == 900
     for unusable in ({"sample": 0}, {"lost": 0}):

@@ -37,7 +37,7 @@ _LIMITS = """
     shares AS (
         SELECT *, try_divide(so_far, all_succeeded) AS cumulative_share,
                greatest(0, 1 - try_divide(so_far, all_succeeded)) AS lost,
-               {z2} / try_divide(all_succeeded * all_succeeded, all_squares) AS z2_n
+               {z2} * try_divide(all_squares, all_succeeded * all_succeeded) AS z2_n
         FROM running),
     bounds AS (
         SELECT *, (lost + z2_n / 2 + sqrt(lost * (1 - lost) * z2_n + z2_n * z2_n / 4)) / (1 + z2_n)

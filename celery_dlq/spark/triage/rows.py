@@ -39,7 +39,7 @@ EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 """The first and last time of Python's calendar."""
 
-MAX_EXPLAINED_GROUPS = 3
+MAX_EXPLAINED_GROUPS = 5
 """`findings` answers `why` for at most this many groups, with `MIN_LETTERS` or more each."""
 
 MIN_LETTERS = 5

@@ -20,9 +20,11 @@ Masked = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]
 
 _Kind = TypeVar("_Kind", list[Any], dict[str, Any])
 
+QUEUE = "queue"
+
 FIELDS = {
     "release": "release",
-    "queue": "source_queue",
+    QUEUE: "source_queue",
     "origin": "origin",
     "host": "worker_hostname",
     "retries": "retries",

@@ -167,9 +167,10 @@ def test_what_follows_from_the_task_is_no_finding(backend: MemoryBackend) -> Non
     """Letters of other tasks have other queues, publishers, retries and arguments."""
     own = {"source_queue": "payments", "origin": "gen1@web", "retries": 3, "task_name": "shop.pay"}
     fill(backend.letters, 60, GROUP, kwargs={"kind": "payment"}, args_json="[1]", **own)
-    fill(backend.letters, 200)
+    fill(backend.letters, 200, worker_hostname="celery@web-9")
     assert apart(backend).findings == ()
     fill(backend.letters, 90, GROUP, worker_hostname="celery@bad", **own)
+    fill(backend.letters, 90, source_queue="payments")
     (found,) = apart(backend).findings
     assert (found.feature, found.value) == ("host", "celery@bad")
 

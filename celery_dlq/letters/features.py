@@ -1,4 +1,4 @@
-"""What messages are compared by: host, release, hour …, and every value of their arguments.
+"""What messages are compared by: release, host …, and every value of their arguments.
 
 A *feature* is the name of a property, such as ``host`` or ``kwargs.customer.kind``. A message has
 pairs of a feature and a value; the value ``None`` means: the argument was given. Arguments are
@@ -20,28 +20,25 @@ Masked = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]
 
 _Kind = TypeVar("_Kind", list[Any], dict[str, Any])
 
+QUEUE = "queue"
+
 FIELDS = {
-    "host": "worker_hostname",
     "release": "release",
-    "queue": "source_queue",
+    QUEUE: "source_queue",
     "origin": "origin",
+    "host": "worker_hostname",
     "retries": "retries",
 }
-"""Features that every message has, and their fields; `HOUR` and `WEEKDAY` are of the same kind."""
+"""Features that every message has, and their fields, the most telling first."""
 
 TASK = "task"
 """The feature of the task's name; for letters that were not chosen by their cause."""
 
-HOUR = "hour"
-"""Hour of the death or success in UTC, 0 to 23."""
-
-WEEKDAY = "weekday"
-"""Its day of the week in UTC."""
-
-WHOLE = frozenset({*FIELDS, TASK, HOUR, WEEKDAY})
+WHOLE = frozenset({*FIELDS, TASK})
 """Features that are not arguments: their shares are shares of all messages."""
 
-WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+OF_ANY_TASK = frozenset({"release", "host", TASK})
+"""Features that say the same of messages of different tasks. All others follow from the task."""
 
 GIVEN = "(given)"
 """How the value ``None`` is shown: the argument was given, whatever its value."""
@@ -54,11 +51,6 @@ MAX_ARGUMENTS_CHARS = 64 * 1024
 
 MAX_PAIRS = 200
 """Pairs of one message; further ones are left out."""
-
-_HOUR_MICROS = 3_600_000_000
-_DAY_MICROS = 24 * _HOUR_MICROS
-_MAX_TIME_DIGITS = 18  # of microseconds: the year 9999
-_EPOCH_WEEKDAY = 3  # 1970 began on a Thursday
 
 
 class _Number(str):
@@ -84,10 +76,6 @@ def pairs_of(text_of: Callable[[str], str], masked: Masked | None = None) -> set
         if (value := text_of(name))
     }
     found.add((TASK, text_of("task_name")[:MAX_VALUE_CHARS]))
-    died = text_of("dead_lettered_at")
-    if died.isdecimal() and len(died) <= _MAX_TIME_DIGITS:
-        found.add((HOUR, str(int(died) // _HOUR_MICROS % 24)))
-        found.add((WEEKDAY, WEEKDAYS[(int(died) // _DAY_MICROS + _EPOCH_WEEKDAY) % 7]))
     args, kwargs = _parsed(text_of("args_json"), list), _parsed(text_of("kwargs_json"), dict)
     if masked is not None:
         args, kwargs = masked(args, kwargs)

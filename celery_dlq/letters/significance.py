@@ -1,7 +1,8 @@
 """Which values are more frequent in one set of messages than in another, beyond chance.
 
 A value is tested by Fisher's exact test (the probability that chance alone makes it as frequent)
-and corrected for the number of values by the procedure of Benjamini and Hochberg. At most
+and corrected for the number of values by the procedure of Benjamini and Hochberg. Among many
+messages hardly any difference is chance, so it must also be `LEAST_DIFFERENCE` or more. At most
 `MOST_TESTED` values of one comparison are tested: those that are more frequent inside and stand
 out most. The others count as tests without a finding, so the limit can hide a weak finding but
 never adds a false one.
@@ -15,16 +16,19 @@ total frequency may decide whether it is tested.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import exp, lgamma, sqrt
 from typing import NamedTuple
 
-from celery_dlq.letters.features import GIVEN, WHOLE, Pair
+from celery_dlq.letters.features import FIELDS, GIVEN, OF_ANY_TASK, WHOLE, Pair
 
 ALPHA = 0.01
 """The tolerated share of false findings among all findings."""
+
+LEAST_DIFFERENCE = 0.1
+"""Of two shares: a smaller one is no finding, and does not put one finding before another."""
 
 LEAST = 5
 """Values of fewer messages, both sides together, are not tested."""
@@ -35,8 +39,9 @@ MIN_OTHERS = 20
 MOST_TESTED = 2_000
 """Values tested in one comparison."""
 
-SAME_TASKS, ALL_LETTERS, SUCCESSES = "same tasks", "all letters", "successes"
-"""What letters are compared with."""
+SAME_TASKS, SAME_QUEUES, SUCCESSES = "same tasks", "same queues", "successes"
+"""What letters are compared with: letters of the same tasks, else of their queues; successes."""
+
 
 _NEGLIGIBLE = 1e-13  # of a sum
 
@@ -92,16 +97,46 @@ class Significant:
 
     @property
     def order(self) -> tuple[float, bool, str, str]:
-        """Sorts the most telling first: the largest difference of the shares."""
+        """Sorts by the difference of the shares, the largest first."""
         feature, value = self.counts[:2]
         return (self.share_elsewhere - self.share_here, value == GIVEN, feature, value)
+
+
+def ranked(
+    found: Iterable[Significant], last: Callable[[Significant], bool] = lambda _one: False
+) -> list[Significant]:
+    """Sort findings, the most telling first: the largest difference of the shares.
+
+    Of nearly equal differences, arguments come first, then the fields in the order of `FIELDS`: a
+    new release often has new hosts, and a host has all the letters of its release. ``last`` is
+    true for those that come after the others.
+    """
+    kinds = {feature: place for place, feature in enumerate(FIELDS)}
+    rest, result = sorted(found, key=lambda one: one.order), list[Significant]()
+    while rest:
+        largest = rest[0].order[0]
+        near = [one for one in rest if one.order[0] - largest < LEAST_DIFFERENCE]
+        result += sorted(near, key=lambda one: (last(one), kinds.get(one.counts.feature, -1)))
+        rest = rest[len(near) :]
+    return result
+
+
+def comparable(feature: str, against: str) -> bool:
+    """True if a value can explain a difference, false if it follows from the task or the death.
+
+    Messages of other tasks have other queues, publishers and arguments, and a message that died
+    has more often been retried than one that succeeded.
+    """
+    if against == SAME_QUEUES:
+        return feature in OF_ANY_TASK
+    return against != SUCCESSES or feature != "retries"
 
 
 def candidates(
     inside: Collection[Collection[Pair]],
     outside: Collection[Collection[Pair]],
+    against: str,
     *,
-    same_tasks: bool,
     least: int = LEAST,
     most: int = MOST_TESTED,
 ) -> tuple[list[Candidate], int]:
@@ -110,8 +145,7 @@ def candidates(
     Args:
         inside: The pairs of each message inside.
         outside: The pairs of each message outside.
-        same_tasks: True if both are messages of the same tasks. Other tasks have other arguments,
-            so that an argument was given then explains nothing.
+        against: What the messages outside are.
         least: Values of fewer messages are left out.
         most: At most this many candidates.
 
@@ -123,7 +157,7 @@ def candidates(
     for pair in here.keys() | there.keys():
         feature, value = pair
         a, c = here[pair], there[pair]
-        if a + c < least or (value is None and not same_tasks):
+        if a + c < least or not comparable(feature, against):
             continue
         # The values of an argument are compared among the messages that have it.
         of_all = value is None or feature in WHOLE
@@ -154,8 +188,9 @@ def significant(
     q_value = 1.0
     for place, (p_value, one) in enumerate(ranked):
         q_value = min(q_value, p_value * tests / (len(ranked) - place))
-        if q_value <= alpha:
-            yield Significant(against=against, counts=one, p_value=p_value, q_value=q_value)
+        found = Significant(against=against, counts=one, p_value=p_value, q_value=q_value)
+        if q_value <= alpha and found.share_here - found.share_elsewhere >= LEAST_DIFFERENCE:
+            yield found
 
 
 def chance(a: int, c: int, n: int, m: int) -> float:

@@ -17,21 +17,15 @@ from typing import Any
 from celery_dlq.backends.base import Backend, DeadLetterStore, ordered
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
-from celery_dlq.letters.features import (
-    HOUR,
-    TASK,
-    WEEKDAY,
-    Masked,
-    Pair,
-    pairs_of,
-)
+from celery_dlq.letters.features import QUEUE, TASK, Masked, Pair, pairs_of
 from celery_dlq.letters.significance import (
-    ALL_LETTERS,
     MIN_OTHERS,
+    SAME_QUEUES,
     SAME_TASKS,
     SUCCESSES,
     Significant,
     candidates,
+    ranked,
     significant,
 )
 from celery_dlq.operations.findings import Finding, Message, distinct
@@ -51,8 +45,6 @@ _FIXED = {
     "task_name": {TASK},
     "worker_hostname": {"host"},
     "release": {"release"},
-    "since": {HOUR, WEEKDAY},
-    "until": {HOUR, WEEKDAY},
 }
 _OPERATOR = re.compile(r"\s*[=!<>~]")
 
@@ -118,8 +110,9 @@ class Comparison:
         """Find values that are more frequent in some letters than in others; changes nothing.
 
         The newest letters that match the filter, two fifths of ``most``, are compared with as many
-        other letters of the queue: those of the same tasks if there are at least 20, else all. And
-        with the newest sampled successes of the same tasks, one fifth (see
+        other letters of the dead-letter queue: those of the same tasks if there are at least 20,
+        else those from the same queues, by host and release only: the rest follows from the task.
+        And with the newest sampled successes of the same tasks, one fifth (see
         ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
         looked into.
 
@@ -171,15 +164,17 @@ def compared(
     tasks = {one.task for one in letters}
     same = [one for one in others if one.task in tasks]
     inside = [one.pairs for one in letters]
-    sides = {SAME_TASKS: same} if len(same) >= MIN_OTHERS else {ALL_LETTERS: others}
+    if len(same) >= MIN_OTHERS:
+        sides = {SAME_TASKS: same}
+    else:  # workers of other queues may have other hosts and releases
+        queues = {pair for one in letters for pair in one.pairs if pair[0] == QUEUE}
+        sides = {SAME_QUEUES: [one for one in others if one.pairs & queues]}
     sides[SUCCESSES] = successes
     found: list[Significant] = []
     for against, side in sides.items():
-        tested, tests = candidates(
-            inside, [one.pairs for one in side], same_tasks=against != ALL_LETTERS
-        )
+        tested, tests = candidates(inside, [one.pairs for one in side], against)
         found += significant(tested, tests, against)
-    return sorted(found, key=lambda one: one.order)
+    return ranked(found)
 
 
 class _Reader:

@@ -8,9 +8,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from celery_dlq.filters import LetterFilter
-from celery_dlq.letters.features import GIVEN, HOUR, MAX_VALUE_CHARS, TASK, WEEKDAY, Pair
+from celery_dlq.letters.features import GIVEN, MAX_VALUE_CHARS, TASK, Pair
 from celery_dlq.letters.printable import shortened
-from celery_dlq.letters.significance import ALL_LETTERS, SAME_TASKS, SUCCESSES, Significant
+from celery_dlq.letters.significance import (
+    SAME_QUEUES,
+    SAME_TASKS,
+    SUCCESSES,
+    Significant,
+    ranked,
+)
 
 MOST_FINDINGS = 10
 
@@ -28,12 +34,10 @@ _SAID = {
     "queue": "came from the queue {}",
     "origin": "were published by {}",
     TASK: "are of the task {}",
-    HOUR: "ended between {0}:00 and {0}:59 UTC",
-    WEEKDAY: "ended on a {} (UTC)",
 }
 _OTHERS_SAID = {
     SAME_TASKS: "the other letters of the task",
-    ALL_LETTERS: "the other letters of the queue",
+    SAME_QUEUES: "the other letters of the queue",
     SUCCESSES: "the sampled successes of the task",
 }
 
@@ -47,10 +51,9 @@ class Finding:
 
     Attributes:
         feature: The property: ``kwargs.currency``, ``args[0].id``, ``kwargs.items[]`` (an item of a
-            list), ``host``, ``release``, ``queue``, ``origin``, ``retries``, ``task``, ``hour`` or
-            ``weekday`` (both in UTC).
+            list), ``release``, ``queue``, ``origin``, ``host``, ``retries`` or ``task``.
         value: Its value as text, at most 200 characters; ``(given)``: the argument was given.
-        against: With what the letters were compared: ``same tasks``, ``all letters`` or
+        against: With what the letters were compared: ``same tasks``, ``same queues`` or
             ``successes``.
         letters: Letters that have the value.
         of_letters: Letters that could: all, or those that have the argument.
@@ -100,9 +103,7 @@ def distinct(
     """Put findings together that say the same: nearly the same messages have their values."""
     kept: list[tuple[Significant, set[int], list[str]]] = []
     # Of those that say the same, one that can be selected is told.
-    weighed = sorted(
-        found[:_MOST_WEIGHED], key=lambda one: (one.order[0], not _selects(one), one.order)
-    )
+    weighed = ranked(found[:_MOST_WEIGHED], last=lambda one: not _selects(one))
     holders = _holders({_pair(one) for one in weighed}, messages)
     for one in weighed:
         holding = holders[_pair(one)]

@@ -108,7 +108,8 @@ def test_report_says_why_and_needs_nothing(
     found = findings(export(letters()), spark)
     (cause,) = [c for c in found.causes["a" * 16] if c.feature == "kwargs.currency"]
     assert (cause.value, cause.support, cause.share_of_others) == ("XXX", 1.0, 0.0)
-    assert found.causes["c" * 16]
+    # Its task has no other letters, and those of other tasks have its host and release.
+    assert (found.causes["c" * 16], found.others["c" * 16]) == ((), {"same queues": 240})
     assert [(row.fingerprint, row.kind, row.letters) for row in found.new] == [
         ("c" * 16, "new", 40)
     ]
@@ -223,13 +224,15 @@ def test_command_compares_letters_with_successes(
         for table in re.findall("<table.*?</table>", text, re.DOTALL)
     ]
     (causes,) = [table for table in tables if "lift" in table[0]]
-    assert causes[1:] == ["kwargs.currency = CHF 100% 0.0% 180.0× below 1e-12 successes"]
+    assert causes[1:] == [
+        "kwargs.currency = CHF 100% 0.0% 180.0× below 1e-12 90 sampled successes of its task"
+    ]
     # One of two successes was sampled: 90 stand for 180.
     (limits,) = [table for table in tables if "advised" in table[0]]
     assert limits[1:] == [
-        "shop.charge 1 210 160 0 76.2% 2",
-        "shop.charge 2 50 20 0 40.0% 2",
-        "shop.charge 5 30 0 30 0.0% 2",
+        "shop.charge 90 1 210 160 0 76.2% 19.26% too few samples",
+        "shop.charge 90 2 50 20 0 40.0% 4.09% too few samples",
+        "shop.charge 90 5 30 0 30 0.0% 4.09% too few samples",
     ]
     (tmp_path / "file").touch()
     for arguments, text in [
@@ -267,7 +270,13 @@ def test_times_at_the_ends_of_the_calendar_are_shown(
     found = rows.triage(folder, spark)
     charts.draw(found, tmp_path / "triage.png")
     assert sum(row.letters for row in found.timeline) == len(times)
-    nothing: dict[str, Any] = {"news_from": None, "new": (), "spikes": (), "similar": ()}
+    nothing: dict[str, Any] = {
+        "news_from": None,
+        "new": (),
+        "spikes": (),
+        "similar": (),
+        "others": {},
+    }
     assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **nothing), NOON)
 
 
@@ -275,10 +284,16 @@ def test_an_unwritable_report_place_is_refused(tmp_path: Path) -> None:
     """A page that cannot be written says so, with its name, and leaves no half one."""
     from test_picture import a_triage
 
-    nothing: dict[str, Any] = {"news_from": None, "new": (), "spikes": (), "similar": ()}
+    nothing: dict[str, Any] = {
+        "news_from": None,
+        "new": (),
+        "spikes": (),
+        "similar": (),
+        "others": {},
+    }
     found = Findings(triage=a_triage(groups=60, reasons=12), causes={}, **nothing)
     assert "and 10 smaller groups with 10 letters" in page(found, NOON)
-    assert "No group is large enough to be compared" in page(found, NOON)
+    assert "No group with a known cause has the 5 letters" in page(found, NOON)
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match=r"expected .*x\.html to be a file that can be written"):
         write_page(found, tmp_path / "file" / "x.html", NOON)

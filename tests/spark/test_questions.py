@@ -14,7 +14,7 @@ import pytest
 from celery_dlq.errors import DLQError
 from celery_dlq.record import from_micros
 from celery_dlq.spark import triage as questions
-from celery_dlq.spark.triage.causes import _comparisons, candidates_of, why_each
+from celery_dlq.spark.triage.causes import candidates_of, comparisons_of, why_each
 from celery_dlq.spark.triage.lookalikes import MOST_IN_BLOCK, pairs
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
 
 def scans(df: DataFrame, clusters: list[str], good: DataFrame) -> int:
     """Number of times that the plan of the comparisons reads the letters."""
-    counted = candidates_of(df, _comparisons(df, clusters, good), good, 5)
+    counted = candidates_of(df, comparisons_of(df, clusters, good), good, 5)
     plan = counted._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
     return str(plan).count("Scan ")
 
@@ -366,7 +366,7 @@ def spelled(number: int) -> str:
 
 
 def test_limits_advise_where_success_ends(spark: SparkSession) -> None:
-    """The advice is the last delivery that still saves messages; letters alone give none."""
+    """The advice loses less than was allowed, surely; letters alone or few successes give none."""
     history = json.dumps([{"number": n} for n in range(1, 6)])
     df = frame(
         spark,
@@ -395,19 +395,26 @@ def test_limits_advise_where_success_ends(spark: SparkSession) -> None:
     ]
     assert charges[1]["share"] == pytest.approx(90 / 111)
     assert charges[1]["cumulative_share"] == pytest.approx(0.99)
-    assert {row["advised_max_deliveries"] for row in charges} == {3}
+    assert {row["advised_max_deliveries"] for row in charges} == {None}
+    assert {row["samples"] for row in charges} == {1_000}
+    # Wilson's upper ends for 100, 10, 1, 0 and 0 of 1,000.
+    assert [row["lost_at_most"] for row in charges] == pytest.approx(
+        [0.12014, 0.018309, 0.005642, 0.003827, 0.003827], rel=1e-3
+    )
     mail = next(row for row in found if row["task_name"] == "mail.send")
     assert (mail["delivery"], mail["advised_max_deliveries"]) == (2, None)
-    assert {
-        row["advised_max_deliveries"]
-        for row in rows(questions.limits(df, good, lost=0))
-        if row["task_name"] == "shop.charge"
-    } == {4}
+    for lost, advised in [(0.02, 2), (0.01, 3), (0.004, 4), (0.003, None)]:
+        found = rows(questions.limits(df, good, lost=lost))
+        assert {r["advised_max_deliveries"] for r in found if r["samples"]} == {advised}
     assert rows(questions.limits(df, good, sample=0.1))[1]["succeeded"] == 9_000
     assert {row["cumulative_share"] for row in rows(questions.limits(df))} == {None}
     sampled = good.selectExpr("*", """'{"dlq_sample_share": 0.01}' AS headers""")
     assert rows(questions.limits(df, sampled))[1]["succeeded"] == 90_000
+    shares = [("shop.charge", 1, json.dumps({"dlq_sample_share": share})) for share in (1, -1)]
+    none = spark.createDataFrame(shares, "task_name STRING, deliveries BIGINT, headers STRING")
+    assert {r["advised_max_deliveries"] for r in rows(questions.limits(df, none))} == {None}
     odd = good.selectExpr("*", "'not json' AS headers")
     assert rows(questions.limits(df, odd))[1]["succeeded"] == 900
-    with pytest.raises(DLQError, match="expected sample above 0"):
-        questions.limits(df, good, sample=0)
+    for unusable in ({"sample": 0}, {"lost": 0}):
+        with pytest.raises(DLQError, match="expected sample above 0"):
+            questions.limits(df, good, **unusable)

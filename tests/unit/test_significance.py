@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq.letters.features import GIVEN, Pair
-from celery_dlq.letters.significance import Candidate, candidates, chance, significant
+from celery_dlq.letters.significance import (
+    LEAST_DIFFERENCE,
+    SAME_QUEUES,
+    SAME_TASKS,
+    SUCCESSES,
+    Candidate,
+    Significant,
+    candidates,
+    chance,
+    ranked,
+    significant,
+)
 
 
 def fisher(a: int, c: int, n: int, m: int) -> float:
@@ -56,11 +67,14 @@ def test_the_correction_is_that_of_benjamini_and_hochberg() -> None:
     ]
     tests = 100
     found = {one.counts.value: one for one in significant(tested, tests, "", alpha=1.0)}
-    ranked = sorted(tested, key=lambda one: chance(*one[2:]))
-    for place, one in enumerate(ranked):
+    by_chance = sorted(tested, key=lambda one: chance(*one[2:]))
+    for place, one in enumerate(by_chance):
+        assert (one.value in found) == (one.a / one.n - one.c / one.m >= LEAST_DIFFERENCE)
+        if one.value not in found:
+            continue
         q_value = min(
             1.0,
-            *(chance(*o[2:]) * tests / rank for rank, o in enumerate(ranked[place:], place + 1)),
+            *(chance(*o[2:]) * tests / rank for rank, o in enumerate(by_chance[place:], place + 1)),
         )
         assert found[one.value].q_value == pytest.approx(q_value)
     few = {one.counts.value for one in significant(tested, tests, "", alpha=0.05)}
@@ -78,24 +92,41 @@ def test_values_are_compared_among_those_that_have_the_argument() -> None:
     given_a = ("kwargs.a", None)
     inside = [*some(6, given_a, ("kwargs.a", "x"), ("host", "h")), *some(4, ("host", "g"))]
     outside = [*some(2, given_a, ("kwargs.a", "x")), *some(8, given_a), *some(10, ("host", "g"))]
-    found, tests = candidates(inside, outside, same_tasks=True)
+    found, tests = candidates(inside, outside, SAME_TASKS)
     assert found == [
         Candidate("host", "h", 6, 0, 10, 20),
         Candidate("kwargs.a", "x", 6, 2, 6, 10),
         Candidate("kwargs.a", GIVEN, 6, 10, 10, 20),
     ]
     assert tests == 4  # g is more frequent outside
-    found, tests = candidates(inside, outside, same_tasks=False)
-    assert GIVEN not in {one.value for one in found}
-    assert tests == 3
-    found, tests = candidates(inside, outside, same_tasks=True, most=1)
+    found, tests = candidates(inside, outside, SAME_QUEUES)
+    assert (found, tests) == ([Candidate("host", "h", 6, 0, 10, 20)], 2)
+    found, tests = candidates(inside, outside, SAME_TASKS, most=1)
     assert ([one.value for one in found], tests) == (["h"], 4)
 
 
 def test_what_all_or_few_have_is_no_candidate() -> None:
     """It explains nothing."""
     inside = [*some(8, ("host", "h"), ("release", "v")), *some(2, ("host", "h"))]
-    assert candidates(inside, some(10, ("host", "h")), same_tasks=True, least=9) == ([], 0)
+    assert candidates(inside, some(10, ("host", "h")), SAME_TASKS, least=9) == ([], 0)
+
+
+def test_retries_are_not_compared_with_successes() -> None:
+    """What died was retried more often: that is how it died, not why."""
+    inside, outside = some(10, ("retries", "3")), some(10, ("retries", "0"))
+    assert candidates(inside, outside, SUCCESSES) == ([], 0)
+    assert candidates(inside, outside, SAME_TASKS)[1] == 2
+
+
+def test_of_nearly_equal_differences_the_release_is_before_the_host() -> None:
+    """Arguments are before both; a clear difference is before a kind."""
+    shares = {"host": 60, "release": 58, "kwargs.a": 56, "queue": 40, "origin": 50}
+    found = [
+        Significant(against="", counts=Candidate(feature, "x", a, 0, 60, 60), p_value=0, q_value=0)
+        for feature, a in shares.items()
+    ]
+    order = [one.counts.feature for one in ranked(found)]
+    assert order == ["kwargs.a", "release", "host", "origin", "queue"]
 
 
 def test_noise_has_no_findings() -> None:
@@ -107,6 +138,6 @@ def test_noise_has_no_findings() -> None:
             | {(f"kwargs.{name}", None) for name in "abcdefgh"}
             for _ in range(1_000)
         ]
-        tested, tests = candidates(messages[:500], messages[500:], same_tasks=True)
+        tested, tests = candidates(messages[:500], messages[500:], SAME_TASKS)
         assert tests > 200
         assert list(significant(tested, tests, "")) == []

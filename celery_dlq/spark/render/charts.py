@@ -251,6 +251,9 @@ def _reasons(axes: Axes, triage: Triage) -> None:
 
 def _bars(axes: Axes, bars: Sequence[tuple[str, int, str, str]], total: int) -> None:
     """Draw horizontal bars from the top, with counts and shares at their ends."""
+    if not bars:
+        axes.set_axis_off()
+        return
     labels, letters, reasons, notes = zip(*bars, strict=True)
     colours = [COLOURS.get(reason, OTHER) for reason in reasons]
     drawn = axes.barh(range(len(bars)), letters, height=0.66, color=colours)
@@ -325,6 +328,9 @@ def _deliveries(axes: Axes, triage: Triage) -> None:
     """Draw cells by task and deliveries, shaded by their share of the task's letters."""
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415 - imported when used
 
+    if not triage.deliveries:
+        axes.set_axis_off()
+        return
     shade = LinearSegmentedColormap.from_list("letters", _CELLS)
     columns = _bins([row.deliveries for row in triage.deliveries])
     rows = _delivery_rows(triage, columns)

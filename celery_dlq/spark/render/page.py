@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import MissingExtra
 from celery_dlq.export.wholefile import save
 from celery_dlq.letters.printable import one_line
+from celery_dlq.letters.significance import SAME_QUEUES, SAME_TASKS, SUCCESSES
 from celery_dlq.spark.render import charts
+from celery_dlq.spark.triage.lookalikes import MAX_COMPARED
 
 if TYPE_CHECKING:
     from celery_dlq.spark.triage.rows import Findings, GroupRow
 
 MAX_GROUPS = 50
+MAX_ROWS = 20
+MAX_LIMIT_ROWS = 200
 
+_AGAINST = {
+    SAME_TASKS: "other letters of its task",
+    SAME_QUEUES: "other letters of its queue (host and release only)",
+    SUCCESSES: "sampled successes of its task",
+}
 _MAX_TEXT_CHARS = 240
 _MIN_SHOWN_CHANCE = 1e-12
 
@@ -77,6 +86,9 @@ def page(found: Findings, now: datetime) -> str:
         ],
         rest=triage.groups[MAX_GROUPS:],
         most_groups=MAX_GROUPS,
+        most_rows=MAX_ROWS,
+        most_limit_rows=MAX_LIMIT_ROWS,
+        most_compared=MAX_COMPARED,
         found=found,
         triage=triage,
         now=now,
@@ -84,6 +96,8 @@ def page(found: Findings, now: datetime) -> str:
         faint=charts.FAINT,
         cause=_cause,
         chance=_chance,
+        compared_with=_compared_with,
+        against=_AGAINST,
         colour=lambda reason: charts.COLOURS.get(reason, charts.OTHER),
         counted=charts.counted,
         last_part=_last_part,
@@ -95,6 +109,11 @@ def page(found: Findings, now: datetime) -> str:
 
 def _cause(group: GroupRow) -> str:
     return _last_part(group.exception_type) if group.exception_type else ", ".join(group.reasons)
+
+
+def _compared_with(others: dict[str, int]) -> str:
+    """The messages that a group was compared with; empty if there were none."""
+    return " and ".join(f"{n:,} {_AGAINST[against]}" for against, n in others.items() if n)
 
 
 def _last_part(dotted: str) -> str:

@@ -1,8 +1,8 @@
 """The question why: values that are more frequent in a group of letters than in others.
 
-Every value of every argument is a candidate, and so are host, release, queue, origin, retries, hour
-and day of the week. Spark counts the letters with the value, inside and outside of the group. The
-driver tests the counts; see `celery_dlq.letters.significance`.
+Every value of every argument is a candidate, and so are release, queue, origin, host and retries.
+Spark counts the letters with the value, inside and outside of the group. The driver tests the
+counts; see `celery_dlq.letters.significance`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from celery_dlq.errors import DLQError
 from celery_dlq.letters.features import (
     FIELDS,
     GIVEN,
-    HOUR,
     MAX_VALUE_CHARS,
-    WEEKDAY,
-    WEEKDAYS,
     WHOLE,
 )
 from celery_dlq.letters.significance import (
-    ALL_LETTERS,
     ALPHA,
     LEAST,
     MIN_OTHERS,
     MOST_TESTED,
+    SAME_QUEUES,
     SAME_TASKS,
     SUCCESSES,
     Candidate,
     Significant,
+    comparable,
+    ranked,
     significant,
 )
 
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 COLUMNS = (
     "fingerprint",
     "task_name",
-    "dead_lettered_at",
     *FIELDS.values(),
     "args_json",
     "kwargs_json",
@@ -60,12 +58,7 @@ _DDL = (
 # letter. SUMS are the letters inside and outside of each comparison, by the bits of ``sides``.
 _COUNTS = """
     SELECT feature, value, SUMS
-    FROM (SELECT sides, inline(array(PLAIN,
-              named_struct('feature', 'HOUR', 'value', CAST(pmod(floor(
-                  unix_micros(dead_lettered_at) / 3600000000), 24) AS STRING)),
-              named_struct('feature', 'WEEKDAY', 'value', element_at(array(DAYS), CAST(pmod(floor(
-                  unix_micros(dead_lettered_at) / 86400000000) + 3, 7) AS INT) + 1))))
-          FROM {letters}
+    FROM (SELECT sides, inline(array(PLAIN)) FROM {letters}
           UNION ALL
           SELECT sides, concat('kwargs.', key), coalesce(value, 'null')
           FROM (SELECT sides, explode(from_json(kwargs_json, 'map<string,string>')) AS (key, value)
@@ -106,7 +99,7 @@ _LIST = {"EACH": "from_json(value, 'array<string>')", "PATH": "'[]'", "VALUE": "
 # Candidates are ranked by the difference of the two shares, in standard errors.
 _CANDIDATES = """
     WITH shares AS (
-        SELECT fingerprint, against, same_tasks, feature, value, a, c,
+        SELECT fingerprint, against, comparable, feature, value, a, c,
                CASE WHEN value IS NULL OR feature IN (WHOLE)
                     THEN inside
                     ELSE max(IF(value IS NULL, a, 0)) OVER one_feature END AS n,
@@ -125,7 +118,7 @@ _CANDIDATES = """
         -- A candidate that all letters of both sides have explains nothing.
         FROM shares
         WHERE n > 0 AND m > 0 AND a + c < n + m
-          AND (value IS NOT NULL OR same_tasks))
+          AND array_contains(comparable, IF(feature IN (WHOLE), feature, {given})))
     SELECT fingerprint, against, feature, value, a, c, n, m, tests
     FROM (SELECT *, row_number() OVER (PARTITION BY fingerprint, against
                                        ORDER BY distance DESC, feature, value) AS place
@@ -137,9 +130,6 @@ _FEATURES = {
         f"named_struct('feature', '{feature}', 'value', CAST({name} AS STRING))"
         for feature, name in FIELDS.items()
     ),
-    "WEEKDAY": WEEKDAY,
-    "HOUR": HOUR,
-    "DAYS": ", ".join(f"'{day}'" for day in WEEKDAYS),
     "WHOLE": ", ".join(f"'{feature}'" for feature in sorted(WHOLE)),
 }
 _BIT = "shiftright(sides, {bit}) & 1"
@@ -156,10 +146,12 @@ def why(
     """Find values that are more frequent in the letters of one cause than in others.
 
     The letters are compared with the other letters of the same tasks, if there are at
-    least 20, else with all other letters; and with messages that succeeded, if given. An
-    argument's values are compared among the messages that have the argument. Spark counts
-    the letters at once, and the driver tests the counts: the 2,000 values of each comparison
-    that stand out most; the others count as tests without a finding.
+    least 20, else with the other letters of their queues, by host and release only: the rest
+    follows from the task. And with messages that succeeded, if given; there the number of
+    retries says nothing. An argument's values are compared among the messages that have the
+    argument. Spark counts the letters at once, and the driver tests the counts: the 2,000
+    values of each comparison that stand out most; the others count as tests without a finding.
+    A value is a finding if its two shares differ by a tenth or more, beyond chance.
 
     A finding is a correlation: a host that got all the bad orders is found as well as the
     orders.
@@ -167,20 +159,19 @@ def why(
     Args:
         df: Letters, with the columns `COLUMNS` at least.
         cluster: The fingerprint, or its first digits if they are unique.
-        successes: Messages that succeeded, with the same columns except ``fingerprint``;
-            ``dead_lettered_at`` is the time of success.
+        successes: Messages that succeeded, with the same columns except ``fingerprint``.
         alpha: The tolerated share of false findings among all findings.
         least: Values of fewer messages, both sides together, are not tested.
 
     Returns:
-        ``feature`` string (``kwargs.currency``, ``args[0].id``, ``kwargs.items[]``, ``host``,
-        ``release``, ``queue``, ``origin``, ``retries``, ``hour`` and ``weekday`` in UTC),
-        ``value`` string (``(given)``: the argument was given), ``against`` string (``same
-        tasks``, ``all letters`` or ``successes``), ``letters`` bigint (of the cluster),
-        ``support`` double (their share), ``share_of_others`` double, ``lift`` double
-        (``support`` divided by ``share_of_others``; if no other has the value, as if half of one
-        had), ``p_value`` double, ``q_value`` double (after correction for all tests); the largest
-        difference of the shares first.
+        ``feature`` string (``kwargs.currency``, ``args[0].id``, ``kwargs.items[]``, ``release``,
+        ``queue``, ``origin``, ``host``, ``retries``), ``value`` string (``(given)``: the argument
+        was given), ``against`` string (``same tasks``, ``same queues`` or ``successes``),
+        ``letters`` bigint (of the cluster), ``support`` double (their share),
+        ``share_of_others`` double, ``lift`` double (``support`` divided by ``share_of_others``; if
+        no other has the value, as if half of one had), ``p_value`` double, ``q_value`` double
+        (after correction for all tests); the largest difference of the shares first, of nearly
+        equal ones arguments before release before host.
 
     Raises:
         DLQError: The fingerprint is unknown or not unique, or ``alpha`` or ``least`` is out of
@@ -203,7 +194,7 @@ def why_each(
     """Answer `why` for several causes, 15 at most, in one pass over the letters.
 
     Returns:
-        Rows with the columns of `why` and ``fingerprint``, ordered as there.
+        Rows with the columns of `why` and ``fingerprint``, ordered as there for each cause.
 
     Raises:
         DLQError: As `why`.
@@ -212,19 +203,26 @@ def why_each(
         raise DLQError(
             f"expected alpha between 0 and 1 and least of 1 or more, got {alpha} and {least}"
         )
-    candidates = candidates_of(df, _comparisons(df, clusters, successes), successes, least)
+    return findings_of(df, comparisons_of(df, clusters, successes), successes, alpha, least)
+
+
+def findings_of(
+    df: DataFrame,
+    comparisons: Sequence[Comparison],
+    successes: DataFrame | None,
+    alpha: float = ALPHA,
+    least: int = LEAST,
+) -> list[dict[str, Any]]:
+    """The findings of some comparisons; `why_each` describes them."""
     by_comparison: dict[tuple[str, str, int], list[Candidate]] = {}
-    for row in candidates.collect():
+    for row in candidates_of(df, comparisons, successes, least).collect():
         counts = Candidate(*(row[name] for name in Candidate._fields))
         key = row["fingerprint"], row["against"], row["tests"]
         by_comparison.setdefault(key, []).append(counts)
-    found = [
-        (one, fingerprint)
-        for (fingerprint, against, tests), rows in by_comparison.items()
-        for one in significant(rows, tests, against, alpha)
-    ]
-    found.sort(key=lambda pair: pair[0].order)
-    return [_row(one, fingerprint) for one, fingerprint in found]
+    found: dict[str, list[Significant]] = {one.fingerprint: [] for one in comparisons}
+    for (fingerprint, against, tests), rows in by_comparison.items():
+        found[fingerprint] += significant(rows, tests, against, alpha)
+    return [_row(one, fingerprint) for fingerprint in found for one in ranked(found[fingerprint])]
 
 
 def _row(found: Significant, fingerprint: str) -> dict[str, Any]:
@@ -243,7 +241,7 @@ def _row(found: Significant, fingerprint: str) -> dict[str, Any]:
 
 
 def candidates_of(
-    df: DataFrame, comparisons: Sequence[_Comparison], successes: DataFrame | None, least: int
+    df: DataFrame, comparisons: Sequence[Comparison], successes: DataFrame | None, least: int
 ) -> DataFrame:
     """Count every value inside and outside of each comparison, in one pass over the letters.
 
@@ -271,12 +269,15 @@ def candidates_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
-    """The letters of a cause (inside), and those they are compared with (outside)."""
+class Comparison:
+    """The letters of a cause (inside), and those they are compared with (outside).
+
+    ``names`` are those of the tasks or queues of the messages outside.
+    """
 
     fingerprint: str
     against: str
-    tasks: list[str]
+    names: list[str]
     inside: int
     outside: int
 
@@ -286,24 +287,25 @@ class _Comparison:
         other = ~fingerprint.eqNullSafe(self.fingerprint)
         if self.against == SUCCESSES:
             other = sql().lit(False)  # noqa: FBT003 - a value
-        elif self.against == SAME_TASKS:
-            other &= sql().col("task_name").isin(self.tasks)
+        else:
+            name = "task_name" if self.against == SAME_TASKS else "source_queue"
+            other &= sql().col(name).isin(self.names)
         return fingerprint == self.fingerprint, other
 
     def of_successes(self) -> tuple[Column, Column]:
         """The same conditions for a message that succeeded."""
-        other = sql().col("task_name").isin(self.tasks)
+        other = sql().col("task_name").isin(self.names)
         return sql().lit(False), other & sql().lit(self.against == SUCCESSES)  # noqa: FBT003
 
 
-def _comparisons(
+def comparisons_of(
     df: DataFrame, clusters: Sequence[str], successes: DataFrame | None
-) -> list[_Comparison]:
+) -> list[Comparison]:
     """Find the causes and count both sides: one job for letters, one for successes."""
     fingerprint = sql().col("fingerprint")
     named = reduce(or_, [fingerprint.startswith(one) & sql().lit(bool(one)) for one in clusters])
     label = sql().when(named, fingerprint)
-    counted = df.groupBy(label.alias("fingerprint"), "task_name").count().collect()
+    counted = df.groupBy(label.alias("fingerprint"), "task_name", "source_queue").count().collect()
     good: dict[str, int] = (
         {} if successes is None else dict(successes.groupBy("task_name").count().collect())
     )
@@ -311,17 +313,19 @@ def _comparisons(
     found = []
     for cluster in clusters:
         own = _only(prints, cluster)
-        tasks = [row[1] for row in counted if row[0] == own and row[1] is not None]
-        inside = sum(row[2] for row in counted if row[0] == own)
-        outside = sum(row[2] for row in counted if row[0] != own)
-        same = sum(row[2] for row in counted if row[0] != own and row[1] in tasks)
+        rows = [row for row in counted if row[0] == own]
+        others = [row for row in counted if row[0] != own]
+        tasks, queues = (sorted({row[at] for row in rows} - {None}) for at in (1, 2))
+        inside = sum(row[3] for row in rows)
+        same = sum(row[3] for row in others if row[1] in tasks)
         if same >= MIN_OTHERS:
-            found.append(_Comparison(own, SAME_TASKS, tasks, inside, same))
+            found.append(Comparison(own, SAME_TASKS, tasks, inside, same))
         else:
-            found.append(_Comparison(own, ALL_LETTERS, tasks, inside, outside))
+            outside = sum(row[3] for row in others if row[2] in queues)
+            found.append(Comparison(own, SAME_QUEUES, queues, inside, outside))
         if successes is not None:
             succeeded = sum(good.get(task, 0) for task in tasks)
-            found.append(_Comparison(own, SUCCESSES, tasks, inside, succeeded))
+            found.append(Comparison(own, SUCCESSES, tasks, inside, succeeded))
     return found
 
 
@@ -350,22 +354,24 @@ def _with_sides(df: DataFrame, conditions: Iterable[tuple[Column, Column]]) -> D
     return df.select(reduce(add, bits).alias("sides"), *columns).where("sides != 0")
 
 
-def _sums(comparisons: Sequence[_Comparison], term: str) -> str:
+def _sums(comparisons: Sequence[Comparison], term: str) -> str:
     """The columns ``a0``, ``c0``, ``a1``, …: letters inside and outside of each comparison."""
     names = [f"{side}{number}" for number in range(len(comparisons)) for side in "ac"]
     sums = [f"sum({term.format(bit=bit, name=name)}) AS {name}" for bit, name in enumerate(names)]
     return ", ".join(sums)
 
 
-def _by_comparison(suspects: DataFrame, comparisons: Sequence[_Comparison]) -> DataFrame:
+def _by_comparison(suspects: DataFrame, comparisons: Sequence[Comparison]) -> DataFrame:
     """One row per value and comparison."""
     lit = sql().lit
     rows = [
         sql().struct(
             lit(one.fingerprint).alias("fingerprint"),
             lit(one.against).alias("against"),
-            # Other tasks have other arguments, so their presence explains nothing.
-            lit(one.against != ALL_LETTERS).alias("same_tasks"),
+            # `GIVEN` stands for all arguments.
+            sql()
+            .array(*(lit(name) for name in (*FIELDS, GIVEN) if comparable(name, one.against)))
+            .alias("comparable"),
             lit(one.inside).cast("bigint").alias("inside"),
             lit(one.outside).cast("bigint").alias("outside"),
             sql().col(f"a{number}").alias("a"),

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import ExportError
 from celery_dlq.letters.printable import url_without_secrets
+from celery_dlq.letters.significance import ALPHA
 from celery_dlq.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
-from celery_dlq.spark.triage.causes import why_each
+from celery_dlq.spark.triage.causes import comparisons_of, findings_of
 from celery_dlq.spark.triage.delivery_limits import limits
 from celery_dlq.spark.triage.lookalikes import COMPARED, MAX_COMPARED, alike
 from celery_dlq.spark.triage.questions import (
@@ -42,15 +43,13 @@ EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 """The first and last time of Python's calendar."""
 
-MAX_EXPLAINED_GROUPS = 3
+MAX_EXPLAINED_GROUPS = 5
 """`findings` answers `why` for at most this many groups, with `MIN_LETTERS` or more each."""
 
 MIN_LETTERS = 5
-MAX_ROWS = 20
-MAX_LIMIT_ROWS = 200
 
 _READ_BY_SPARK = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
-_MAX_NEWS_PERIOD = timedelta(days=1)
+_MAX_NEWS_PERIOD = timedelta(days=7)
 _MAX_QUICK_BYTES = 128 * 1024 * 1024  # of files; a million small letters are half of it
 
 
@@ -202,6 +201,8 @@ class LimitRow:
     died: int
     share: float | None
     cumulative_share: float | None
+    samples: int
+    lost_at_most: float | None
     advised_max_deliveries: int | None
 
 
@@ -211,12 +212,14 @@ class Findings:
 
     Attributes:
         triage: The rows of the plain triage.
-        news_from: Start of the period in which causes count as new: the last tenth of the
-            letters' time, a day at most; ``None``: the letters have no times.
-        new: Causes that are new or came back since then.
-        spikes: Floods, the strongest first.
-        similar: Pairs of causes that look alike.
+        news_from: Start of the period in which causes count as new: the last half of the
+            letters' time, seven days at most; ``None``: the letters have no or one time.
+        new: Causes that are new or came back since then, the largest first.
+        spikes: The strongest flood of each cause, the strongest first.
+        similar: Pairs of causes that look alike, the most similar first.
         causes: The findings of `why` for the largest groups, by fingerprint.
+        others: For each of these groups, with what it was compared: the number of letters of the
+            same tasks or queues, and of successes.
         limits: The outcome of each delivery, for tasks with known successes; empty
             without a sample of successes.
     """
@@ -227,6 +230,7 @@ class Findings:
     spikes: tuple[SpikeRow, ...]
     similar: tuple[SimilarRow, ...]
     causes: dict[str, tuple[CauseRow, ...]]
+    others: dict[str, dict[str, int]]
     limits: tuple[LimitRow, ...] = ()
 
 
@@ -294,15 +298,19 @@ def findings(
         df = scan(session, place).select(*columns)
         found = ask(session, name, df)
         since = _news_from(found)
-        fresh = iter(()) if since is None else rows_of(new_since(df, since).limit(MAX_ROWS))
-        floods = rows_of(spikes(df, found.bucket).limit(MAX_ROWS))
+        fresh = iter(()) if since is None else rows_of(new_since(df, since))
+        floods: dict[str, SpikeRow] = {}
+        for row in rows_of(spikes(df, found.bucket)):
+            floods.setdefault(row["fingerprint"], SpikeRow(**row))
+        causes, others = _causes(df, found, good)
         return Findings(
             triage=found,
             news_from=since,
             new=tuple(NewRow(**row) for row in fresh),
-            spikes=tuple(SpikeRow(**row) for row in floods),
+            spikes=tuple(floods.values()),
             similar=_similar(found),
-            causes=_causes(df, found, good),
+            causes=causes,
+            others=others,
             limits=() if good is None else _limits(df, good),
         )
 
@@ -310,34 +318,40 @@ def findings(
 def _similar(found: Triage) -> tuple[SimilarRow, ...]:
     largest = found.groups[:MAX_COMPARED]
     rows = [{name: getattr(group, name) for name in COMPARED} for group in largest]
-    return tuple(SimilarRow(**row) for row in alike(rows)[:MAX_ROWS])
+    return tuple(SimilarRow(**row) for row in alike(rows))
 
 
 def _causes(
     df: DataFrame, found: Triage, good: DataFrame | None
-) -> dict[str, tuple[CauseRow, ...]]:
-    """Answer `why` for the largest groups, in one pass over the letters."""
+) -> tuple[dict[str, tuple[CauseRow, ...]], dict[str, dict[str, int]]]:
+    """Answer `why` for the largest groups, in one pass over the letters; with what it compared."""
     largest = [
         group.fingerprint
         for group in found.groups[:MAX_EXPLAINED_GROUPS]
         if group.letters >= MIN_LETTERS and group.fingerprint != "unknown"
     ]
+    if not largest:
+        return {}, {}
+    comparisons = comparisons_of(df, largest, good)
     named: dict[str, list[CauseRow]] = {fingerprint: [] for fingerprint in largest}
-    for row in why_each(df, largest, good) if largest else ():
+    others: dict[str, dict[str, int]] = {fingerprint: {} for fingerprint in largest}
+    for one in comparisons:
+        others[one.fingerprint][one.against] = one.outside
+    # Most comparisons have nothing to find, so together they may err as often as one.
+    for row in findings_of(df, comparisons, good, ALPHA / len(comparisons)):
         named[row.pop("fingerprint")].append(CauseRow(**row))
-    return {fingerprint: tuple(rows[:MAX_ROWS]) for fingerprint, rows in named.items()}
+    return {fingerprint: tuple(rows) for fingerprint, rows in named.items()}, others
 
 
 def _limits(df: DataFrame, good: DataFrame) -> tuple[LimitRow, ...]:
-    known = limits(df, good).where("advised_max_deliveries IS NOT NULL")
-    return tuple(LimitRow(**row) for row in rows_of(known.limit(MAX_LIMIT_ROWS)))
+    return tuple(LimitRow(**row) for row in rows_of(limits(df, good).where("samples > 0")))
 
 
 def _news_from(found: Triage) -> datetime | None:
-    if found.first_seen_at is None or found.last_seen_at is None:
+    first, last = found.first_seen_at, found.last_seen_at
+    if first is None or last is None or first == last:
         return None
-    span = found.last_seen_at - found.first_seen_at
-    return found.last_seen_at - min(span / 10, _MAX_NEWS_PERIOD)
+    return last - min((last - first) / 2, _MAX_NEWS_PERIOD)
 
 
 def _shown(path: Path | str) -> str:

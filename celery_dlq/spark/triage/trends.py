@@ -66,6 +66,9 @@ _NEW = """
     ORDER BY letters DESC, fingerprint
 """
 # A RANGE over bucket numbers treats buckets without letters, which have no row, as zeros.
+# If letters come at a constant rate, the share of n letters, of these and the earlier ones, is
+# 1 / (before + 1). By Chernoff's bound, chance makes it as large with probability
+# exp(-score^2 / 2) at most, which is to be below 1 % for all buckets together.
 _SPIKES = """
     WITH counted AS (
         SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
@@ -77,25 +80,35 @@ _SPIKES = """
         GROUP BY 1, 2, 3),
     -- Windows of one order, so that the counts are sorted once; a cause of two tasks has two rows.
     buckets AS (
-        SELECT fingerprint, bucket, min(task_name) OVER this AS task_name,
-               sum(letters) OVER this AS letters,
-               least({window}, bucket - first_bucket) AS before,
-               coalesce(sum(letters) OVER earlier, 0)
-               / least({window}, greatest(1, bucket - first_bucket)) AS expected
-        FROM counted CROSS JOIN (
-            SELECT floor(unix_micros(min(dead_lettered_at)) / {width}) AS first_bucket
-            FROM {letters})
+        SELECT fingerprint, task_name, bucket, min(task_name) OVER this AS first_task,
+               sum(letters) OVER this AS letters
+        FROM counted
         WINDOW this AS (PARTITION BY fingerprint ORDER BY bucket
-                        RANGE BETWEEN CURRENT ROW AND CURRENT ROW),
-               earlier AS (PARTITION BY fingerprint ORDER BY bucket
-                           RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING))
-    SELECT DISTINCT fingerprint, task_name,
-           timestamp_micros(bucket * {width}) AS bucket_start,
-           letters, expected,
-           (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) AS score
-    FROM buckets
-    WHERE before >= {history} AND letters >= greatest({least}, {factor} * expected)
-      AND (letters - expected) / sqrt(expected + expected / greatest(1, before) + 1) >= {score}
+                        RANGE BETWEEN CURRENT ROW AND CURRENT ROW)),
+    compared AS (
+        SELECT fingerprint, task_name, bucket, letters, total,
+               least({window}, bucket - first_bucket) AS before,
+               coalesce(max(letters) OVER earlier, 0) AS most,
+               coalesce(sum(letters) OVER earlier, 0) AS earlier
+        FROM buckets CROSS JOIN (
+            SELECT floor(unix_micros(min(dead_lettered_at)) / {width}) AS first_bucket,
+                   count(*) AS total
+            FROM {letters})
+        WHERE task_name = first_task
+        WINDOW earlier AS (PARTITION BY fingerprint ORDER BY bucket
+                           RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING)),
+    scored AS (
+        SELECT *, earlier / before AS expected,
+               sqrt(2 * (letters * ln(letters / (letters + earlier) * (before + 1))
+                         + IF(earlier = 0, 0, earlier * ln(
+                             earlier / (letters + earlier) * (before + 1) / before)))) AS score
+        FROM compared
+        WHERE before >= {history} AND letters * before > earlier
+          AND letters >= greatest({least}, {factor} * most))
+    SELECT fingerprint, task_name, timestamp_micros(bucket * {width}) AS bucket_start,
+           letters, expected, score
+    FROM scored
+    WHERE score >= greatest({score}, sqrt(2 * ln(100 * total)))
     ORDER BY score DESC, bucket_start, fingerprint
 """
 
@@ -161,10 +174,11 @@ def spikes(
 ) -> DataFrame:
     """Find times at which a cause had far more letters than before.
 
-    A bucket is compared with the mean of the ``window`` buckets before it, those without
-    letters included: ``score = (letters - mean) / sqrt(mean + mean / buckets + 1)``, which is
-    about the number of standard deviations of letters that arrive independently. The
-    first buckets of all letters have too little before them and are never spikes.
+    A bucket is compared with the ``window`` buckets before it, those without letters included.
+    The score is the number of standard deviations of letters that arrive independently, at the
+    least. The more letters there are, the higher is the least score, so that chance alone makes a
+    spike in one of a hundred folders. The first six buckets of all letters have too little before
+    them and are never spikes.
 
     Args:
         df: Letters, with ``fingerprint``, ``task_name`` and ``dead_lettered_at`` at least.
@@ -172,7 +186,8 @@ def spikes(
         window: Number of earlier buckets that a bucket is compared with.
         least_letters: Least letters of a spike.
         least_score: Least score of a spike.
-        least_factor: Least letters of a spike, as a multiple of the mean.
+        least_factor: Least letters of a spike, as a multiple of the most letters of any of the
+            buckets before: what comes back every day is no spike.
 
     Returns:
         ``fingerprint``, ``task_name`` string, ``bucket_start`` timestamp, ``letters`` bigint,

@@ -1,0 +1,211 @@
+"""What the report says of exports whose truth is known, at 300 letters and at 30,000.
+
+``PLANTED_LETTERS=1000000 python -m pytest tests/spark/test_truth.py`` asks a million as well.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import planted
+import pytest
+from test_picture import a_triage
+
+from celery_dlq.cli import triage_tables
+from celery_dlq.cli.terminal import Console
+from celery_dlq.spark.render.charts import draw
+from celery_dlq.spark.render.page import MAX_ROWS, page
+from celery_dlq.spark.triage import limits, spikes
+from celery_dlq.spark.triage.causes import comparisons_of, findings_of
+from celery_dlq.spark.triage.questions import scan
+from celery_dlq.spark.triage.rows import MAX_EXPLAINED_GROUPS, Findings, findings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FOUND = {
+    "canary": [("release", planted.CANARY_RELEASE), ("host", planted.CANARY)],
+    "bad host": [("host", planted.BAD_HOST)],
+    "currency": [("kwargs.currency", "XXX")],
+}
+
+
+def sections(found: Findings) -> dict[str, str]:
+    """The text of each section of the page, by its heading."""
+    text = page(found, planted.END).partition("<body>")[2]
+    parts = re.split(r"<h2>(.*?)</h2>", text)[1:]
+    plain = (html.unescape(" ".join(re.sub("<[^>]+>", " ", part).split())) for part in parts)
+    return dict(zip(plain, plain, strict=True))
+
+
+SIZES = [300, 30_000, *map(int, os.environ.get("PLANTED_LETTERS", "").split())]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def asked(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Findings, DataFrame]:
+    """The findings about an export of known truth, and its letters."""
+    folder = planted.write(planted.letters(request.param), tmp_path_factory.mktemp("planted"))
+    return findings(folder, spark), scan(spark, folder)
+
+
+def test_what_began_three_days_ago_is_new(asked: tuple[Findings, DataFrame]) -> None:
+    """And what came back has returned; nothing else is either."""
+    found, _letters = asked
+    assert {row.fingerprint: row.kind for row in found.new} == planted.NEW
+    assert found.news_from is not None
+    assert planted.END - found.news_from <= timedelta(days=7, hours=1)
+    said = sections(found)["New and returned"]
+    assert f"before {found.news_from:%Y-%m-%d %H:%M:%S} UTC" in said
+    assert all(f" {name} 2026-03-2" in said for name in planted.NEW)
+
+
+def test_a_flood_is_one_row(asked: tuple[Findings, DataFrame]) -> None:
+    """Of the causes that were steady, or die every day, none is a flood."""
+    found, _letters = asked
+    names = [row.fingerprint for row in found.spikes]
+    assert len(names) == len(set(names))
+    assert set(names) <= {"flood", "sunday", *planted.NEW}
+    assert "sunday" in names
+    for row in found.spikes:
+        if row.fingerprint == "flood":
+            day = planted.START + timedelta(days=planted.FLOOD_DAY)
+            assert abs(row.bucket_start - day) <= timedelta(days=1)
+    assert ("flood" in names) == (found.triage.letters > 1_000)
+
+
+def test_each_cause_is_explained_by_what_was_planted(asked: tuple[Findings, DataFrame]) -> None:
+    """The release is told before its host; time, and what follows from the task, never."""
+    _found, letters = asked
+    names = list(planted.CAUSES)
+    comparisons = comparisons_of(letters, names, None)
+    said: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
+    for row in findings_of(letters, comparisons, None, 0.01 / len(names)):
+        said[row["fingerprint"]].append((row["feature"], row["value"]))
+    # What is bound to a time has the releases of that time.
+    bound = {name: said.pop(name) for name in ("sunday", "flood", *planted.NEW)}
+    assert {feature for pairs in bound.values() for feature, _value in pairs} <= {"release"}
+    assert {name: pairs for name, pairs in said.items() if pairs} == FOUND
+
+
+def test_what_was_not_compared_is_said(asked: tuple[Findings, DataFrame]) -> None:
+    """The report names how many groups it explains, and with how many letters it compared them."""
+    found, _letters = asked
+    said = sections(found)["Why: what the largest groups have in common"]
+    rest = len(planted.CAUSES) - MAX_EXPLAINED_GROUPS
+    assert len(found.causes) == MAX_EXPLAINED_GROUPS
+    assert f"Only the {MAX_EXPLAINED_GROUPS} largest groups" in said
+    assert f"not the other {rest}." in said
+    charges = sum(g.letters for g in found.triage.groups if g.task_name == "shop.charge")
+    steady = found.triage.groups[0]
+    assert (
+        f"Nothing sets its {steady.letters:,} letters apart from {charges - steady.letters:,} "
+        "other letters of its task." in said
+    )
+
+
+def test_a_lonely_cause_has_nothing_to_compare_with(spark: SparkSession, tmp_path: Path) -> None:
+    """The report does not say that nothing sets it apart."""
+    letters = (row for row in planted.letters(300) if row["fingerprint"] == "steady")
+    found = findings(planted.write(letters, tmp_path), spark)
+    assert found.others == {"steady": {"same queues": 0}}
+    said = sections(found)
+    why = said["Why: what the largest groups have in common"]
+    assert "There is nothing to compare its 42 letters with" in why
+    assert "Nothing sets" not in why
+    assert "no cause is new" in said["New and returned"]
+    assert "The first 6 × 1 day are not compared." in said["Floods"]
+
+
+def test_letters_of_one_time_are_not_called_new(spark: SparkSession, tmp_path: Path) -> None:
+    """Without a before there is neither new nor old."""
+    row = next(planted.letters(300))
+    found = findings(planted.write(iter([row] * 3), tmp_path), spark)
+    assert (found.news_from, found.new) == (None, ())
+    assert "nothing is known to be new" in sections(found)["New and returned"]
+
+
+def test_noise_has_neither_floods_nor_news(spark: SparkSession) -> None:
+    """Of ten thousand causes at random times, none is a flood by chance."""
+    noise = spark.sql(
+        "SELECT CAST(pmod(hash(id), 10000) AS STRING) AS fingerprint, 'shop.charge' AS task_name, "
+        "timestamp_seconds(1700000000 + CAST(rand(5) * 60 * 3600 AS BIGINT)) AS dead_lettered_at "
+        "FROM range(400000)"
+    )
+    assert spikes(noise, "1 hour").collect() == []
+
+
+# Of each delivery this share goes on to the next: 0.04 % need more than five deliveries.
+_AGAIN = 0.2
+_SUCCESSES = """
+    SELECT concat('task ', pmod(id, 200)) AS task_name,
+           1 + CAST(floor(ln(1 - rand(7)) / ln({again})) AS BIGINT) AS deliveries
+    FROM range({samples} * 200)
+"""
+
+
+@pytest.mark.parametrize("samples", [3, 300, 4_500])
+def test_advice_is_right_or_there_is_none(spark: SparkSession, samples: int) -> None:
+    """Of 200 tasks, at most five are told a limit that loses more successes than it says."""
+    good = spark.sql(_SUCCESSES.replace("{again}", str(_AGAIN)).replace("{samples}", str(samples)))
+    letters = good.limit(0).selectExpr("*", "CAST(NULL AS STRING) AS history")
+    rows = limits(letters, good).collect()
+    advised = {row["task_name"]: row["advised_max_deliveries"] for row in rows}
+    assert len(advised) == 200
+    given = [limit for limit in advised.values() if limit is not None]
+    assert bool(given) == (samples > 3_840)
+    assert sum(_AGAIN**limit > 0.001 for limit in given) <= 5
+    beyond = {(row["task_name"], row["delivery"]): row["lost_at_most"] for row in rows}
+    # The upper ends of 95 % intervals: 1 of 40 is too low.
+    too_low = sum(_AGAIN**delivery > bound for (_task, delivery), bound in beyond.items())
+    assert too_low <= len(beyond) / 20
+
+
+def nothing_of(whole: Any, name: str) -> Any:
+    """The same without the rows of a table."""
+    return replace(whole, **{name: type(getattr(whole, name))()})
+
+
+EMPTY: Findings = Findings(
+    triage=a_triage(groups=60, reasons=3, span=timedelta(days=2)),
+    news_from=planted.START,
+    new=(),
+    spikes=(),
+    similar=(),
+    causes={},
+    others={},
+)
+
+
+@pytest.mark.parametrize("table", ["groups", "reasons", "timeline", "deliveries", "queues"])
+def test_every_table_may_be_empty(table: str, tmp_path: Path) -> None:
+    """The page, the picture and the terminal show the rest; the page has no row of the others."""
+    triage = nothing_of(EMPTY.triage, table)
+    assert len(sections(replace(EMPTY, triage=triage))) == 8
+    assert draw(triage, tmp_path / "triage.png").exists()
+    console = Console(record=True, width=200)
+    triage_tables.triage(console, triage)
+    said = console.export_text()
+    assert ("Smaller groups not shown: 40" in said) == (table != "groups")
+
+
+def test_rows_that_are_left_out_are_counted(spark: SparkSession, tmp_path: Path) -> None:
+    """More than twenty rows of a table are not shown, and their number is."""
+    rows = [
+        {**row, "fingerprint": f"{number:04}", "dead_lettered_at": time}
+        for number, row in zip(range(60), planted.letters(300), strict=False)
+        for time in (planted.END, planted.END)
+    ]
+    rows += [{**rows[0], "fingerprint": "old", "dead_lettered_at": planted.START}] * 3
+    found = findings(planted.write(iter(rows), tmp_path), spark)
+    assert len(found.new) == 60
+    said = sections(found)
+    assert f"and {60 - MAX_ROWS} causes more" in said["New and returned"]
+    assert "No group with a known cause has the 5 letters" in str(said)

@@ -53,7 +53,7 @@ class Death:
         now: Time of death, aware UTC.
         hostname: Node name of the worker that dead-letters it.
         pid: Process of the last delivery, else of the worker.
-        release: Version of the user's code.
+        release: Version of the user's code that ran the last delivery, if it is known.
         redaction: Masks the letter's descriptive fields.
     """
 

@@ -1,6 +1,6 @@
 """The dead-letter record: one definition that Redis, Parquet, JSON and Spark follow.
 
-PolicyReport of the schema: a field is never renamed and never re-used; new fields are
+The rules of the schema: a field is never renamed and never re-used; new fields are
 optional; a reader keeps the fields it does not know (``extra``) and writes them
 back. ``tests/wire`` holds golden records of every version.
 

@@ -63,7 +63,7 @@ class FakeSentry:
 
 
 def items_of(envelope: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Type and payload of an envelope's items: a header line, then items of a header and a payload."""
+    """Type and payload of an envelope's items, which follow a header line; each has its own."""
     _header, rest = envelope.split(b"\n", 1)
     while rest.strip():
         line, rest = rest.split(b"\n", 1)

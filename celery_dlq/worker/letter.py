@@ -106,7 +106,9 @@ def letter_of(death: Death) -> DeadLetter:
         release=death.release,
         sentry_event_id=failure.sentry_event_id if failure else None,
         # The reporter takes it off before the letter is stored.
-        extra={SENTRY_TRACE: failure.sentry_trace.encode()} if failure and failure.sentry_trace else {},
+        extra={SENTRY_TRACE: failure.sentry_trace.encode()}
+        if failure and failure.sentry_trace
+        else {},
     )
     return death.redaction.captured(letter)
 

@@ -621,7 +621,6 @@ class Assembly:
             backend.counter,
             hostname=hostname,
             pid=pid or os.getpid(),
-            release=settings.release,
             redaction=self.redaction,
         )
         return Adopter(

@@ -1,6 +1,6 @@
 """The dead-letter record: one definition that Redis, Parquet, JSON and Spark follow.
 
-PolicyReport of the schema: a field is never renamed and never re-used; new fields are
+The rules of the schema: a field is never renamed and never re-used; new fields are
 optional; a reader keeps the fields it does not know (``extra``) and writes them
 back. ``tests/wire`` holds golden records of every version.
 
@@ -136,6 +136,7 @@ class Delivery:
         outcome: How it ended; ``None`` while it runs.
         exception_type: Qualified name of what was raised, if anything was.
         exception_message: Its text, capped.
+        release: Version of the code that ran it: the setting ``dlq_release``.
     """
 
     number: int
@@ -147,6 +148,7 @@ class Delivery:
     outcome: Outcome | None = None
     exception_type: str | None = None
     exception_message: str | None = None
+    release: str | None = None
 
     def __post_init__(self) -> None:
         check_aware("started_at", self.started_at)
@@ -164,6 +166,7 @@ class Delivery:
             "outcome": None if self.outcome is None else self.outcome.value,
             "exception_type": self.exception_type,
             "exception_message": self.exception_message,
+            **({} if self.release is None else {"release": self.release}),
         }
 
     @classmethod
@@ -182,6 +185,7 @@ class Delivery:
             outcome=None if outcome is None else Outcome(outcome),
             exception_type=value.get("exception_type"),
             exception_message=value.get("exception_message"),
+            release=value.get("release"),
         )
 
 
@@ -277,7 +281,9 @@ class DeadLetter:
     worker_pid: int | None = _integer("Process that ran its last delivery.")
     eta: datetime | None = _time("When it was to run.")
     expires: datetime | None = _time("When it was to expire.")
-    release: str | None = _text("Version of the code that saw it die: the setting ``dlq_release``.")
+    release: str | None = _text(
+        "Version of the code that ran its last delivery: the setting ``dlq_release``."
+    )
     sentry_event_id: str | None = _text("Event that Sentry got of it.")
     native_death: str | None = _kind(
         Kind.JSON, default=None, doc="What the broker said of it, when the letter was adopted."

@@ -15,11 +15,13 @@ class FakeSentry:
 
     Attributes:
         events: The error events that came, in order.
+        transactions: What tracing sent, in order.
         status: What it answers with; 500 is a Sentry that is broken.
     """
 
     def __init__(self, status: int = 200) -> None:
         self.events: list[dict[str, Any]] = []
+        self.transactions: list[dict[str, Any]] = []
         self.status = status
         sentry = self
 
@@ -29,7 +31,11 @@ class FakeSentry:
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 if sentry.status == 200:
-                    sentry.events += events_of(body)
+                    for kind, payload in items_of(body):
+                        if kind == "event":
+                            sentry.events.append(payload)
+                        elif kind == "transaction":
+                            sentry.transactions.append(payload)
                 answer = b"{}"
                 self.send_response(sentry.status)
                 self.send_header("Content-Length", str(len(answer)))
@@ -56,8 +62,8 @@ class FakeSentry:
         return [event for event in self.events if event.get("fingerprint") == [fingerprint]]
 
 
-def events_of(envelope: bytes) -> Iterator[dict[str, Any]]:
-    """The error events in an envelope: a header line, then items of a header and a payload."""
+def items_of(envelope: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Type and payload of an envelope's items, which follow a header line; each has its own."""
     _header, rest = envelope.split(b"\n", 1)
     while rest.strip():
         line, rest = rest.split(b"\n", 1)
@@ -68,5 +74,5 @@ def events_of(envelope: bytes) -> Iterator[dict[str, Any]]:
             if length is not None
             else [*rest.split(b"\n", 1), b""][:2]
         )
-        if item["type"] == "event":
-            yield json.loads(payload)
+        if item["type"] in ("event", "transaction"):
+            yield item["type"], json.loads(payload)

@@ -67,7 +67,6 @@ class Adoption:
         counter: Has the deliveries that workers counted before the broker ended the message.
         hostname: Name of the worker or host that adopts.
         pid: Process id of the adopter.
-        release: Version of the user's code.
         redaction: Masks the letters' descriptive fields.
     """
 
@@ -81,7 +80,6 @@ class Adoption:
         *,
         hostname: str,
         pid: int,
-        release: str | None,
         redaction: Redaction = NO_REDACTION,
     ) -> None:
         self._app = app
@@ -90,7 +88,7 @@ class Adoption:
         self._queue = queue
         self._target = target
         self._counter = counter
-        self._by = {"hostname": hostname, "pid": pid, "release": release, "redaction": redaction}
+        self._by = {"hostname": hostname, "pid": pid, "redaction": redaction}
 
     def identity(self, message: Any) -> Identity:
         """The identity of a message, the same for each delivery."""
@@ -163,6 +161,7 @@ class Adoption:
             deliveries=max(numbers, default=native.deliveries),
             # Not the broker's time of death: retention would remove an old letter at once.
             now=now,
+            release=history[-1].release if history else None,
             **self._by,  # type: ignore[arg-type]
         )
         cause = f"{Reason.ADOPTED}: {native.reason}" if native.reason else Reason.ADOPTED.value

@@ -59,7 +59,7 @@ _OTHER_NAMES = {
 
 
 class PlainErrors(click.Group):
-    """ExportLeases our errors into one line on stderr and exit code 1."""
+    """Turns our errors into one line on stderr and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -68,6 +68,10 @@ class PlainErrors(click.Group):
             return super().invoke(ctx)
         except DLQError as exc:
             raise click.ClickException(one_line(str(exc))) from exc
+        except KeyboardInterrupt as exc:
+            if exc.args:  # of a job
+                click.echo(f"\n{exc}", err=True)
+            raise
 
 
 class LazyCommands(PlainErrors):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import json_option
-from celery_dlq.cli.terminal import line, say, table, utc
+from celery_dlq.cli.terminal import age, line, say, table, two_lines, utc
 
 if TYPE_CHECKING:
     from celery_dlq.demands.delayed import DelayedMessages
@@ -31,22 +31,21 @@ def delayed(ctx: click.Context, queue: str, *, limit: int, as_json: bool) -> Non
     if as_json:
         print_lines(found.to_json())
     else:
-        _show(console_of(ctx), queue, found)
+        show(console_of(ctx), queue, found)
 
 
-def _show(console: Console, queue: str, found: DelayedMessages) -> None:
+def show(console: Console, queue: str, found: DelayedMessages) -> None:
+    """Delayed messages, a row each."""
     now = datetime.now(timezone.utc)
     if found.messages:
-        rows = table(f"Delayed in {queue}", "!eta", ("!in", "right"), "task", "!id", "where")
+        rows = table(f"Delayed in {queue}", "!eta", "task, id, where")
         for one in found.messages:
-            left = timedelta(seconds=max(0, round((one.eta - now).total_seconds())))
             where = "in the queue" if one.place == "queue" else one.worker or "a worker"
             rows.add_row(
-                utc(one.eta),
-                str(left),
-                line(one.task_name),
-                line(one.task_id, "bold"),
-                line(where, "dim"),
+                f"{utc(one.eta)}\n{age(one.eta, now)}",
+                two_lines(
+                    line(one.task_name), two_lines(line(one.task_id, "bold"), line(where, "dim"))
+                ),
             )
         console.print(rows)
         if found.total > len(found.messages):

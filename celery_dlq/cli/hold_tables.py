@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from celery_dlq.cli.terminal import age, line, say, table, two_lines, utc
 
 if TYPE_CHECKING:
+    from celery_dlq.backends.base import Hold
     from celery_dlq.operations.holds import HeldMessages
     from celery_dlq.operations.results import RedriveReport
 
@@ -23,17 +25,15 @@ def holds(console: Console, found: Sequence[HeldMessages]) -> None:
         say(console, "Nothing is held.")
         return
     rows = table(
-        "Holds", "!id", "tasks\nqueues", "!state", ("held", "right"), "!oldest\nuntil", "reason, by"
+        "Holds", "!id\nstate", "task, queue, reason, by", ("held", "right"), "!oldest\nuntil"
     )
     for one in found:
         hold = one.hold
         rows.add_row(
-            line(hold.id, "bold"),
-            "\n".join((hold.task, hold.queue, *hold.where)),
-            line(one.state, _STATE_STYLES.get(one.state, "")),
+            two_lines(line(hold.id, "bold"), line(one.state, _STATE_STYLES.get(one.state, ""))),
+            _about(hold.task, hold.queue, *hold.where, hold=hold),
             f"{one.held:,}",
             f"{age(one.oldest_at)}\n{utc(hold.until) if hold.until else 'released'}",
-            two_lines(line(hold.reason), line(hold.actor, "dim")),
         )
     console.print(rows)
 
@@ -73,17 +73,23 @@ def breakers(console: Console, found: Sequence[HeldMessages]) -> None:
         say(console, "All circuit breakers are closed.")
         return
     rows = table(
-        "Circuit breakers", "!id", "task\nqueue", "!state", ("held", "right"), "probes", "reason"
+        "Circuit breakers", "!id\nstate", "task, queue, reason, by", ("held", "right"), "!probes"
     )
     for one in found:
         circuit = one.hold.circuit
         if circuit is not None:
             rows.add_row(
-                line(one.hold.id, "bold"),
-                two_lines(line(circuit.task), line(circuit.queue)),
-                line(one.state, "red" if one.state == "open" else "yellow"),
+                two_lines(
+                    line(one.hold.id, "bold"),
+                    line(one.state, "red" if one.state == "open" else "yellow"),
+                ),
+                _about(circuit.task, circuit.queue, hold=one.hold),
                 f"{one.held:,}",
                 f"{circuit.successes} of {circuit.probes}\nevery {circuit.probe_every:g} s",
-                two_lines(line(one.hold.reason), line(one.hold.actor, "dim")),
             )
     console.print(rows)
+
+
+def _about(*names: str, hold: Hold) -> Text:
+    shown = [*map(line, names), *filter(None, (line(hold.reason), line(hold.actor, "dim")))]
+    return Text("\n").join(shown)

@@ -116,7 +116,7 @@ def list_(
 @json_option
 @click.pass_context
 def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool) -> None:
-    """Show everything about one letter; the first digits of its ID are enough."""
+    """Show everything about one letter; the first 6 characters of its ID are enough."""
     dead_letters = dead_letters_of(ctx)
     name, found = dead_letters.entry(letter_id, queue)
     letter = _readable(found, dead_letters.redaction)

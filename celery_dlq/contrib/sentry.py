@@ -14,13 +14,14 @@ module does nothing.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 
 from celery import current_task
 from celery import signals as celery_signals
@@ -43,6 +44,10 @@ OFF = "off"
 EVENT_ID = "dlq_sentry_event_id"
 """Attribute of a task's request, and of the pool's ``ExceptionInfo``, that carries an event id."""
 
+TRACE = "dlq_sentry_trace"
+"""Attribute of the pool's ``ExceptionInfo``, and unstored field of a letter: the task's trace."""
+
+_TRACE_HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(-[01])?")
 _EVENT_NAMESPACE = UUID("f0a4f0a6-0a33-5d0e-8a35-9f6f8c1d8d57")
 MAX_DUE_REPORTS = 1_000
 MAX_BODY_BYTES = 8_192
@@ -83,10 +88,14 @@ class SentryReporter:
         self._reports = reports
         self._redaction = redaction
         self._used_up = used_up
-        self._due: OrderedDict[str, Report] = OrderedDict()
+        self._due: OrderedDict[str, tuple[Report, str]] = OrderedDict()
 
     def mark(self, letter: DeadLetter) -> DeadLetter:
         """The letter with the id of its event, if it will be reported."""
+        trace = letter.extra.get(TRACE, b"").decode()
+        if trace:
+            others = {name: value for name, value in letter.extra.items() if name != TRACE}
+            letter = replace(letter, extra=others)
         if letter.sentry_event_id is not None or client() is None:
             return letter
         try:
@@ -96,7 +105,7 @@ class SentryReporter:
             return letter
         if report is None:
             return letter
-        self._due[letter.id] = report
+        self._due[letter.id] = report, trace
         while len(self._due) > MAX_DUE_REPORTS:
             self._due.popitem(last=False)
         return replace(letter, sentry_event_id=event_id_of(letter))
@@ -119,11 +128,13 @@ class SentryReporter:
             return
         if not isinstance(event, DeadLettered):
             return
-        report = self._due.pop(event.letter.id, None)
+        due = self._due.pop(event.letter.id, None)
         found = client()
-        if report is not None and found is not None:
+        if due is not None and found is not None:
             shown = self._redaction.letter(event.letter)
-            _send(event_of(shown, report, with_values=_sends_values(found.options)))
+            sent = event_of(shown, due[0], with_values=_sends_values(found.options))
+            sent["contexts"].update(_trace_of(event.letter, due[1]))
+            _send(sent)
 
 
 def _send(event: dict[str, Any]) -> None:
@@ -264,12 +275,16 @@ class _Masking:
 
 
 def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:
-    """In the pool process: attach the event id to the failure that goes to the main process."""
+    """In the pool process: attach event id and trace to the failure for the main process."""
     event_id = getattr(getattr(sender, "request", None), EVENT_ID, None)
-    sdk = sys.modules.get("sentry_sdk")
+    found, sdk = client(), sys.modules.get("sentry_sdk")
+    if found is None or sdk is None or einfo is None:
+        return
     # The ids differ if Sentry sampled the event out, or the app's before_send dropped it.
-    if event_id and sdk is not None and sdk.last_event_id() == event_id and einfo is not None:
+    if event_id and sdk.last_event_id() == event_id:
         setattr(einfo, EVENT_ID, event_id)
+    if found.get_integration("celery") is not None:  # else the trace is that of the process
+        setattr(einfo, TRACE, sdk.get_traceparent())
 
 
 def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[str, Any]:
@@ -301,6 +316,19 @@ def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[s
     if with_values:
         event["extra"] = _values(letter)
     return event
+
+
+def _trace_of(letter: DeadLetter, trace: str) -> dict[str, dict[str, str]]:
+    """The context ``trace``: that of the task, or a new span in that of its message."""
+    if found := _TRACE_HEADER.match(trace):
+        return {"trace": {"trace_id": found[1], "span_id": found[2]}}
+    headers = letter.decoded("headers")
+    inner = headers.get("headers")  # where Sentry's integration reads it
+    header = (inner if isinstance(inner, Mapping) else headers).get("sentry-trace")
+    if found := _TRACE_HEADER.match(str(header)):
+        span = {"span_id": uuid4().hex[:16], "parent_span_id": found[2]}
+        return {"trace": {"trace_id": found[1], **span}}
+    return {}
 
 
 def event_of_opening(change: Change) -> dict[str, Any]:

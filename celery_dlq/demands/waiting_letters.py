@@ -134,7 +134,7 @@ class WaitingLetters:
             now=self._clock(),
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            release=self._settings.release,
+            release=history[-1].release if history else None,
             redaction=Redaction.of(self._settings),
         )
         self._limit.tick()

@@ -19,6 +19,8 @@ _UNSAFE_IN_TEXT = re.compile(f"[{_UNSAFE}]")
 _UNSAFE_IN_LINE = re.compile(f"[\t\n{_UNSAFE}]")
 _NEXT_URL = re.compile(r";(?=[a-z+]+://)")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*")
+_CLIENT = re.compile(r"<[\w.]*\(<[\w.]*\(<[\w.]*\(.*?\bhost=([^,)]*),port=(\d+).*?\)>\)>\)>")
+"""How redis-py prints a client, with all settings of its connections."""
 _PASSWORD = re.compile(r"(?<=password=).*?(?=,\s*\w+=|\)|$)")
 
 
@@ -65,13 +67,13 @@ def error_without_secrets(exc: BaseException) -> str:
     """Describe an error in one line, without what its client was given to log in.
 
     Redis repeats the arguments of a command that it does not know, e.g. of a renamed ``AUTH``;
-    redis-py before 8 prints the passwords of Sentinels that it could not ask.
+    redis-py prints the clients of Sentinels that it could not ask, before 8 with their passwords.
 
     >>> error_without_secrets(OSError("<Redis(host=a,password=hush,db=0)> is away"))
     'OSError: <Redis(host=a,password=**,db=0)> is away'
     """
     text = _ARGUMENTS.sub("", " ".join(str(exc).split()))
-    text = _PASSWORD.sub("**", text)
+    text = _CLIENT.sub(r"\1:\2", _PASSWORD.sub("**", text))
     return f"{type(exc).__name__}: {text}"
 
 

@@ -400,5 +400,8 @@ def _checked(
                 f"{shortened(name, 40)!r}"
             )
     if span is not None and not timedelta(0) < span <= _LONGEST:
-        raise DLQError(f"expected a time of at most {_LONGEST.days} days, got {span}")
+        raise DLQError(
+            f"expected a time of more than 0 s and at most {_LONGEST.days} days, got "
+            f"{span.total_seconds():,.10g} s"
+        )
     return conditions.checked(texts)

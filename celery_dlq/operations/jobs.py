@@ -33,6 +33,7 @@ from celery_dlq.record import iso
 logger = get_logger("celery_dlq")
 
 PLAN_VALID = timedelta(minutes=15)
+_MAX_AHEAD = timedelta(days=366)
 """A plan can be started for this long: the letters may become others."""
 
 MOST_PLANS = 50
@@ -162,13 +163,18 @@ class Jobs:
 
         Raises:
             NotFound: The job does not exist.
-            DLQError: The plan has expired, or the time is past.
+            DLQError: The plan has expired, or the time is past or more than 366 days ahead.
         """
         now = self._store.now()
         if at is not None and at <= now:
             raise DLQError(
                 f"expected a time in the future to start the job at, got {iso(at)}; now it is "
                 f"{iso(now)}"
+            )
+        if at is not None and at - now > _MAX_AHEAD:
+            raise DLQError(
+                f"expected a time at most {_MAX_AHEAD.days} days ahead to start the job at, got "
+                f"{iso(at)}"
             )
         state, job = self._read(job_id)
         if job.state == EXPIRED:

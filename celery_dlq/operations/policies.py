@@ -294,5 +294,6 @@ def _check_span(queue: str, span: timedelta) -> None:
         raise SettingsError(f"expected the exact name of a queue to override, got {queue!r}")
     if not timedelta(0) < span <= MAX_OVERRIDE:
         raise SettingsError(
-            f"expected an override to last more than 0 and at most {MAX_OVERRIDE}, got {span}"
+            f"expected an override to last more than 0 s and at most {MAX_OVERRIDE.days} days, got "
+            f"{span.total_seconds():,.10g} s"
         )

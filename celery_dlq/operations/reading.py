@@ -272,8 +272,9 @@ class Reading:
                     f"several letters have an id that begins with {letter_id!r}: {several}"
                 )
         where = _some_of(names) or "no queue"
+        more = f"; give at least {SHORTEST_PREFIX} characters" * (len(letter_id) < SHORTEST_PREFIX)
         raise NotFound(
-            f"expected a letter with the id {letter_id!r}, found none (searched {where})"
+            f"expected a letter with the id {letter_id!r}, found none (searched {where}){more}"
         )
 
     def groups(

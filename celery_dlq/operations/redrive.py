@@ -587,7 +587,11 @@ def _last_delivery(found: RawEntry) -> Delivery:
         return history[-1]
     died = from_micros(int(found.fields.get(b"dead_lettered_at", b"0")))
     return Delivery(
-        number=1, started_at=died, ended_at=died, worker_hostname=found.text("worker_hostname")
+        number=1,
+        started_at=died,
+        ended_at=died,
+        worker_hostname=found.text("worker_hostname"),
+        release=found.text("release") or None,
     )
 
 

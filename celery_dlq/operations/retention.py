@@ -216,13 +216,13 @@ class Retention:
         )
 
     def _announce(self, change: Change) -> None:
+        oldest, newest = change.detail["oldest_at"], change.detail["newest_at"]
         logger.warning(
-            "Trimmed %d letters from %s because of %s: dead-lettered %s to %s",
+            "Trimmed %d letters from %s because of %s%s",
             change.letters,
             change.target,
             change.detail["cause"],
-            change.detail["oldest_at"],
-            change.detail["newest_at"],
+            f": dead-lettered {oldest} to {newest}" if oldest else "",
         )
         self._events.emit(change)
 

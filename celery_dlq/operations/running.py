@@ -391,6 +391,9 @@ class _noting:  # noqa: N801 - used as a context manager only
         with suppress(DLQError):  # the first error is the one to raise
             self._run.end(FAILED, counts, f"{type(exc).__name__}: {exc}"[:500])
             self._running._record_job(self._run, self._action, counts)  # noqa: SLF001 - its part
+        if isinstance(exc, KeyboardInterrupt):  # the command prints it
+            job = self._run.job.id
+            exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` goes on.",)
 
 
 def _check_change(job: Job) -> None:

@@ -228,9 +228,13 @@ def _wait_seconds(where: str, value: object) -> float:
 
 
 def duration_seconds(text: str) -> float | None:
-    """Seconds of a text such as ``90``, ``30s``, ``5m``, ``2h``, ``7d``, ``1w``; else ``None``."""
+    """Seconds of a text such as ``90``, ``30s``, ``5m``, ``2h``, ``7d``, ``1w``; else ``None``.
+
+    Also ``None`` for more than a thousand years, which no date of Python could be moved by.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text.strip(), re.ASCII)
-    return None if found is None else float(found[1]) * _UNIT_SECONDS[found[2] or "s"]
+    value = None if found is None else float(found[1]) * _UNIT_SECONDS[found[2] or "s"]
+    return None if value is None or value > MAX_DURATION_SECONDS else value
 
 
 def age_seconds(text: str) -> float | None:

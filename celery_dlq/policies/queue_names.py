@@ -42,7 +42,8 @@ class QueueNames:
             for exchange in exchanges:
                 found = [queue for queue in known if fits(queue, exchange, routing_key)]
                 if found:
-                    return str(found[0].name)
+                    # Of kombu's Broadcast, each worker has a queue of its own, bcast.<uuid>.
+                    return str(getattr(found[0], "alias", None) or found[0].name)
         return routing_key
 
     def _exchanges(self) -> list[str]:

@@ -28,6 +28,9 @@ from celery_dlq.record import Outcome
 SENTRY_EVENT_ID = "dlq_sentry_event_id"
 """Attribute of the pool's ``ExceptionInfo``; see `celery_dlq.contrib.sentry`."""
 
+SENTRY_TRACE = "dlq_sentry_trace"
+"""The same, for the trace of the task: the text of Sentry's header ``sentry-trace``."""
+
 EXCEPTION_NAMES = "dlq_exception_names"
 """Attribute of the pool's ``ExceptionInfo``; see `celery_dlq.worker.exceptions`."""
 
@@ -54,6 +57,7 @@ class Failure:
         exception_message: Its text, at most `MESSAGE_LIMIT` characters.
         traceback: Its traceback, cut in the middle to about `TRACEBACK_LIMIT` characters.
         sentry_event_id: The event that the pool process sent to Sentry, if it did.
+        sentry_trace: The trace that Sentry's integration had of the task, if it had one.
     """
 
     end: End | None
@@ -61,6 +65,7 @@ class Failure:
     exception_message: str | None = None
     traceback: str | None = None
     sentry_event_id: str | None = None
+    sentry_trace: str | None = None
 
 
 def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
@@ -80,6 +85,7 @@ def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
         exception_message=_message(shown),
         traceback=traceback,
         sentry_event_id=getattr(exc_info, SENTRY_EVENT_ID, None),
+        sentry_trace=getattr(exc_info, SENTRY_TRACE, None),
     )
 
 

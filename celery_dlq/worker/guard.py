@@ -95,7 +95,7 @@ class Guard:
         pid: Process id of the worker's main process.
         flags_redelivery: True if the broker marks redelivered messages; if not, the worker
             waits for every count.
-        release: Version of the user's code, for the letters.
+        release: Version of the user's code, for deliveries and letters.
         counts: Metrics: deliveries by outcome, and internal errors.
         sampler: Called with each message whose task returned; ``None`` if none is sampled.
         redaction: Masks the letters' descriptive fields.
@@ -433,6 +433,7 @@ class Guard:
             started_at=self._clock(),
             worker_hostname=self._hostname,
             worker_pid=self._pid,
+            release=self._release,
         )
         again = request.delivery_info.get("redelivered") or HOLD_HEADER in headers
         return InFlight(resolved, key, delivery, self._flags_redelivery and not again)
@@ -520,7 +521,8 @@ class Guard:
             now=self._clock(),
             hostname=self._hostname,
             pid=pid or self._pid,
-            release=self._release,
+            # A message that was never delivered dies of this worker's code.
+            release=history[-1].release if history else self._release,
             redaction=self._redaction,
         )
 

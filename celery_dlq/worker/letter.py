@@ -12,7 +12,7 @@ from celery_dlq.policies.decisions import Die
 from celery_dlq.record import DeadLetter, Delivery, Reason
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.worker.capture import Message
-from celery_dlq.worker.failure import MESSAGE_LIMIT, Failure
+from celery_dlq.worker.failure import MESSAGE_LIMIT, SENTRY_TRACE, Failure
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 
 _FROM_MESSAGE = (
@@ -53,7 +53,7 @@ class Death:
         now: Time of death, aware UTC.
         hostname: Node name of the worker that dead-letters it.
         pid: Process of the last delivery, else of the worker.
-        release: Version of the user's code.
+        release: Version of the user's code that ran the last delivery, if it is known.
         redaction: Masks the letter's descriptive fields.
     """
 
@@ -105,6 +105,10 @@ def letter_of(death: Death) -> DeadLetter:
         worker_pid=death.pid,
         release=death.release,
         sentry_event_id=failure.sentry_event_id if failure else None,
+        # The reporter takes it off before the letter is stored.
+        extra={SENTRY_TRACE: failure.sentry_trace.encode()}
+        if failure and failure.sentry_trace
+        else {},
     )
     return death.redaction.captured(letter)
 

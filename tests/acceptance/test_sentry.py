@@ -31,9 +31,16 @@ def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
     """Start a worker whose Sentry is the fake one."""
     started: list[Worker] = []
 
-    def run(dsn: str | None, conf: dict[str, Any] | None = None, **options: Any) -> Worker:
+    def run(
+        dsn: str | None,
+        conf: dict[str, Any] | None = None,
+        pool: str = "prefork",
+        **options: Any,
+    ) -> Worker:
         env = {"OBSERVED_SENTRY": json.dumps({"dsn": dsn, **options})} if dsn else {}
-        worker = Worker(redis_url, tmp_path / "worker.log", conf, env=env, app="observed_app")
+        worker = Worker(
+            redis_url, tmp_path / "worker.log", conf, env=env, app="observed_app", pool=pool
+        )
         started.append(worker)
         return worker.start()
 
@@ -191,3 +198,62 @@ def test_a_sentry_that_hangs_holds_nothing_up(observed: ModuleType, start: Start
         assert len(letters(observed, 10)) == 10
         worker.process.terminate()
         assert worker.process.wait(30) == 0
+
+
+TRACE, SPAN = "771a43a4192642f0b136d5159a501700", "1234567890abcdef"
+TRACED = {"sentry-trace": f"{TRACE}-{SPAN}-1"}
+TRACED = {**TRACED, "headers": TRACED}
+"""The headers of a message that a process with Sentry's tracing publishes."""
+
+
+@pytest.mark.parametrize("mode", ["groups", "off"])
+@pytest.mark.parametrize("rate", [1.0, 0.0])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_event_of_a_failed_task_belongs_to_its_trace(
+    observed: ModuleType, start: Start, sentry: FakeSentry, pool: str, rate: float, mode: str
+) -> None:
+    """The trace of who published it, as without this package (off), and for a death unseen too."""
+    start(sentry.dsn, {"dlq_sentry": mode}, pool, traces_sample_rate=rate)
+    task = observed.rejects if (mode, pool) == ("groups", "threads") else observed.fails
+    task.apply_async(("a",), headers=TRACED)
+    poll(lambda: sentry.events, timeout_seconds=30)
+
+    (event,) = sentry.events
+    trace = event["contexts"]["trace"]
+    assert trace["trace_id"] == TRACE
+    assert trace["span_id"] != SPAN
+
+
+@pytest.mark.parametrize("mode", ["groups", "off"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_event_of_a_task_that_nobody_traced_before_belongs_to_its_transaction(
+    observed: ModuleType, start: Start, sentry: FakeSentry, pool: str, mode: str
+) -> None:
+    """The pool process begins the trace, and the letter's event is sent by another process."""
+    worker = start(sentry.dsn, {"dlq_sentry": mode}, pool, traces_sample_rate=1.0)
+    observed.fails.delay("a")
+    poll(lambda: sentry.events, timeout_seconds=30)
+    worker.stop()
+
+    (event,) = sentry.events
+    traces = {
+        (one["contexts"]["trace"]["trace_id"], one["contexts"]["trace"]["span_id"])
+        for one in sentry.transactions
+        if one["transaction"] == "observed_app.fails"
+    }
+    trace = event["contexts"]["trace"]
+    assert (trace["trace_id"], trace["span_id"]) in traces
+
+
+def test_the_event_of_a_killed_task_belongs_to_its_trace(
+    observed: ModuleType, start: Start, sentry: FakeSentry
+) -> None:
+    """Its process sends nothing; its message has the trace."""
+    start(sentry.dsn, traces_sample_rate=1.0)
+    observed.killed.apply_async(("a",), headers=TRACED)
+
+    def ours() -> list[dict[str, Any]]:
+        return [event for event in sentry.events if event["logger"] == "celery_dlq"]
+
+    poll(ours, timeout_seconds=30)
+    assert ours()[0]["contexts"]["trace"]["trace_id"] == TRACE

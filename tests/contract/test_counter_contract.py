@@ -593,3 +593,17 @@ def test_redis_sends_what_was_put_off_when_it_is_closed(
     redis_counter.succeeded(key, start, first=True)
     redis_counter.close()
     assert runs(redis_server) == []
+
+
+@pytest.mark.parametrize("release", ["2026.3+ü#1|a:b", "\udc80", None])
+def test_a_start_whose_worker_vanished_keeps_its_release(
+    counter: DeliveryCounter, release: str | None
+) -> None:
+    """The letter is written by another worker, perhaps of another release."""
+    key = a_key()
+    counter.count_first(key, a_start(release=release, worker_hostname="celery@web#1"))
+    counter.flush()
+    (found,) = counter.history(key)
+    written = release and release.encode("utf-8", "backslashreplace").decode()
+    assert found.release in (release, written)
+    assert found.worker_hostname == "celery@web#1"

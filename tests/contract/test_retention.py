@@ -154,7 +154,9 @@ def test_the_oldest_letters_over_the_limit_are_trimmed(place: Place) -> None:
     assert place.retention.trim(DLQ, Policy(dead_letter_max_length=2)) == []
 
 
-def test_without_a_ttl_a_letter_ends_with_its_message(place: Place) -> None:
+def test_without_a_ttl_a_letter_ends_with_its_message(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its own expiry is kept; a message that died of it would be gone unseen, so it stays."""
     now = place.real_now()
     over = place.put(dead_lettered_at=now, expires=now + HOUR)
@@ -167,6 +169,7 @@ def test_without_a_ttl_a_letter_ends_with_its_message(place: Place) -> None:
     (change,) = place.retention.trim(DLQ, None)
 
     assert change.detail["cause"] == "expires"
+    assert "None" not in caplog.text  # nobody has read when they died
     assert place.ids() == [expired.id, later.id, endless.id]
     assert over.id not in place.ids()
 

@@ -39,7 +39,6 @@ def an_adoption(target: str | None = None, **policies: Policy) -> Adoption:
         MemoryBackend().counter,
         hostname="web-1",
         pid=4711,
-        release="v1",
     )
 
 
@@ -57,7 +56,7 @@ def test_a_celery_message_keeps_its_task_and_gets_its_history() -> None:
     assert (found.retries, found.redrives, found.max_deliveries) == (2, 1, 3)
     assert (found.source_queue, found.dead_letter_queue) == ("orders", "orders-DLQ")
     assert found.dead_lettered_at == NOW
-    assert (found.args_json, found.worker_hostname, found.release) == ("[1]", "web-1", "v1")
+    assert (found.args_json, found.worker_hostname, found.release) == ("[1]", "web-1", None)
     assert found.decoded("headers") == headers
     assert found.decoded("native_death")["x-death"][0]["reason"] == "expired"
     assert found.description == (

@@ -8,8 +8,9 @@ import re
 from typing import Any
 
 import pytest
+from redis.sentinel import MasterNotFoundError, Sentinel
 
-from celery_dlq.letters.printable import json_text, one_line, printable
+from celery_dlq.letters.printable import error_without_secrets, json_text, one_line, printable
 from celery_dlq.logs import get_logger
 
 STEERING = "\x00\x07\x08\x0b\x1b\x7f\x85\x9b\u061c\u200f\u2028\u2029\u202e\u2066\u2069\udfff\ud800"
@@ -92,3 +93,15 @@ def test_every_logger_of_ours_is_clean() -> None:
     assert others == []
     assert get_logger("celery_dlq").filters == get_logger("celery_dlq").filters
     assert len(get_logger("celery_dlq").filters) == 1
+
+
+def test_sentinels_that_do_not_answer_are_named_by_their_addresses() -> None:
+    """redis-py prints each client with all its settings, 700 characters of them."""
+    known = [("127.0.0.1", 1), ("127.0.0.1", 2)]
+    found = Sentinel(known, sentinel_kwargs={"password": "hush", "socket_timeout": 1})
+    with pytest.raises(MasterNotFoundError) as raised:
+        found.discover_master("orders")
+    shown = error_without_secrets(raised.value)
+    assert len(shown) < 200
+    for text in ("'orders'", "127.0.0.1:1", "127.0.0.1:2"):
+        assert text in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 
@@ -12,9 +13,13 @@ from builders import DLQ, NOW, a_letter
 from rich.console import Console
 
 from celery_dlq.backends.base import Group, QueueSummary
-from celery_dlq.cli import letter_tables
+from celery_dlq.backends.base.circuits import Circuit
+from celery_dlq.backends.base.holds import Hold
+from celery_dlq.cli import delayed, hold_tables, letter_tables
 from celery_dlq.cli.letter_tables import Unreadable
 from celery_dlq.cli.terminal import age, counting, say, table
+from celery_dlq.demands.delayed import DelayedMessage, DelayedMessages
+from celery_dlq.operations.holds import HeldMessages
 from celery_dlq.record import Delivery, Outcome, Reason
 
 FORGERIES = 13
@@ -167,3 +172,41 @@ def test_deliveries_of_a_message_are_no_retries_of_its_task() -> None:
     letter_tables.letter(console, letter)
     shown = " ".join(text_on(console).split())
     assert "deliveries 1 of 3, of this message retries 2 of 2, of this task" in shown
+
+
+def test_tables_of_messages_that_wait_keep_every_name_whole_at_80_columns() -> None:
+    """Names, ids and reasons of usual length are not cut into columns of a few characters."""
+    console = a_screen()
+    task, queue, reason = "shop.orders.charge_customer", "orders-high-priority", "gateway is down"
+    names = {"task": task, "queue": queue}
+    circuit = Circuit(**names, opened_at=1, probe_every=30, probes=5, probed_at=1)
+    hold = Hold(
+        **names, id="hold-5d1c0a7e", created_at=NOW, until=NOW, reason=reason, actor="ann@host-1"
+    )
+    held = HeldMessages(hold=hold, state="holding", held=123456, oldest_at=NOW)
+    broken = HeldMessages(hold=replace(hold, circuit=circuit), state="releasing", held=123456)
+    waiting = DelayedMessage(
+        task_id="0f9f2b1e-7d61-4f7e-8a53-2c1d6a1b9e42",
+        task_name=task,
+        eta=NOW + timedelta(days=3),
+        place="worker",
+        worker="celery@web-1.example.com",
+    )
+    hold_tables.holds(console, [held])
+    hold_tables.breakers(console, [broken])
+    delayed.show(
+        console, queue, DelayedMessages(messages=(waiting,), total=1, levels={}, unseen=())
+    )
+
+    lines = text_on(console).splitlines()
+    assert max(map(len, lines)) <= 80
+    for text, times in {
+        task: 3,
+        queue: 3,
+        reason: 2,
+        "ann@host-1": 2,
+        "hold-5d1c0a7e": 2,
+        waiting.task_id: 1,
+        "celery@web-1.example.com": 1,
+    }.items():
+        assert sum(text in one for one in lines) == times, text

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from celery_dlq.backends.base import Count, CountStatus, MessageKey
@@ -225,6 +226,9 @@ class RedisCounter:
         """Return a start as it is stored: its time and its worker."""
         if not self._worker:
             self._worker = f"{delivery.worker_pid or 0}@{delivery.worker_hostname}#{self._token}"
+            if delivery.release is not None:
+                release = quote(delivery.release, safe="", errors="backslashreplace")
+                self._worker += f":{release}"
         return f"{to_micros(delivery.started_at)}|{self._worker}"
 
     def _counted(self) -> list[Command]:
@@ -280,11 +284,13 @@ def _order(delivery: Delivery) -> tuple[Any, ...]:
 
 def _started(retries: int, number: int, value: str) -> Delivery:
     started, _, worker = value.partition("|")
-    pid, _, hostname = worker.rpartition("#")[0].partition("@")
+    name, _, token = worker.rpartition("#")
+    pid, _, hostname = name.partition("@")
     return Delivery(
         number=number,
         retries=retries,
         started_at=from_micros(int(started)),
         worker_hostname=hostname,
         worker_pid=int(pid) or None,
+        release=unquote(token.partition(":")[2]) or None,
     )

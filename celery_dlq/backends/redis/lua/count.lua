@@ -2,7 +2,7 @@
 -- KEYS: 1 run (hash)  2 workers (zset)
 -- ARGV: 1 retries (header of the message)
 --       2 limit (max_deliveries; 0 = no limit)
---       3 start (microseconds since 1970, "|", "pid@hostname#token")
+--       3 start (microseconds since 1970, "|", "pid@hostname#token:release")
 --       4 ttl (milliseconds, sliding)
 --       5 kept (maximum of starts per retries number, and of retries numbers)
 --       6 stale (milliseconds after which a silent worker counts as dead; 0 = do not check)

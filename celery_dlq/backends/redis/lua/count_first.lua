@@ -1,7 +1,7 @@
 -- Purpose: count the start of a message's first delivery; the worker does not wait.
 -- KEYS: 1 run (hash)
 -- ARGV: 1 retries (header of the message)
---       2 start (microseconds since 1970, "|", "pid@hostname#token")
+--       2 start (microseconds since 1970, "|", "pid@hostname#token:release")
 --       3 ttl (milliseconds, sliding)
 --       4 kept (maximum of starts per retries number, and of retries numbers)
 -- Returns: the number of the delivery

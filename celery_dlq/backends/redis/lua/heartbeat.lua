@@ -1,6 +1,6 @@
 -- Purpose: record a worker's heartbeat by the clock of Redis; delete long silent workers.
 -- KEYS: 1 workers (zset)
--- ARGV: 1 worker ("pid@hostname#token")
+-- ARGV: 1 worker ("pid@hostname#token", or "pid@hostname#token:release")
 -- Returns: the number of known workers
 -- Complexity: O(log N + M), N known, M deleted
 local FORGOTTEN_MILLIS, EXPIRES_MILLIS = 86400000, 172800000  -- a day; two days

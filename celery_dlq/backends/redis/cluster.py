@@ -83,7 +83,11 @@ class LazyCluster:
                     )
                 except RedisClusterException as exc:
                     raise redis.ConnectionError(str(exc)) from exc
-                if self._check is not None:
-                    self._check(made)
+                try:
+                    if self._check is not None:
+                        self._check(made)
+                except Exception:
+                    made.close()
+                    raise
                 self._made = made
             return self._made

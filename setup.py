@@ -106,7 +106,8 @@ setup(
     "redrive, Parquet export and PySpark triage.",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",  # PEP 639: setuptools 77 or later, which pip fetches
+    license_files=["LICENSE"],
     author="The celery_dlq developers",
     python_requires=">=3.10",
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
@@ -118,12 +119,11 @@ setup(
         "celery_dlq.web": ["static/*", "templates/*.html"],
     },
     install_requires=[
-        "celery>=5.4,<5.8",
+        # Each kombu works with some versions of redis-py only: its extra says with which. Celery
+        # 5.4 has a bound of its own.
+        "celery[redis]>=5.4,<5.8",
         "click>=8.1",
-        "kombu>=5.4",
-        # kombu's Redis transport imports it; kombu asks for it in its extra `redis` only, and
-        # that pins one version of it, which not everybody with another broker can have.
-        "packaging>=21",
+        "kombu[redis]>=5.4",
         "redis[hiredis]>=5.0",
         "rich>=13",
     ],
@@ -149,7 +149,6 @@ setup(
         "Development Status :: 4 - Beta",
         "Framework :: Celery",
         "Intended Audience :: Developers",
-        "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3.10",

@@ -17,30 +17,13 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_dlq import __version__, signals
-from celery_dlq.adopt.run import AdoptRun, consumed_already
 from celery_dlq.backends.base import Backend, Clock, DeadLetterStore, ServerMemory
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
-from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Counts, Measuring, WorkerGauges
-from celery_dlq.operations.apart import Comparison
-from celery_dlq.operations.api import Operations
-from celery_dlq.operations.checks import Checks
-from celery_dlq.operations.circuits import Breakers, Circuits
-from celery_dlq.operations.exports import Exports
-from celery_dlq.operations.holds import Holds
-from celery_dlq.operations.memory import MemoryCheck
-from celery_dlq.operations.notes import Notes
-from celery_dlq.operations.plans import Plans
-from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.publisher import broker_name
-from celery_dlq.operations.reading import Progress, Reading
-from celery_dlq.operations.removal import Removal
-from celery_dlq.operations.retention import Retention, RetentionRound
-from celery_dlq.operations.running import Running
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.queue_names import KnownQueues
@@ -51,10 +34,25 @@ from celery_dlq.redaction.masking import Redaction
 
 if TYPE_CHECKING:
     from celery_dlq.adopt.adopter import Adopter
+    from celery_dlq.adopt.run import AdoptRun
     from celery_dlq.backends.redis.backend import RedisBackend
+    from celery_dlq.demands.run import DemandRun
     from celery_dlq.demands.waiting_letters import WaitingLetters
     from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
+    from celery_dlq.operations.apart import Comparison
+    from celery_dlq.operations.api import Operations
+    from celery_dlq.operations.circuits import Breakers, Circuits
+    from celery_dlq.operations.exports import Exports
+    from celery_dlq.operations.holds import Holds
+    from celery_dlq.operations.memory import MemoryCheck
+    from celery_dlq.operations.notes import Notes
+    from celery_dlq.operations.plans import Plans
+    from celery_dlq.operations.policies import PolicyAdmin
+    from celery_dlq.operations.reading import Progress, Reading
+    from celery_dlq.operations.removal import Removal
+    from celery_dlq.operations.retention import Retention, RetentionRound
     from celery_dlq.operations.runner import Runner
+    from celery_dlq.operations.running import Running
     from celery_dlq.transport.watched import WatchedFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.worker.letter_writer import LetterWriter
@@ -191,23 +189,38 @@ class Assembly:
 
     def reading(self) -> Reading:
         """Finds and reads letters."""
+        from celery_dlq.operations.reading import Reading
+
         return Reading(self.backend.letters, self.redaction, self.backend.notes)
+
+    def _reading_all(self, backend: Backend) -> Reading:
+        from celery_dlq.operations.reading import Reading
+
+        return Reading(backend.letters)  # what is not masked: operations need it
 
     def comparison(self) -> Comparison:
         """Finds what sets letters apart."""
+        from celery_dlq.operations.apart import Comparison
+
         return Comparison(self.backend, self.reading(), masked=self.redaction.arguments)
 
     def operations(self) -> Operations:
         """Redrives and edits letters; shows and cancels jobs, and shows the audit."""
+        from celery_dlq.operations.api import Operations
+
         backend = self.backend
-        return Operations(backend, Reading(backend.letters), self._running(backend, self.measuring))
+        return Operations(
+            backend, self._reading_all(backend), self._running(backend, self.measuring)
+        )
 
     def removal(self) -> Removal:
         """Discards, restores and trims letters."""
+        from celery_dlq.operations.removal import Removal
+
         backend = self.backend
         return Removal(
             backend,
-            Reading(backend.letters),
+            self._reading_all(backend),
             self.policy_admin(),
             self._running(backend, self.measuring),
             self.events,
@@ -215,8 +228,10 @@ class Assembly:
 
     def plans(self) -> Plans:
         """Plans jobs, and starts them."""
+        from celery_dlq.operations.plans import Plans
+
         backend = self.backend
-        return Plans(backend, Reading(backend.letters), self._running(backend, self.measuring))
+        return Plans(backend, self._reading_all(backend), self._running(backend, self.measuring))
 
     def running(self) -> Running:
         """Makes, runs and resumes jobs."""
@@ -244,6 +259,9 @@ class Assembly:
             backend.close()
 
     def _running(self, backend: Backend, measuring: Measuring) -> Running:
+        from celery_dlq.operations.checks import Checks
+        from celery_dlq.operations.running import Running
+
         policies = self.policy_admin()
         return Running(
             self.app,
@@ -260,6 +278,9 @@ class Assembly:
         return self._holds(self.backend, self.running())
 
     def _holds(self, backend: Backend, running: Running) -> Holds:
+        from celery_dlq.operations.holds import Holds
+        from celery_dlq.operations.publisher import broker_name
+
         return Holds(
             backend,
             running,
@@ -272,8 +293,16 @@ class Assembly:
 
     def breakers(self) -> Breakers:
         """Opens and closes circuit breakers by hand."""
-        circuits = Circuits(self.backend, self.events, self.measuring.counts, broker_name(self.app))
+        from celery_dlq.operations.circuits import Breakers
+
+        circuits = self._circuits(self.backend, self.measuring.counts)
         return Breakers(circuits, self.holds(), self._breaker_of)
+
+    def _circuits(self, backend: Backend, counts: Counts) -> Circuits:
+        from celery_dlq.operations.circuits import Circuits
+        from celery_dlq.operations.publisher import broker_name
+
+        return Circuits(backend, self.events, counts, broker_name(self.app))
 
     def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
         """The queue of a task, and the circuit breaker of its policy there."""
@@ -285,6 +314,8 @@ class Assembly:
 
     def demand_run(self) -> DemandRun:
         """Dead-letters messages that operators name."""
+        from celery_dlq.demands.run import DemandRun
+
         return DemandRun(
             self.app, self.settings, self.backend, self.events, self._waiting_letters, self._queues
         )
@@ -315,14 +346,20 @@ class Assembly:
 
     def notes(self) -> Notes:
         """Writes and reads notes on groups, and sets their states."""
+        from celery_dlq.operations.notes import Notes
+
         return Notes(self.backend, self.reading(), self.events)
 
     def exports(self) -> Exports:
         """Exports letters to Parquet."""
+        from celery_dlq.operations.exports import Exports
+
         return Exports(self.backend, self.reading(), self.events, self.clock)
 
     def policy_admin(self) -> PolicyAdmin:
         """Shows and changes policies."""
+        from celery_dlq.operations.policies import PolicyAdmin
+
         return PolicyAdmin(
             self._policy_table(),
             self.backend.workers,
@@ -370,11 +407,15 @@ class Assembly:
         return self._memory_check(self.backend)
 
     def _memory_check(self, backend: Backend) -> MemoryCheck:
+        from celery_dlq.operations.memory import MemoryCheck
+
         table, queues = self._policy_table(), KnownQueues.of(self.app).names
         return MemoryCheck(self.settings, table, queues, self.app.conf, backend.memory)
 
     def adopt_run(self) -> AdoptRun:
         """Adopts messages when an operator asks for it."""
+        from celery_dlq.adopt.run import AdoptRun
+
         return AdoptRun(
             self.settings, self.backend, self.adopter, self.exchange_publisher, self.clock
         )
@@ -398,6 +439,8 @@ class Assembly:
             StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
         """
         from celery_dlq.contrib import sentry
+        from celery_dlq.operations.publisher import broker_name
+        from celery_dlq.operations.retention import Retention
         from celery_dlq.worker import masked_log
         from celery_dlq.worker.circuit_watch import CircuitWatch, Recoveries
         from celery_dlq.worker.demands import Demands
@@ -469,9 +512,13 @@ class Assembly:
             counts=measuring.counts,
             redaction=self.redaction,
         )
-        circuits = Circuits(backend, self.events, measuring.counts, broker_name(self.app))
         watch = CircuitWatch(
-            circuits, backend.circuits, backend.holds, policy_cache, holding, measuring.counts
+            self._circuits(backend, measuring.counts),
+            backend.circuits,
+            backend.holds,
+            policy_cache,
+            holding,
+            measuring.counts,
         )
         demands = Demands(backend.demands, backend.jobs)
         guard = Guard(
@@ -537,7 +584,7 @@ class Assembly:
         from celery_dlq.operations.recovery import Recovery
 
         with self._separate_backend() as (backend, running, counts):
-            circuits = Circuits(backend, self.events, counts, broker_name(self.app))
+            circuits = self._circuits(backend, counts)
             Recovery(backend, running, circuits, self.settings.held_max).run(stopping)
 
     def memory_limit(
@@ -581,6 +628,8 @@ class Assembly:
         Raises:
             SettingsError: The worker consumes a queue of ``dlq_adopt``.
         """
+        from celery_dlq.adopt.run import consumed_already
+
         orders = self.settings.adopt
         for queue in sorted(set(consumed).intersection(orders)):
             raise consumed_already(queue, hostname, by="dlq_adopt")
@@ -759,6 +808,8 @@ def _shown_place(settings: Settings, conf: Any) -> str:
 def _trimming(
     store: DeadLetterStore, retention: Retention, policy_cache: PolicyCache
 ) -> list[RetentionRound]:
+    from celery_dlq.operations.retention import RetentionRound
+
     if store.capabilities.random_access:
         return [RetentionRound(retention, store, lambda: policy_cache.policies)]
     table = policy_cache.policies

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import _state
 from celery.exceptions import Reject
 from celery.local import PromiseProxy, Proxy
 
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, PolicyKeys
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 
@@ -45,7 +48,7 @@ class RejectToDLQ(Reject):  # type: ignore[misc]
         return self.description
 
 
-def dead_letter_policy(**keys: Any) -> Callable[[T], T]:
+def dead_letter_policy(**keys: Unpack[PolicyKeys]) -> Callable[[T], T]:
     """Guard one task. Its fields beat those of the queue's policy.
 
     Works above or below ``@app.task`` and ``@shared_task``, and on a task class.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypedDict
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters import conditions, json_codec
@@ -15,6 +15,25 @@ from celery_dlq.record import DeadLetter, Reason, check_aware, from_micros, iso,
 
 _MAX_SHOWN_CHARS = 40
 MAX_GREP_CHARS = 1000
+
+
+class FilterFields(TypedDict, total=False):
+    """The fields of a `LetterFilter`, as keywords."""
+
+    ids: frozenset[str] | None
+    reason: Reason | str | None
+    task_name: str | None
+    fingerprint: str | None
+    exception_type: str | None
+    worker_hostname: str | None
+    since: datetime | None
+    until: datetime | None
+    grep: str | None
+    release: str | None
+    root_id: str | None
+    group_id: str | None
+    min_deliveries: int | None
+    conditions: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +235,18 @@ class LetterFilter:
 
     def _fits_exception(self, full: str) -> bool:
         return self.exception_type in {full, full.rpartition(".")[2]}
+
+
+def filter_of(where: LetterFilter | None, fields: FilterFields) -> LetterFilter:
+    """The filter of a call: a filter, or its fields as keywords.
+
+    Raises:
+        DLQError: Both are given: one of them would be ignored.
+    """
+    if where and fields:
+        names = ", ".join(fields)
+        raise DLQError(f"expected a filter or its fields as keywords, got a filter and {names}")
+    return where or LetterFilter(**fields)
 
 
 def _moment(name: str, text: str) -> datetime:

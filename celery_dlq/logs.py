@@ -7,13 +7,15 @@ them would forge a line of the log, an escape sequence would control the termina
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from textwrap import indent
-from typing import Any
+from typing import Any, TypeVar
 
-from celery_dlq.letters.printable import one_line, printable
+from celery_dlq.letters.printable import error_without_secrets, one_line, printable, shortened
 
 _TRACEBACKS = logging.Formatter()
+_MOST_CHARS = 200
+_Read = TypeVar("_Read")
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -22,6 +24,20 @@ def get_logger(name: str) -> logging.Logger:
     if _CLEAN not in logger.filters:
         logger.addFilter(_CLEAN)
     return logger
+
+
+def readable(what: str, read: Callable[[], _Read]) -> _Read | None:
+    """What ``read`` makes of a value.
+
+    ``None`` and a line in the log for one that cannot be read, because another version wrote it or
+    it was damaged: it ends no command and no worker.
+    """
+    try:
+        return read()
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as exc:
+        why = shortened(error_without_secrets(exc), _MOST_CHARS)
+        get_logger("celery_dlq.store").warning("Skipped %s, which cannot be read: %s", what, why)
+        return None
 
 
 class _Clean(logging.Filter):

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from importlib import import_module
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from celery.local import Proxy
 
-from celery_dlq.adopt.run import AdoptRun
 from celery_dlq.assembly import Assembly
 from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 from celery_dlq.config import Settings
-from celery_dlq.demands.run import DemandRun
 from celery_dlq.errors import MissingExtra
-from celery_dlq.operations.apart import Comparison
-from celery_dlq.operations.api import Operations
-from celery_dlq.operations.circuits import Breakers
-from celery_dlq.operations.exports import Exports
-from celery_dlq.operations.holds import Holds
-from celery_dlq.operations.memory import MemoryCheck
-from celery_dlq.operations.notes import Notes
-from celery_dlq.operations.plans import Plans
-from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.reading import Reading
-from celery_dlq.operations.removal import Removal
-from celery_dlq.operations.running import Running
+from celery_dlq.filters import FilterFields
+from celery_dlq.policies.policy import check_names
 from celery_dlq.redaction.masking import Redaction
 
 if TYPE_CHECKING:
+    from celery_dlq.adopt.run import AdoptRun
+    from celery_dlq.demands.run import DemandRun
+    from celery_dlq.operations.apart import Comparison
+    from celery_dlq.operations.api import Operations
+    from celery_dlq.operations.circuits import Breakers
+    from celery_dlq.operations.exports import Exports
+    from celery_dlq.operations.holds import Holds
+    from celery_dlq.operations.memory import MemoryCheck
+    from celery_dlq.operations.notes import Notes
+    from celery_dlq.operations.plans import Plans
+    from celery_dlq.operations.policies import PolicyAdmin
+    from celery_dlq.operations.reading import Reading
+    from celery_dlq.operations.removal import Removal
     from celery_dlq.operations.runner import Runner
+    from celery_dlq.operations.running import Running
     from celery_dlq.web.asgi import AppAccess, DeadLettersApp
     from celery_dlq.web.web import Web
 
@@ -48,16 +52,74 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
+class _Imported:
+    """A class of operations; its module is imported when one of its methods is first needed."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def __getattr__(self, method: str) -> Callable[[], Callable[..., Any]]:
+        if method.startswith("__"):
+            raise AttributeError(method)
+        return lambda: getattr(getattr(import_module(self._module), self._name), method)
+
+
+if not TYPE_CHECKING:  # whoever publishes imports this module, and needs none of these
+    AdoptRun = _Imported("celery_dlq.adopt.run", "AdoptRun")
+    DemandRun = _Imported("celery_dlq.demands.run", "DemandRun")
+    Comparison = _Imported("celery_dlq.operations.apart", "Comparison")
+    Operations = _Imported("celery_dlq.operations.api", "Operations")
+    Breakers = _Imported("celery_dlq.operations.circuits", "Breakers")
+    Exports = _Imported("celery_dlq.operations.exports", "Exports")
+    Holds = _Imported("celery_dlq.operations.holds", "Holds")
+    MemoryCheck = _Imported("celery_dlq.operations.memory", "MemoryCheck")
+    Notes = _Imported("celery_dlq.operations.notes", "Notes")
+    Plans = _Imported("celery_dlq.operations.plans", "Plans")
+    PolicyAdmin = _Imported("celery_dlq.operations.policies", "PolicyAdmin")
+    Reading = _Imported("celery_dlq.operations.reading", "Reading")
+    Removal = _Imported("celery_dlq.operations.removal", "Removal")
+    Running = _Imported("celery_dlq.operations.running", "Running")
+
+
+class _Operation:
+    """A method that delegates to a part of the assembly; made when it is first looked up."""
+
+    def __init__(
+        self, part: Callable[[Assembly], Any], find: Callable[[], Callable[..., Any]]
+    ) -> None:
+        self._part, self._find = part, find
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, instance: DeadLetters | None, owner: type) -> Any:
+        part, method = self._part, self._find()
+        known = _keywords(method)
+
+        @wraps(method)
+        def call(self: DeadLetters, /, *args: Any, **kwargs: Any) -> Any:
+            if known is not None:
+                check_names(f"arguments of {method.__name__}()", kwargs, known)
+            return method(part(self.assembly), *args, **kwargs)
+
+        setattr(self._owner, self._name, call)
+        return getattr(owner if instance is None else instance, self._name)
+
+
 def _of(
     part: Callable[[Assembly], _Part], method: Callable[Concatenate[_Part, _Params], _Result]
 ) -> Callable[Concatenate[DeadLetters, _Params], _Result]:
     """A method that delegates to a part of the assembly, with its signature and docstring."""
+    operation: Any = _Operation(part, cast("Any", method))  # `method` finds it, at run time
+    return cast("Callable[Concatenate[DeadLetters, _Params], _Result]", operation)
 
-    @wraps(method)
-    def call(self: DeadLetters, /, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-        return method(part(self.assembly), *args, **kwargs)
 
-    return call
+def _keywords(method: Callable[..., Any]) -> Collection[str] | None:
+    """The keywords that a method takes; ``None`` if it checks them itself."""
+    found = dict(signature(method).parameters)
+    if "fields" in found:
+        return {*found, *FilterFields.__annotations__}
+    return None if any(one.kind is one.VAR_KEYWORD for one in found.values()) else found
 
 
 class DeadLetters:

@@ -10,6 +10,8 @@ from celery_dlq.cli import hold_tables
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.options import Duration, Rate, json_option
 from celery_dlq.cli.terminal import counting, say
+from celery_dlq.errors import DLQError
+from celery_dlq.letters.printable import one_line
 
 
 @click.command(short_help="Let no worker execute the messages of a task or a queue for now.")
@@ -74,8 +76,9 @@ def holds(ctx: click.Context, *, as_json: bool) -> None:
         hold_tables.holds(console_of(ctx), found)
 
 
-@click.command(short_help="End a hold and send its messages back to their queues.")
-@click.argument("hold_id", metavar="ID")
+@click.command(short_help="End a hold, or all, and send the messages back to their queues.")
+@click.argument("hold_id", metavar="[ID]", required=False)
+@click.option("--all", "every", is_flag=True, help="End all holds, those of circuit breakers too.")
 @click.option("--rate", type=Rate(), help="Release at most this many messages a second.")
 @click.option(
     "--limit", type=int, help="Release only this many, the oldest; the hold then goes on."
@@ -83,19 +86,42 @@ def holds(ctx: click.Context, *, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def release(
-    ctx: click.Context, *, hold_id: str, rate: float | None, limit: int | None, as_json: bool
+    ctx: click.Context,
+    *,
+    hold_id: str | None,
+    every: bool,
+    rate: float | None,
+    limit: int | None,
+    as_json: bool,
 ) -> None:
     """End a hold and send its messages back to their queues, in order, as they came.
 
     A message whose queue nobody knows, or whose task no live worker of its queue has,
     stays, and the exit code is 1. The release is a job: see `dlq jobs`.
     """
+    if (hold_id is None) is not every:
+        raise click.UsageError("expected the ID of a hold, or --all")
+    if every and limit is not None:
+        raise click.UsageError("expected --limit with the ID of a hold, got it with --all")
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    with counting(console, "released", quiet=as_json) as progress:
-        report = dead_letters.release(hold_id, rate=rate, limit=limit, progress=progress)
-    if as_json:
-        print_lines([report.to_json()])
-    else:
-        hold_tables.released(console, hold_id, report)
-    if report.failures or report.refused or report.state != "done":
+    chosen = [hold_id] if hold_id else [one.hold.id for one in dead_letters.holds()]
+    whole = True
+    for one in chosen:
+        try:
+            with counting(console, "released", quiet=as_json) as progress:
+                report = dead_letters.release(one, rate=rate, limit=limit, progress=progress)
+        except DLQError as exc:
+            if not every:
+                raise
+            click.echo(f"Error: {one_line(str(exc))}", err=True)  # of this one; the others go on
+            whole = False
+            continue
+        if as_json:
+            print_lines([report.to_json()])
+        else:
+            hold_tables.released(console, one, report)
+        whole &= not (report.failures or report.refused) and report.state == "done"
+    if not chosen and not as_json:
+        say(console, "Nothing is held.")
+    if not whole:
         ctx.exit(1)

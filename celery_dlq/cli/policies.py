@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import click
 
@@ -48,7 +49,7 @@ def set_(ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float
     The app, a live worker or a letter must know QUEUE. Workers notice within seconds.
     At the end the configured values apply again.
     """
-    pairs = dict(map(_pair, values))
+    pairs: dict[str, Any] = dict(map(_pair, values))
     length = timedelta(seconds=span)
     load_tasks(ctx.obj.app)
     dead_letters_of(ctx).override_policy(queue, length, **pairs)

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.backends.base import Backend, DeadLetterStore, ordered
 from celery_dlq.errors import DLQError
-from celery_dlq.filters import LetterFilter
+from celery_dlq.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.features import QUEUE, TASK, Masked, Pair, pairs_of
 from celery_dlq.letters.significance import (
     MIN_OTHERS,
@@ -31,6 +31,9 @@ from celery_dlq.letters.significance import (
 from celery_dlq.operations.findings import Finding, Message, distinct
 from celery_dlq.operations.reading import Reading
 from celery_dlq.operations.selection import RawEntry
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MOST_PAIRS = 100_000  # different ones, at most 50 MB
 _LEAST_MESSAGES = 5  # two letters, two others, one success
@@ -105,7 +108,7 @@ class Comparison:
         *,
         most: int = 5_000,
         deadline_seconds: float = 1.0,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> Apart:
         """Find values that are more frequent in some letters than in others; changes nothing.
 
@@ -125,7 +128,7 @@ class Comparison:
             StoreUnavailable: The store does not answer.
             DLQError: An option or a field of the filter is not usable.
         """
-        where = where or LetterFilter(**fields)
+        where = filter_of(where, fields)
         if most < _LEAST_MESSAGES or not deadline_seconds > 0:
             raise DLQError(
                 f"expected most of {_LEAST_MESSAGES} or more and deadline_seconds above 0, got "

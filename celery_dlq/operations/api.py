@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from celery_dlq.backends.base import Backend
 from celery_dlq.events import Change
-from celery_dlq.filters import LetterFilter
+from celery_dlq.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.checks import redrive_options
 from celery_dlq.operations.dry_run import DryRun, dry_run, refuse_lost
 from celery_dlq.operations.edit import Edit
@@ -19,6 +19,9 @@ from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.redrive import died_again
 from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.running import Running
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Operations:
@@ -61,7 +64,7 @@ class Operations:
         canary_wait: float | timedelta = 60,
         progress: Progress | None = None,
         scanned: Progress | None = None,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> RedriveReport:
         """Publish the original messages of letters again, then remove the letters.
 
@@ -97,7 +100,7 @@ class Operations:
             RedriveError: All messages would be lost in ``to_queue``.
             DLQError: An option or a field of the filter is not usable.
         """
-        where = where or LetterFilter(**fields)
+        where = filter_of(where, fields)
         options = redrive_options(
             rate=rate,
             limit=limit,
@@ -166,7 +169,7 @@ class Operations:
         limit: int | None = None,
         to_queue: str | None = None,
         scanned: Progress | None = None,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> DryRun:
         """Report what a redrive would do, and whether its queues and tasks exist.
 

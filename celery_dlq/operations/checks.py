@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from celery_dlq.backends.base import Backend, Clock
 from celery_dlq.config import Settings
@@ -97,6 +97,20 @@ class Checks:
     def message(self, found: RawEntry, options: Mapping[str, Any]) -> Outgoing:
         """The message of a letter, as a redrive with these options would publish it."""
         return outgoing(found, RedriveOptions.from_json(options), redrive_id="", now=self._clock())
+
+
+class RedriveKeys(TypedDict, total=False):
+    """The options of a redrive; `Operations.redrive` says what they mean."""
+
+    rate: float | None
+    limit: int | None
+    to_queue: str | None
+    delay: float | timedelta
+    new_id: bool
+    keep_count: bool
+    canary: int | None
+    max_failures: int
+    canary_wait: float | timedelta
 
 
 def redrive_options(

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.backends.base import Backend, Clock
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.filters import LetterFilter
+from celery_dlq.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.reading import Reading
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from celery_dlq.export.exporter import ExportReport
 
 
@@ -52,7 +54,7 @@ class Exports:
         filesystem: Any | None = None,
         progress: Callable[[int], None] | None = None,
         expected: Callable[[int], None] | None = None,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> ExportReport:
         """Write the letters to Parquet files; later exports write only new letters.
 
@@ -106,7 +108,7 @@ class Exports:
         names = None if dead_letter_queues is None else list(dead_letter_queues)
         for name in names or ():
             self._reading.check_queue(name)
-        chosen_letters = where or LetterFilter(**fields)
+        chosen_letters = filter_of(where, fields)
         if successes and (chosen_letters or then_trim):
             raise SettingsError(
                 "expected no filter and no then_trim with successes, which are no letters"

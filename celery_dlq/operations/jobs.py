@@ -15,7 +15,7 @@ from uuid import uuid4
 from celery_dlq.backends.base import JobStore
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import whoami
-from celery_dlq.logs import get_logger
+from celery_dlq.logs import get_logger, readable
 from celery_dlq.operations.job import (
     CANCELLED,
     DONE,
@@ -73,7 +73,8 @@ class Jobs:
         """All jobs in the store, newest first."""
         states = self._store.all()
         now = self._store.now()
-        return [Job.from_stored(state, now) for state in states]
+        jobs = (_job(state, now) for state in states)
+        return [job for job in jobs if job is not None]
 
     def get(self, job_id: str) -> Job:
         """One job.
@@ -144,7 +145,8 @@ class Jobs:
         now = self._store.now()
         plans = [state for state in self._store.all() if state.get("state") == PLANNED]
         for place, state in enumerate(plans):
-            expires_at = Job.from_stored(state, now).expires_at or now
+            known = _job(state, now)
+            expires_at = (known and known.expires_at) or now
             if place >= MOST_PLANS - 1 or now - expires_at > _EXPIRED_KEPT:
                 self._store.replace(state["id"], state, None)
         planned = replace(
@@ -237,8 +239,8 @@ class Jobs:
             state = self._store.read(job_id)
             if state is None or state.get("state") != WAITING:
                 continue  # another process was faster
-            job = Job.from_stored(state, self._store.now())
-            run = self._take(state, job) if may_run(job) else None
+            job = _job(state, self._store.now())
+            run = self._take(state, job) if job is not None and may_run(job) else None
             if run is not None:
                 return run
         return None
@@ -253,9 +255,10 @@ class Jobs:
 
     def _read(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state = self._store.read(job_id)
-        if state is None:
+        job = None if state is None else _job(state, self._store.now())
+        if state is None or job is None:
             raise NotFound(f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them")
-        return state, Job.from_stored(state, self._store.now())
+        return state, job
 
     def _resumable(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state, job = self._read(job_id)
@@ -398,3 +401,7 @@ class _UnlistedRun(JobRun):
 
     def _write(self) -> bool:
         return False
+
+
+def _job(state: Mapping[str, Any], now: datetime) -> Job | None:
+    return readable(f"the job {state.get('id')}", lambda: Job.from_stored(state, now))

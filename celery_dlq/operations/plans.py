@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.backends.base import Backend
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
-from celery_dlq.operations.checks import redrive_options
+from celery_dlq.operations.checks import RedriveKeys, redrive_options
 from celery_dlq.operations.discard import DiscardOptions
 from celery_dlq.operations.dry_run import dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments
@@ -22,9 +22,20 @@ from celery_dlq.operations.preview import Preview, dry_run_of
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.running import Running
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
+from celery_dlq.policies.policy import check_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _PREVIEW_SECONDS = 10.0
 _PLANNED = (*REDRIVES, *REMOVALS)
+
+
+class PlanOptions(RedriveKeys, total=False):
+    """The options of a job that is planned: those of a redrive, or of a discard."""
+
+    forever: bool
+    export_path: str | None
 
 
 class Plans:
@@ -53,7 +64,7 @@ class Plans:
         change: Edit | None = None,
         force: bool = False,
         seconds: float = _PREVIEW_SECONDS,
-        **options: Any,
+        **options: Unpack[PlanOptions],
     ) -> Job:
         """Make a dry run and keep it as a job, which `start` starts within 15 minutes.
 
@@ -137,11 +148,14 @@ class Plans:
 
     def _planned_options(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if kind in REDRIVES:
+            check_names(f"options of {kind}", options, RedriveKeys.__annotations__)
             kept = redrive_options(**options)
             self._checks.check_target(kept.get("to_queue"))
             return kept
         if kind not in _PLANNED:
             raise DLQError(f"expected a kind of job ({', '.join(_PLANNED)}), got {kind!r}")
+        known = [field.name for field in fields(DiscardOptions)]
+        check_names(f"options of {kind}", options, known)
         removal = DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})
         if not removal.forever:
             self._checks.check_bin()

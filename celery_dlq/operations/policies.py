@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.backends.base import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.errors import NotFound, SettingsError
@@ -15,10 +15,13 @@ from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import MAX_OVERRIDE, by_queue, checked
-from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, PolicyKeys
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.table import PolicyTable, Sourced
 from celery_dlq.record import iso
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +182,9 @@ class PolicyAdmin:
         """See `celery_dlq.policies.table.PolicyTable.counted_in`."""
         return self._table.counted_in(letter_queue, queue, task_name)
 
-    def override_policy(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
+    def override_policy(
+        self, /, queue: str, span: timedelta, **values: Unpack[PolicyKeys]
+    ) -> list[Override]:
         """Override policy keys of a queue for a limited time, without a deploy.
 
         Workers apply it within seconds, and return to the configured values at its end. An
@@ -204,7 +209,9 @@ class PolicyAdmin:
             self._registry.override(override)
         return made
 
-    def check_override(self, /, queue: str, span: timedelta, **values: Any) -> list[Override]:
+    def check_override(
+        self, /, queue: str, span: timedelta, **values: Unpack[PolicyKeys]
+    ) -> list[Override]:
         """The overrides that `override_policy` would set; changes nothing, raises the same."""
         _check_span(queue, span)
         if not values:

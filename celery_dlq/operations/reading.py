@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from celery_dlq.backends.base import (
     OPEN_GROUP,
@@ -21,7 +21,7 @@ from celery_dlq.backends.base import (
 )
 from celery_dlq.backends.grouping import in_order
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
-from celery_dlq.filters import LetterFilter
+from celery_dlq.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.logs import get_logger
 from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
@@ -30,6 +30,9 @@ from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import DeadLetter, from_micros
 from celery_dlq.redaction.masking import NO_REDACTION, Redaction
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = get_logger("celery_dlq")
 
@@ -78,7 +81,7 @@ class Reading:
         newest_first: bool = False,
         limit: int | None = None,
         scanned: Progress | None = None,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> Iterator[DeadLetter]:
         """The letters of a queue, streamed, oldest first; reading changes nothing.
 
@@ -107,10 +110,10 @@ class Reading:
         newest_first: bool = False,
         limit: int | None = None,
         scanned: Progress | None = None,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> Iterator[RawEntry]:
         """Like `letters`, but raw, with positions, and with entries that are no letters."""
-        where = where or LetterFilter(**fields)
+        where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
         found = select(
             self._store, dead_letter_queue, where, newest_first=newest_first, scanned=scanned
@@ -126,7 +129,7 @@ class Reading:
         cursor: str | None = None,
         size: int = 50,
         deadline_seconds: float = 2.0,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> LetterPage:
         """A page of letters, newest first, and of entries that are no letters.
 
@@ -145,7 +148,7 @@ class Reading:
             StoreUnavailable: The store does not answer.
             DLQError: The cursor, the size or a field of the filter is not usable.
         """
-        where = where or LetterFilter(**fields)
+        where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
         return paging.page(
             self._store,
@@ -164,7 +167,7 @@ class Reading:
         *,
         most: int = 10_000,
         deadline_seconds: float = 2.0,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> LetterCount:
         """The number of letters that match a filter, counted from the newest.
 
@@ -183,7 +186,7 @@ class Reading:
             StoreUnavailable: The store does not answer.
             DLQError: A field of the filter is not usable.
         """
-        where = where or LetterFilter(**fields)
+        where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
         return paging.count(
             self._store, dead_letter_queue, where, most=most, deadline_seconds=deadline_seconds
@@ -196,13 +199,13 @@ class Reading:
         where: LetterFilter | None = None,
         *,
         stop: Callable[[], bool] = lambda: False,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> Iterator[DeadLetter]:
         """Letters as they arrive from now on, until ``stop`` returns true.
 
         Polls the store, and waits for one that does not answer.
         """
-        where = where or LetterFilter(**fields)
+        where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
         after = self._store.settled_position(dead_letter_queue)
         return self._tail(dead_letter_queue, where, after, stop)

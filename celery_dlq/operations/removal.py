@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from celery_dlq.backends.base import Backend, Restored
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.filters import LetterFilter
+from celery_dlq.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.discard import DiscardOptions
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
@@ -19,6 +19,9 @@ from celery_dlq.operations.results import DiscardReport
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.running import Running
 from celery_dlq.operations.selection import RawEntry
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 
@@ -63,7 +66,7 @@ class Removal:
         export_first: str | Path | None = None,
         progress: Progress | None = None,
         scanned: Progress | None = None,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> DiscardReport:
         """Remove letters from their queue; `restore` puts them back within 24 hours.
 
@@ -80,7 +83,7 @@ class Removal:
         return self._discard(
             "discard",
             dead_letter_queue,
-            where or LetterFilter(**fields),
+            filter_of(where, fields),
             DiscardOptions(forever=forever, limit=limit),
             export_first,
             progress,
@@ -97,13 +100,13 @@ class Removal:
         export_first: str | Path | None = None,
         progress: Progress | None = None,
         scanned: Progress | None = None,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> DiscardReport:
         """Remove letters permanently: `discard` with ``forever``; the audit names it a purge."""
         return self._discard(
             "purge",
             dead_letter_queue,
-            where or LetterFilter(**fields),
+            filter_of(where, fields),
             DiscardOptions(forever=True, limit=limit),
             export_first,
             progress,

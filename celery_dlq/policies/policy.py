@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
-from celery_dlq.errors import SettingsError
+from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.policies.auto_redrive import (
     MOST_CANARY,
@@ -39,6 +39,28 @@ from celery_dlq.record import Reason
 DLQ_SUFFIX = "-DLQ"
 
 _Choice = TypeVar("_Choice", bound=Enum)
+
+
+class PolicyKeys(TypedDict, total=False):
+    """The keys of a policy as users write them; `Policy` says what they mean."""
+
+    max_deliveries: int | None
+    max_crashes: int | None
+    crash_window: float | timedelta | None
+    max_retries: int | None
+    dead_letter_queue: str | None
+    dead_letter_exchange: DeadLetterExchange | str | Mapping[str, str] | None
+    dead_letter_routing_key: str | None
+    default_delay: float | timedelta | None
+    ignore_message_delay: bool | None
+    dead_letter_ttl: float | timedelta | None
+    dead_letter_max_length: int | None
+    keep_until_exported: bool | None
+    auto_redrive: AutoRedrive | Mapping[str, Any] | Literal[False] | None
+    reasons: Collection[Reason | str] | None
+    ignore: type[BaseException] | str | Collection[type[BaseException] | str] | None
+    exceptions: Mapping[Any, ExceptionRule | Mapping[str, Any]] | None
+    circuit_breaker: CircuitBreaker | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +143,7 @@ class Policy:
         """
         if not isinstance(values, Mapping):
             raise SettingsError(_expected(where, "a mapping of policy keys", values))
-        for key in values:
-            if key not in _CHECKS:
-                hint = suggestion(key, _CHECKS)
-                raise SettingsError(
-                    f"expected only known policy keys in {where}, got {key!r}; {hint}"
-                )
+        check_names(f"policy keys in {where}", values, _CHECKS, SettingsError)
         return cls(
             **{
                 key: None if value is None else _CHECKS[key](f"{where}[{key!r}]", value)
@@ -185,6 +202,19 @@ class Policy:
         """
         rules = {**dict.fromkeys(self.ignore or (), IGNORE), **dict(self.exceptions or ())}
         return next((rules[name] for name in exception_names if name in rules), None)
+
+
+def check_names(
+    what: str, names: Iterable[str], known: Collection[str], error: type[DLQError] = DLQError
+) -> None:
+    """Refuse a name that is not known, with the one that is meant.
+
+    Raises:
+        DLQError: One of the names is not known.
+    """
+    for name in names:
+        if name not in known:
+            raise error(f"expected only known {what}, got {name!r}; {suggestion(name, known)}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -64,7 +64,7 @@ class LiveLetters:
             raise MissingExtra(feature, "redis", "spark") from exc
         self._options = options
         self._keys = Keys(options.keyprefix)
-        self._client = connect(options.address, options.timeoutseconds or None)
+        self._client = connect(options.address, options.timeoutseconds or None, keys=self._keys)
         self._store = RedisStore(self._client, options.url, self._keys)
         self._translated = translated
 

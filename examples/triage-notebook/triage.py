@@ -19,7 +19,7 @@
 # touches Redis or the broker before the very last step, which is only shown.
 #
 # Every function takes a DataFrame of letters and gives a DataFrame, so that each answer can be
-# joined, filtered and kept like any other table. Needs: `pip install 'celery_dlq[spark]'`.
+# joined, filtered and kept like any other table. Needs: `pip install '../..[spark]'`.
 
 # %% tags=["parameters"]
 import os

@@ -62,8 +62,14 @@ def commands_of_readmes() -> list[list[str]]:
     return [shlex.split(match[0]) for match in found if match is not None]
 
 
+def composed() -> dict[str, Any]:
+    """The services of the compose file."""
+    services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text("utf-8"))["services"]
+    return services
+
+
 def _composed() -> Iterator[Container]:
-    for name, service in yaml.safe_load(COMPOSE.read_text("utf-8"))["services"].items():
+    for name, service in composed().items():
         if "build" not in service:
             continue
         kind, *probe = service.get("healthcheck", {}).get("test", ["NONE"])

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import redis
-from containers import COMPOSE, MANIFESTS, Container, commands_of_readmes, containers, documents
+from containers import (
+    COMPOSE,
+    MANIFESTS,
+    Container,
+    commands_of_readmes,
+    composed,
+    containers,
+    documents,
+)
 from readme import EXAMPLES
 from waiting import poll
 
@@ -130,9 +138,12 @@ def test_the_image_is_of_known_instructions_and_not_root() -> None:
     instructions = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
     assert instructions[0][0] == "FROM"
     assert {name for name, _ in instructions} <= {"FROM", "RUN", "WORKDIR", "COPY", "USER", "CMD"}
+    builds = {one["build"]["context"] for one in composed().values() if "build" in one}
+    assert builds == {"../.."}, "it is built from the repository, which has the package"
+    context = APP / "../.."
     for name, rest in instructions:
         if name == "COPY":
-            assert all((APP / source).exists() for source in rest.split()[:-1]), rest
+            assert all((context / source).exists() for source in rest.split()[:-1]), rest
     [user] = [rest for name, rest in instructions if name == "USER"]
     assert f"--uid {user} " in text
     pods = [path.read_text("utf-8") for path in MANIFESTS]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import celery
 import pytest
 from rabbit import RabbitServer
 from readme import EXAMPLES, run_readme
+from servers import require
 
 
 def free_port() -> str:
@@ -70,6 +75,30 @@ def test_the_pages_inside_a_web_app(redis_url: str, tmp_path: Path) -> None:
     assert "401" in lines
     assert "ok" in lines
     assert lines[-1].endswith('"letters":{},"hour":{},"jobs":{}}')
+
+
+def test_pytest_celery_on_processes(tmp_path: Path) -> None:
+    """Its nodes need no Docker: a redis-server and a worker of this environment."""
+    require(shutil.which("redis-server"), "redis-server on the PATH (a system package)")
+    pytest.importorskip("pytest_celery", reason="the example needs pytest-celery")
+    assert "4 passed" in run_readme("pytest-celery", tmp_path)
+
+
+def test_pytest_celery_in_containers(tmp_path: Path) -> None:
+    """The same tests with images; only where Docker runs."""
+    pytest.importorskip("pytest_celery", reason="the example needs pytest-celery")
+    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        pytest.skip("Docker does not run here")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=EXAMPLES / "pytest-celery",
+        env={**os.environ, "NODES": "containers", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_every_example_has_a_readme() -> None:

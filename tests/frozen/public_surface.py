@@ -149,6 +149,7 @@ def _members(kind: type) -> Iterator[str]:
         return
     ours = {name for base in kind.__mro__ for name in vars(base) if "celery_dlq" in base.__module__}
     for name in sorted(name for name in ours if not name.startswith("_")):
+        getattr(kind, name, None)  # imports a method that is imported when it is looked up
         member = inspect.getattr_static(kind, name)
         plain = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
         if inspect.isfunction(plain):

@@ -67,11 +67,11 @@ def refusal(url: str, error: type[Exception] = SettingsError) -> str:
 
 
 def test_a_check_leaves_nothing_behind(server: RedisServer) -> None:
-    """Neither keys nor, in the worker that checks, a connection that its pool would inherit."""
+    """But the format; nor, in the worker that checks, a connection that its pool would inherit."""
     backend = RedisBackend(server.url, timeout_seconds=TIMEOUT_SECONDS)
     backend.letters.check(QUEUES)
     assert not backend.connection.is_open
-    assert server.client().dbsize() == 0
+    assert server.client().keys() == [b"dlq:{app}:format"]
     backend.close()
 
 
@@ -81,7 +81,7 @@ def test_a_check_does_not_touch_what_is_there(server: RedisServer) -> None:
     for key in (f"dlq:{{{DLQ}}}:letters", "dlq:queues"):
         client.set(key, "another program's")
     check(server.url)
-    assert client.dbsize() == 2
+    assert client.dbsize() == 2 + 1
 
 
 def test_the_least_that_a_user_may_do_is_enough(server: RedisServer, user: str) -> None:
@@ -180,7 +180,7 @@ def test_a_cluster_is_checked_through_its_own_client(cluster_servers: ClusterSer
     backend = RedisBackend(cluster_servers.url)
     backend.letters.check(QUEUES)
     backend.close()
-    assert sum(server.client().dbsize() for server in cluster_servers.masters) == 0
+    assert sum(server.client().dbsize() for server in cluster_servers.masters) == 1  # the format
 
 
 def test_a_renamed_command_is_named_without_its_arguments() -> None:

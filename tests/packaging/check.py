@@ -30,6 +30,14 @@ ENTRY_POINTS = (
     "celery-dlq = celery_dlq.__main__:main",
     "dlq = celery_dlq.cli.commands:dlq",
 )
+# The bounds of redis-py are those of the kombu and the Celery that are installed with it.
+METADATA = (
+    "License-Expression: Apache-2.0",
+    "License-File: LICENSE",
+    "Requires-Dist: celery[redis]",
+    "Requires-Dist: kombu[redis]",
+    "Requires-Dist: redis[hiredis]",
+)
 # What an extra has to bring; everything else may be missing, and nothing but these.
 BRINGS = {
     "core": set(),
@@ -139,6 +147,10 @@ def check_built(folder: Path) -> Path:
         written = opened.read(points).decode().splitlines()
         expect(set(ENTRY_POINTS) <= set(written), f"entry points {ENTRY_POINTS}, got {written}")
         expect(any("LICENSE" in n for n in names), "the LICENSE in the wheel")
+        (metadata,) = (n for n in names if n.endswith(".dist-info/METADATA"))
+        lines = opened.read(metadata).decode().splitlines()
+        for line in METADATA:
+            expect(any(got.startswith(line) for got in lines), f"{line!r} in the metadata")
     with tarfile.open(sdist) as opened:
         inside = {
             member.name.partition("/")[2] for member in opened.getmembers() if member.isfile()

@@ -41,6 +41,18 @@ def charge(order_id: int) -> int:
     return order_id
 
 
+def misspelt() -> None:
+    """What mypy must refuse: an ignore that is not needed is an error."""
+    dead_letter_policy(max_delivery=3)  # type: ignore[call-arg]
+    dead_letter_policy(max_deliveries="3")  # type: ignore[arg-type]
+    dlq.redrive("orders-DLQ", ratee=5)  # type: ignore[call-arg]
+    dlq.letters("orders-DLQ", fingerprnt="c0ffee")  # type: ignore[call-arg]
+    dlq.purge("orders-DLQ", limit=10, min_deliveries="2")  # type: ignore[arg-type]
+    dlq.export("letters", resaon="failed")  # type: ignore[call-arg]
+    dlq.plan("redrive", "orders-DLQ", ratee=5)  # type: ignore[call-arg]
+    dlq.override_policy("orders", timedelta(hours=2), max_delivery=1)  # type: ignore[call-arg]
+
+
 def charged() -> int:
     return charge(1)
 

@@ -73,12 +73,18 @@ def test_every_celery_command_imports_only_the_names_of_ours() -> None:
 
 
 def test_publishers_load_nothing_that_only_workers_need() -> None:
-    """Every web process imports the plugin; a worker's modules are loaded by the worker."""
+    """Every web process imports the plugin and publishes; it redrives and adopts nothing."""
     code = (
         "import sys, celery_dlq.plugin\n"
         "from celery import Celery\n"
-        "celery_dlq.plugin.DeadLetters(Celery('shop', set_as_current=False))\n"
-        "rooms = ('celery_dlq.worker', 'celery_dlq.dlx', 'celery_dlq.contrib')\n"
+        "app = Celery('shop', broker='memory://', set_as_current=False)\n"
+        "app.conf.dlq_url = 'redis://localhost:1/0'\n"
+        "app.conf.dlq_queues = {'*': {'max_deliveries': 3}}\n"
+        "celery_dlq.plugin.DeadLetters(app)\n"
+        "app.send_task('shop.charge')\n"
+        "rooms = ('celery_dlq.worker', 'celery_dlq.dlx', 'celery_dlq.contrib',\n"
+        "    'celery_dlq.operations', 'celery_dlq.adopt', 'celery_dlq.demands',\n"
+        "    'celery_dlq.transport', 'redis')\n"
         "print([m for m in sys.modules if m.startswith(rooms)])"
     )
     done = subprocess.run(

@@ -63,13 +63,14 @@ class RedisBackend:
     @cached_property
     def client(self) -> Any:
         """The pooled, thread-safe client."""
-        return connect(self._where, self._timeout)
+        return connect(self._where, self._timeout, keys=self.keys)
 
     @cached_property
     def connection(self) -> PipelinedConnection:
         """The connection for writes that do not wait for replies."""
         # No retries: a count whose reply was lost must not be taken twice.
-        return pipelined(connect(self._where, self._timeout, retries=0), self.url)
+        client = connect(self._where, self._timeout, retries=0, keys=self.keys)
+        return pipelined(client, self.url)
 
     @cached_property
     def counter(self) -> RedisCounter:

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from celery_dlq.backends.redis.cluster import LazyCluster
 from celery_dlq.backends.redis.connect import unavailable
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.backends.redis.keys import FORMAT, Keys
 from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import Scripts
 from celery_dlq.backends.redis.slots import client_for
@@ -119,7 +119,7 @@ def check(
     dead_letter_queues: Iterable[str] = (),
     connection: PipelinedConnection | None = None,
 ) -> None:
-    """Check that a Redis does all that is asked of it; leaves nothing behind.
+    """Check that a Redis does all that is asked of it; leaves nothing behind but its format.
 
     Args:
         client: A redis-py client.
@@ -211,6 +211,7 @@ def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) 
     if refusals:
         pairs = [refusal.decode(errors="replace").partition(" ") for refusal in refusals]
         raise ResponseError(f"{', '.join(command for command, _, _ in pairs)}: {pairs[0][2]}")
+    client.set(keys.format(), FORMAT, nx=True)
 
 
 def _line(url: str, expected: str, got: str, remedy: str) -> str:

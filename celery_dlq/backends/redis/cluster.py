@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,11 +26,15 @@ class LazyCluster:
     Args:
         connections: The arguments of the connections to the nodes that are known; they differ in
             ``host`` and ``port`` only.
+        check: Called with the client when it is made; may raise.
     """
 
     connection_pool = None  # each node has its own
 
-    def __init__(self, connections: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, connections: list[dict[str, Any]], check: Callable[[Any], None] | None = None
+    ) -> None:
+        self._check = check
         self._nodes = [(one["host"], one["port"]) for one in connections]
         left_out = ("host", "port", "db")  # a cluster has one database
         self._options = {k: v for k, v in connections[0].items() if k not in left_out}
@@ -69,7 +74,7 @@ class LazyCluster:
         with self._lock:
             if self._made is None:
                 try:
-                    self._made = RedisCluster(
+                    made = RedisCluster(
                         startup_nodes=[ClusterNode(*node) for node in self._nodes],
                         # A master that is gone must not stop the work on the others.
                         require_full_coverage=False,
@@ -78,4 +83,11 @@ class LazyCluster:
                     )
                 except RedisClusterException as exc:
                     raise redis.ConnectionError(str(exc)) from exc
+                try:
+                    if self._check is not None:
+                        self._check(made)
+                except Exception:
+                    made.close()
+                    raise
+                self._made = made
             return self._made

@@ -5,22 +5,33 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_dlq.backends.redis.address import Address, Kind, address_of
 from celery_dlq.backends.redis.cluster import LazyCluster
+from celery_dlq.backends.redis.keys import FORMAT, Keys
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 
 
-def connect(where: Address | str, timeout_seconds: float | None, *, retries: int = 1) -> Any:
+class LaterFormatError(redis.ConnectionError):
+    """The store has a format that this version does not know; it counts as away."""
+
+
+def connect(
+    where: Address | str,
+    timeout_seconds: float | None,
+    *,
+    retries: int = 1,
+    keys: Keys | None = None,
+) -> Any:
     """Return a client; nothing is sent yet. No other module makes one.
 
     Args:
@@ -28,6 +39,7 @@ def connect(where: Address | str, timeout_seconds: float | None, *, retries: int
         timeout_seconds: Maximum wait for a connection and for a reply; ``None``: no limit.
         retries: Number of times a command is sent again after a lost connection; 0 where it
             must not run twice. A cluster's client has a number of its own.
+        keys: Names the key of the format: a connection to a store of a later one fails.
 
     Raises:
         SettingsError: The address cannot be used.
@@ -41,11 +53,39 @@ def connect(where: Address | str, timeout_seconds: float | None, *, retries: int
     }
     found = [{**common, **one} for one in address.connections()]
     if address.kind is Kind.CLUSTER:
-        return LazyCluster(found)
+        return LazyCluster(found, None if keys is None else partial(_check_cluster, keys))
+    if keys is not None:
+        found = [{**one, "redis_connect_func": partial(_check_connection, keys)} for one in found]
     retry = Retry(NoBackoff(), retries)
     if address.kind is Kind.SENTINELS:
         return _through_sentinels(address, [{**one, "retry": retry} for one in found])
     return redis.Redis.from_pool(redis.ConnectionPool(retry=retry, **_of_servers(found)))
+
+
+def _check_connection(keys: Keys, connection: Any) -> None:
+    connection.on_connect()
+    connection.send_command("GET", keys.format())
+    try:
+        _check_format(connection.read_response())
+    except ResponseError:  # what is done next is refused, too, and says why
+        return
+
+
+def _check_cluster(keys: Keys, cluster: Any) -> None:
+    try:
+        _check_format(cluster.get(keys.format()))
+    except ResponseError:
+        return
+
+
+def _check_format(found: Any) -> None:
+    """Refuse a format that this version does not know.
+
+    Raises:
+        LaterFormatError: The store has one.
+    """
+    if found is not None and found != b"%d" % FORMAT:
+        raise LaterFormatError(found.decode("utf-8", "backslashreplace")[:20])
 
 
 def _of_servers(connections: list[dict[str, Any]]) -> dict[str, Any]:
@@ -111,6 +151,11 @@ def new_connection(pool: Any) -> Any:
 
 def unavailable(exc: Exception, url: str) -> StoreUnavailable:
     """Return the error for a failure of Redis; it shows no password."""
+    if isinstance(exc, LaterFormatError):
+        return StoreUnavailable(
+            f"expected the store at {url_without_secrets(url)} to have the format {FORMAT}, got "
+            f"{str(exc)!r}, which a later celery_dlq wrote; install that version here"
+        )
     return StoreUnavailable(
         f"the store at {url_without_secrets(url)} failed with {error_without_secrets(exc)}; "
         f"check that Redis runs there and accepts writes, and that dlq_url is right"

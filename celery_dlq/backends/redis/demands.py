@@ -9,9 +9,7 @@ from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.scripts import DemandReply
-from celery_dlq.logs import get_logger
-
-logger = get_logger("celery_dlq.store")
+from celery_dlq.logs import readable
 
 
 class RedisDemands(RedisPart):
@@ -58,8 +56,4 @@ class RedisDemands(RedisPart):
 
 
 def _read(text: bytes) -> Demand | None:
-    try:
-        return Demand.from_stored(json.loads(text))
-    except (KeyError, ValueError, TypeError) as exc:  # for example from a later version
-        logger.warning("Skipped a demand that cannot be read: %r", exc)
-        return None
+    return readable("a demand", lambda: Demand.from_stored(json.loads(text)))

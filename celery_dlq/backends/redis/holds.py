@@ -10,9 +10,7 @@ from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.scripts import DropHeldReply, ReplaceHoldReply
-from celery_dlq.logs import get_logger
-
-logger = get_logger("celery_dlq.store")
+from celery_dlq.logs import readable
 
 
 class RedisHolds(RedisPart):
@@ -60,8 +58,4 @@ def _text(hold: Hold) -> str:
 
 
 def _read(text: bytes) -> Hold | None:
-    try:
-        return Hold.from_stored(json.loads(text))
-    except (KeyError, ValueError, TypeError) as exc:  # for example from a later version
-        logger.warning("Skipped a hold that cannot be read: %r", exc)
-        return None
+    return readable("a hold", lambda: Hold.from_stored(json.loads(text)))

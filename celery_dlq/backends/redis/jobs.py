@@ -11,10 +11,8 @@ from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.scripts import SaveJobReply
-from celery_dlq.logs import get_logger
+from celery_dlq.logs import readable
 from celery_dlq.record import to_micros
-
-logger = get_logger("celery_dlq.store")
 
 _CANCEL = b"cancel"
 
@@ -107,9 +105,4 @@ def _text(state: Mapping[str, Any]) -> str:
 
 
 def _state(text: bytes) -> Mapping[str, Any] | None:
-    try:
-        state = json.loads(text)
-    except ValueError as exc:
-        logger.warning("Skipped the state of a job that cannot be read: %r", exc)
-        return None
-    return state if isinstance(state, dict) else None
+    return readable("the state of a job", lambda: dict(json.loads(text)))

@@ -11,6 +11,9 @@ from functools import lru_cache
 
 from celery_dlq.backends.base import MessageKey
 
+FORMAT = 1
+"""The format of the keys and their values; a version that reads them otherwise writes another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -28,6 +31,10 @@ class Keys:
     def queues(self) -> str:
         """SET: names of all dead-letter queues."""
         return f"{self.prefix}:queues"
+
+    def format(self) -> str:
+        """STRING: the format of all these keys; written when a worker starts. Without one: 1."""
+        return f"{self.prefix}:{{app}}:format"
 
     def nodes(self) -> str:
         """ZSET: all workers by their last heartbeat."""

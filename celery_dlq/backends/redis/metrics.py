@@ -62,7 +62,10 @@ class RedisMetrics(RedisPart):
                 found[tuple(map(str, json.loads(field)))] = int(count)
             except (ValueError, TypeError):  # for example from a later version
                 logger.debug("Skipped the count %r, which cannot be read", field)
-        workers = (_gauges(name.decode(), text, now) for name, text in sorted(gauges.items()))
+        workers = (
+            _gauges(name.decode("utf-8", "backslashreplace"), text, now)
+            for name, text in sorted(gauges.items())
+        )
         return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
 
 
@@ -73,13 +76,13 @@ def _names(series: Series) -> tuple[str, str]:
 
 
 def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
-    at, _, values = text.decode().partition("|")
     try:
+        at, _, values = text.decode().partition("|")
         spool, waiting, *_ = json.loads(values)
         if now - int(at) > SILENT_SECONDS:
             return None
         return WorkerGauges(worker=worker, spool=int(spool), waiting=int(waiting))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError):  # for example from a later version
         logger.debug("Skipped the gauges of %s, which cannot be read: %r", worker, text)
         return None
 

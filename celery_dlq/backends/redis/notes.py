@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from urllib.parse import unquote
 
 from celery_dlq.backends.base.notes import (
@@ -19,10 +20,8 @@ from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.overviews import release_text, text_of
 from celery_dlq.backends.redis.part import RedisPart
-from celery_dlq.logs import get_logger
+from celery_dlq.logs import readable
 from celery_dlq.record import from_micros, to_micros
-
-logger = get_logger("celery_dlq.store")
 
 _KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
 
@@ -46,13 +45,9 @@ class RedisNotes(RedisPart):
         """Return the notes on a group."""
         with translated(self._url):
             text = self._client.hget(self._keys.notes(dead_letter_queue), spelled(fingerprint))
-        found = []
-        for line in reversed((text or b"").splitlines()):
-            try:
-                found.append(Note.from_stored(json.loads(line)))
-            except (KeyError, ValueError, TypeError) as exc:  # for example from a later version
-                logger.warning("Skipped a note on %s that cannot be read: %r", fingerprint, exc)
-        return found
+        lines = reversed((text or b"").splitlines())
+        found = (readable(f"a note on {fingerprint}", partial(_note, line)) for line in lines)
+        return [note for note in found if note is not None]
 
     def set_status(self, dead_letter_queue: str, fingerprint: str, status: GroupStatus) -> None:
         """Set the state of a group."""
@@ -97,20 +92,27 @@ def _text(status: GroupStatus) -> str:
     return "|".join([status.state.value, *parts, json.dumps(status.to_stored())])
 
 
+def _note(line: bytes) -> Note:
+    return Note.from_stored(json.loads(line))
+
+
 def _status(text: bytes, now: datetime) -> GroupStatus:
-    try:
-        state, first, second, third, facts = text_of(text).split("|", 4)
-        status = GroupStatus.from_stored(json.loads(facts))
-        if state == GroupState.REGRESSED.value:
-            return replace(
-                status,
-                state=GroupState.REGRESSED,
-                regressed_at=from_micros(int(first)),
-                regressed_in=unquote(second) or None,
-                letter_id=third,
-            )
-    except (KeyError, ValueError, TypeError) as exc:  # for example from a later version
-        logger.warning("A group counts as open, because its state cannot be read: %r", exc)
+    status = readable("the state of a group, which counts as open", partial(_read, text))
+    if status is None:
         return OPEN_GROUP
     is_over = status.until is not None and status.until <= now
     return OPEN_GROUP if is_over else status
+
+
+def _read(text: bytes) -> GroupStatus:
+    state, first, second, third, facts = text_of(text).split("|", 4)
+    status = GroupStatus.from_stored(json.loads(facts))
+    if state != GroupState.REGRESSED.value:
+        return status
+    return replace(
+        status,
+        state=GroupState.REGRESSED,
+        regressed_at=from_micros(int(first)),
+        regressed_in=unquote(second) or None,
+        letter_id=third,
+    )

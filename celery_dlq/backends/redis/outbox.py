@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 from celery_dlq.backends.base import OutboxEntry
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.logs import readable
 
 
 class RedisOutbox(RedisPart):
@@ -29,7 +31,8 @@ class RedisOutbox(RedisPart):
             found = self._scripts.due(
                 keys=[self._keys.outbox(dead_letter_queue)], args=[most, int(lease_seconds * 1000)]
             )
-        return [_entry(text) for text in found]
+        entries = (readable("an entry of an outbox", partial(_entry, text)) for text in found)
+        return [entry for entry in entries if entry is not None]
 
     def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
         """Remove entries."""

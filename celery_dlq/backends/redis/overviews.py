@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -19,6 +20,7 @@ from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.logs import readable
 from celery_dlq.record import Reason, from_micros
 
 _MAX_RELEASE_CHARS = 100
@@ -123,10 +125,12 @@ class RedisOverviews(RedisPart):
             return []
         now, names = self.now(), [b"group:" + fingerprint for fingerprint, _letters in ranked]
         texts = self._client.hmget(self._keys.tally(dead_letter_queue), names)
-        return [
-            _group(text_of(fingerprint), int(letters), text_of(text or b""), now)
-            for (fingerprint, letters), text in zip(ranked, texts, strict=True)
-        ]
+        found = []
+        for (name, letters), text in zip(ranked, texts, strict=True):
+            read = partial(_group, text_of(name), int(letters), now=now)
+            what = f"what is known of the group {text_of(name)}"
+            found.append(readable(what, partial(read, text_of(text or b""))) or read(""))
+        return found
 
     def _looked_into(
         self, names: Sequence[str], *asks: Callable[[Any, str], object]
@@ -176,19 +180,20 @@ def release_text(release: str | None) -> str:
 def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
     (letters, _oldest, oldest_died, newest_died, _end, _now), counts, slots = replies
     arrivals = _arrivals(slots, now)
-    pairs = zip(Reason, counts, strict=True)
+    read = (readable(f"a count of {name}", partial(int, count or 0)) for count in counts)
+    pairs = zip(Reason, read, strict=True)
     return QueueSummary(
         name=name,
         letters=letters,
         oldest_at=moment(oldest_died),
         newest_at=moment(newest_died),
-        reasons=dict(sorted((reason.value, int(count)) for reason, count in pairs if count)),
+        reasons=dict(sorted((reason.value, n) for reason, n in pairs if n)),
         last_hour=sum(map(sum, arrivals.values())),
         arrivals=arrivals,
     )
 
 
-def _group(fingerprint: str, letters: int, text: str, now: datetime) -> Group:
+def _group(fingerprint: str, letters: int, text: str, *, now: datetime) -> Group:
     parts = (*text.split("|", 6), *[""] * 7)[:7]
     first, last, example, hours, recent, releases, facts_json = parts
     facts = json.loads(facts_json or "{}")
@@ -221,6 +226,12 @@ def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[in
     """Read the counts of ``parts/arrival.lua``."""
     found = {}
     for place, slot in slots.items():
-        minute, letters = slot.split(b":")
-        found[text_of(place.partition(b":")[2]), int(minute)] = int(letters)
+        counted = readable("a count of arrivals", partial(_pair, slot))
+        if counted is not None:
+            found[text_of(place.partition(b":")[2]), counted[0]] = counted[1]
     return by_minute(found, now)
+
+
+def _pair(slot: bytes) -> tuple[int, int]:
+    minute, letters = slot.split(b":")
+    return int(minute), int(letters)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -15,10 +16,8 @@ from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import NodeReply, script_text
 from celery_dlq.events import Change
-from celery_dlq.logs import get_logger
+from celery_dlq.logs import readable
 from celery_dlq.record import from_micros, to_micros
-
-logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30.0
 """A worker without a heartbeat for this long is no longer live."""
@@ -67,11 +66,12 @@ class RedisWorkerRegistry(RedisPart):
             live = self._live()
             infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
             tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
-        return [
-            _info(json.loads(info), json.loads(names or b"[]"))
+        found = (
+            readable("what a worker said of itself", partial(_info, info, names or b"[]"))
             for info, names in zip_longest(infos, tasks)
             if info is not None
-        ]
+        )
+        return [info for info in found if info is not None]
 
     def record(self, change: Change) -> None:
         """Add a change to the audit log."""
@@ -87,13 +87,11 @@ class RedisWorkerRegistry(RedisPart):
         """Return the newest changes."""
         with translated(self._url):
             entries = self._client.xrevrange(self._keys.changes(), count=limit)
-        found = []
-        for entry, fields in entries:
-            try:
-                found.append(Change.from_stored(json.loads(fields[b"change"])))
-            except (KeyError, ValueError, TypeError) as exc:  # for example from a later version
-                logger.warning("Skipped the change %s, which cannot be read: %r", entry, exc)
-        return found
+        found = (
+            readable(f"the change {entry.decode()}", partial(_change, fields))
+            for entry, fields in entries
+        )
+        return [change for change in found if change is not None]
 
     def override(self, override: Override) -> None:
         """Set an override."""
@@ -116,7 +114,10 @@ class RedisWorkerRegistry(RedisPart):
         with translated(self._url):
             fields = self._client.hgetall(self._keys.overrides())
         fields.pop(_REVISION, None)
-        found = [_override(json.loads(name), json.loads(text)) for name, text in fields.items()]
+        read = (
+            readable("an override of a policy", partial(_override, *one)) for one in fields.items()
+        )
+        found = [override for override in read if override is not None]
         ended = [_json([o.queue, o.key]) for o in found if o.until <= present]
         if ended:
             self._lift(ended)
@@ -153,22 +154,28 @@ def _json(value: Any) -> str:
     return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
 
 
-def _info(text: Mapping[str, Any], tasks: Sequence[str]) -> WorkerInfo:
+def _change(fields: Mapping[bytes, bytes]) -> Change:
+    return Change.from_stored(json.loads(fields[b"change"]))
+
+
+def _info(info: bytes, tasks: bytes) -> WorkerInfo:
+    text = json.loads(info)
     return WorkerInfo(
         hostname=str(text["hostname"]),
         pid=int(text["pid"]),
         version=str(text["version"]),
         started_at=from_micros(int(text["started_at"])),
         queues=tuple(text.get("queues", ())),
-        tasks=tuple(tasks),
+        tasks=tuple(json.loads(tasks)),
         policies=text.get("policies", {}),
     )
 
 
-def _override(place: list[str], text: Mapping[str, Any]) -> Override:
+def _override(place: bytes, value: bytes) -> Override:
+    (queue, key), text = json.loads(place), json.loads(value)
     return Override(
-        queue=place[0],
-        key=place[1],
+        queue=str(queue),
+        key=str(key),
         value=text["value"],
         until=from_micros(int(text["until"])),
         actor=str(text["actor"]),

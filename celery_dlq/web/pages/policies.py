@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
@@ -27,9 +27,10 @@ def set_policy(call: Call) -> Response:
     """Override a policy for a while: first show what changes, then do it."""
     value = call.request.value
     queue, key, text = (value(name).strip() for name in ("queue", "key", "value"))
+    values: dict[str, Any] = {key: text}
     try:
         span = timedelta(seconds=duration_seconds(value("for").strip() or "1h") or 0)
-        made = call.dlq.policy_admin().check_override(queue, span, **{key: text})
+        made = call.dlq.policy_admin().check_override(queue, span, **values)
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))
     if not confirmed(call):
@@ -47,7 +48,7 @@ def set_policy(call: Call) -> Response:
             ],
             back=call.link("policies"),
         )
-    call.dlq.policy_admin().override_policy(queue, span, **{key: text})
+    call.dlq.policy_admin().override_policy(queue, span, **values)
     call.web.forget_surroundings()
     return call.to("policies")
 

@@ -40,7 +40,7 @@ local stored = tonumber(string.match(entry, '^%d+'))
 if tonumber(ARGV[8] ~= '' and ARGV[8] or 0) > stored * 1000 then
   redis.call('ZADD', KEYS[7], ARGV[8], id)
 end
-redis.call('HINCRBY', KEYS[3], 'reason:' .. ARGV[2], 1)
+redis.pcall('HINCRBY', KEYS[3], 'reason:' .. ARGV[2], 1)  -- a damaged count stops no letter
 redis.call('ZINCRBY', KEYS[5], 1, fingerprint)
 local place = 'group:' .. fingerprint
 local group = redis.call('HGET', KEYS[3], place)

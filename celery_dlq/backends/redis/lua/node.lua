@@ -5,7 +5,8 @@
 --       2 silent (milliseconds without a heartbeat after which a worker is deleted)
 --       3 info (JSON text; empty = only a heartbeat)
 --       4 tasks (JSON text of their names)
--- Returns: {state, revision, jobs}: 1 = KNOWN, 0 = UNKNOWN (no info stored); revision of overrides;
+-- Returns: {state, revision, jobs}: 1 = KNOWN, 0 = UNKNOWN (no info stored); revision of overrides,
+--   -1 if it is no number;
 --   1 if a job waits and may start now, else 0
 -- Complexity: O(log N + M), N workers known, M deleted (at most 100)
 local NODES_EXPIRE_MILLIS, MAX_DELETED = 172800000, 100  -- two days
@@ -26,4 +27,4 @@ if ARGV[3] ~= '' then
 end
 local known = redis.call('HEXISTS', KEYS[2], ARGV[1])
 local due = #redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', now, 'LIMIT', 0, 1)
-return {known, tonumber(redis.call('HGET', KEYS[4], 'revision') or '0'), due}
+return {known, tonumber(redis.call('HGET', KEYS[4], 'revision') or '0') or -1, due}

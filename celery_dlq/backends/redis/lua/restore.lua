@@ -15,7 +15,7 @@ redis.call('XDEL', KEYS[5], '0-1')  -- deletes nothing; OOM-safe order, see READ
 local place = redis.call('XADD', KEYS[1], '*', unpack(fields, 3))
 if letter.id and letter.reason and letter.fingerprint then
   redis.call('HSET', KEYS[2], letter.id, place)
-  redis.call('HINCRBY', KEYS[3], 'reason:' .. letter.reason, 1)
+  redis.pcall('HINCRBY', KEYS[3], 'reason:' .. letter.reason, 1)
   redis.call('ZINCRBY', KEYS[4], 1, letter.fingerprint)
   local group, at = 'group:' .. letter.fingerprint, letter.dead_lettered_at or '0'
   local first, last, _, others =

@@ -16,8 +16,8 @@ local function remove_noted()
   for_all('ZREM', KEYS[6], ids)
   for_all('HDEL', KEYS[4], claims)
   for reason, count in pairs(reasons) do  -- summed up: the letters of a storm share them
-    local left = redis.call('HINCRBY', KEYS[3], 'reason:' .. reason, -count)
-    if left <= 0 then redis.call('HDEL', KEYS[3], 'reason:' .. reason) end
+    local left = redis.pcall('HINCRBY', KEYS[3], 'reason:' .. reason, -count)
+    if type(left) ~= 'number' or left <= 0 then redis.call('HDEL', KEYS[3], 'reason:' .. reason) end
   end
   for fingerprint, count in pairs(groups) do
     local left = tonumber(redis.call('ZINCRBY', KEYS[5], -count, fingerprint))

@@ -538,7 +538,14 @@ class Assembly:
 
         with self._separate_backend() as (backend, running, counts):
             circuits = Circuits(backend, self.events, counts, broker_name(self.app))
-            Recovery(backend, running, circuits, self.settings.held_max).run(stopping)
+            Recovery(backend, running, circuits, self.settings.held_max, self._without_breaker).run(
+                stopping
+            )
+
+    def _without_breaker(self) -> set[str]:
+        """The queues whose circuit breakers an override has ended: nobody counts their probes."""
+        overrides = self.policy_admin().in_force().overrides
+        return {name for name, (policy, _) in overrides.items() if policy.ends("circuit_breaker")}
 
     def memory_limit(
         self,

@@ -480,7 +480,7 @@ class Settings:
                     f"its queue would be read each minute. Take dlq_store = 'redis', or redrive "
                     f"by hand"
                 )
-            if policy.dead_letter_exchange is not None:
+            if policy.dead_letter_exchange:
                 raise SettingsError(
                     f"expected {place} to have no dead_letter_exchange with dlq_store = 'broker', "
                     f"got {policy.dead_letter_exchange.name!r}: to find one letter, all of its "

@@ -10,7 +10,7 @@ from typing import Any
 from celery_dlq.backends.base import Override
 from celery_dlq.errors import SettingsError
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import Policy, duration_seconds, suggestion
+from celery_dlq.policies.policy import Policy, duration_seconds, is_off, suggestion
 from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq")
@@ -46,7 +46,8 @@ def checked(queue: str, key: str, value: Any, until: datetime, actor: str) -> Ov
     Args:
         queue: The queue, by its exact name.
         key: A policy key of `KEYS`.
-        value: As in ``dlq_queues``, or text of the command line (``3``, ``14d``, ``a,b``).
+        value: As in ``dlq_queues``, or text of the command line (``3``, ``14d``, ``a,b``);
+            ``None`` ends the key.
         until: When it ends, aware UTC.
         actor: Who sets it.
 
@@ -85,6 +86,8 @@ def by_queue(overrides: Iterable[Override]) -> dict[str, tuple[Policy, str]]:
 
 def _value(key: str, value: Any) -> Any:
     """Parse text of the command line; other values stay as they are."""
+    if value is None or is_off(value):
+        return False
     if not isinstance(value, str):
         return value
     if (
@@ -94,8 +97,6 @@ def _value(key: str, value: Any) -> Any:
         return duration
     if key in {"reasons", "ignore"}:
         return [part.strip() for part in value.split(",") if part.strip()]
-    if key == "auto_redrive" and value.lower() == "off":
-        return False
     try:
         return json.loads(value.lower())
     except ValueError:

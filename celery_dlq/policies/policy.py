@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
@@ -43,7 +43,11 @@ _Choice = TypeVar("_Choice", bound=Enum)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The limits and delays of one queue or task. ``None`` means: not set here.
+    """The limits and delays of one queue or task.
+
+    ``None`` means: not set here, so a weaker policy counts. ``False``, or the text ``off``,
+    ``none`` or ``null``, ends a key: it counts as unset, whatever a weaker policy says. Where a
+    name is expected, only ``False`` does.
 
     Attributes:
         max_deliveries: A message is executed at most this many times; the delivery
@@ -76,7 +80,7 @@ class Policy:
             Unset: no.
         auto_redrive: When letters are redriven without an operator: a mapping of ``after``
             (seconds, timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2),
-            ``reasons`` and ``canary``; or ``False``. Unset: never.
+            ``reasons`` and ``canary``. Unset: never.
         reasons: Which deaths are kept, as reason names. Unset: all.
         ignore: Exception types (classes or dotted names) that are expected: a failure
             with one of them is no death. Unset: none.
@@ -102,7 +106,7 @@ class Policy:
     dead_letter_ttl: float | None = None
     dead_letter_max_length: int | None = None
     keep_until_exported: bool | None = None
-    auto_redrive: AutoRedrive | Literal[False] | None = None
+    auto_redrive: AutoRedrive | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
     exceptions: tuple[tuple[str, ExceptionRule], ...] | None = None
@@ -129,7 +133,7 @@ class Policy:
                 )
         return cls(
             **{
-                key: None if value is None else _CHECKS[key](f"{where}[{key!r}]", value)
+                key: value if value is None else _checked(where, key, value)
                 for key, value in values.items()
             }
         )
@@ -144,11 +148,20 @@ class Policy:
             for f in dataclasses.fields(self)
             if getattr(self, f.name) is None
         }
-        if self.exceptions is not None and other.exceptions is not None:
+        if self.exceptions and other.exceptions:
             filled["exceptions"] = tuple(
                 sorted({**dict(other.exceptions), **dict(self.exceptions)}.items())
             )
         return dataclasses.replace(self, **filled)
+
+    def ends(self, key: str) -> bool:
+        """True if this policy says that a key is off."""
+        return getattr(self, key) is False
+
+    def resolved(self) -> Policy:
+        """This policy once all others were merged into it: a key that is off is unset."""
+        off = {f.name: None for f in dataclasses.fields(self) if self.ends(f.name)}
+        return dataclasses.replace(self, **off) if off else self
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are set, JSON-ready; `parse` reads it."""
@@ -387,7 +400,18 @@ def qualified_name(cls: type) -> str:
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
-def _auto_redrive(where: str, value: object) -> AutoRedrive | Literal[False]:
+def is_off(value: object) -> bool:
+    """True for what ends a key: ``False``, ``off``, ``none`` or ``null``."""
+    return value is False or (isinstance(value, str) and value.strip().lower() in _OFF)
+
+
+def _checked(where: str, key: str, value: object) -> Any:
+    if value is False or (key not in _NAMES and is_off(value)):
+        return False
+    return _CHECKS[key](f"{where}[{key!r}]", value)
+
+
+def _auto_redrive(where: str, value: object) -> AutoRedrive:
     return auto_redrive(where, value, _AUTO_REDRIVE_CHECKS)
 
 
@@ -406,6 +430,8 @@ def _expected(where: str, what: str, got: object) -> str:
     return f"expected {where} to be {what}, got {shown}"
 
 
+_OFF = ("off", "none", "null")
+_NAMES = ("dead_letter_queue", "dead_letter_exchange", "dead_letter_routing_key")
 _SHOWN_CHARS = 200
 MAX_CRASHES = 50
 MAX_INTEGER = 10**15

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import takewhile
 from typing import Any
 
 from celery_dlq.errors import SettingsError
@@ -31,7 +32,7 @@ class Sourced:
     """The value of one policy key and its source.
 
     Attributes:
-        value: The value; ``None`` if no policy sets it.
+        value: The value; ``False`` if the source ends the key, ``None`` if no policy sets it.
         source: E.g. ``dlq_queues['orders']``, or ``default``.
     """
 
@@ -78,12 +79,11 @@ class PolicyTable:
         task_policy = self.tasks.get(task_name) if task_name else None
         layers = list(self._layers(queue, task_policy, task_name or ""))
         found = {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
-        some = [(source, layer) for source, layer in layers if layer.exceptions is not None]
-        if len(some) > 1:
-            merged = Policy()
-            for _source, layer in some:
-                merged = merged.over(layer)
-            found["exceptions"] = Sourced(merged.exceptions, ", ".join(name for name, _ in some))
+        some = list(takewhile(lambda pair: not pair[1].ends("exceptions"), layers))
+        names = [name for name, layer in some if layer.exceptions is not None]
+        if len(names) > 1:
+            merged = _merged(layer for _name, layer in some)
+            found["exceptions"] = Sourced(merged.exceptions, ", ".join(names))
         return found
 
     def dead_letter_queue_of(self, queue: str, task_policy: Policy | None = None) -> str:
@@ -113,7 +113,7 @@ class PolicyTable:
     def auto_redrive_of(self, dead_letter_queue: str) -> AutoRedrive | None:
         """When the letters of a dead-letter queue are redriven automatically; ``None``: never."""
         policy = self.of_dead_letter_queue(dead_letter_queue)
-        return (policy.auto_redrive or None) if policy is not None else None
+        return policy.auto_redrive if policy is not None else None
 
     def auto_redrives(self) -> list[AutoRedrive]:
         """All that the policies say of automatic redrives."""
@@ -136,7 +136,7 @@ class PolicyTable:
             policy = self.of_dead_letter_queue(target)
             if not policy or not (policy.dead_letter_ttl or policy.dead_letter_max_length):
                 found.add(target)
-        if any(policy.dead_letter_queue is None for policy in self.tasks.values()):
+        if not all(policy.dead_letter_queue for policy in self.tasks.values()):
             found |= {
                 Policy().dead_letter_queue_of(queue)
                 for queue in known
@@ -198,12 +198,7 @@ class PolicyTable:
 
     def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
         layers = [policy for _source, policy in self._layers(queue, task_policy, "")]
-        if not layers:
-            return None
-        merged = Policy()
-        for layer in layers:
-            merged = merged.over(layer)
-        return merged
+        return _merged(layers).resolved() if layers else None
 
     def _layers(
         self, queue: str, task_policy: Policy | None, task_name: str
@@ -231,7 +226,7 @@ class PolicyTable:
             if policy is not None:
                 yield queue, policy
         for task, policy in self.tasks.items():
-            if policy.dead_letter_queue is not None:
+            if policy.dead_letter_queue:
                 yield f"task {task}", policy
 
     def _by_exception(self) -> Iterator[tuple[str, Policy, str]]:
@@ -327,6 +322,11 @@ def _check_task(task: str, policy: Policy, queues: Mapping[str, Policy]) -> None
                 f"expected {key} of task {task} beside a dead_letter_queue of its own, got it "
                 f"alone; it is about a whole dead-letter queue, so set it in dlq_queues"
             )
+
+
+def _merged(layers: Iterable[Policy]) -> Policy:
+    """Merge policies, the strongest first; from the weakest on, so that one ends those below."""
+    return reduce(lambda weak, strong: strong.over(weak), reversed(list(layers)), Policy())
 
 
 def _first(key: str, layers: list[tuple[str, Policy]]) -> Sourced:

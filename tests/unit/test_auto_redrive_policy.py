@@ -64,8 +64,8 @@ def test_what_is_written_is_read_again() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (True, "to be False, or a mapping such as"),
-        ("30m", "to be False, or a mapping such as"),
+        (True, "to be off, or a mapping such as"),
+        ("30m", "to be off, or a mapping such as"),
         ({"after": "30m"}, "to be a mapping with 'times'"),
         ({"times": 3}, "to be a mapping with 'after'"),
         ({**RULE, "backof": 2}, "got 'backof'; did you mean 'backoff'"),

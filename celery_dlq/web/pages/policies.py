@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
@@ -40,7 +40,7 @@ def set_policy(call: Call) -> Response:
             button=f"Override {key}",
             facts=[
                 ("now", _value(call, queue, key)),
-                ("then", plain(made[0].value)),
+                ("then", _shown(made[0].value)),
                 ("for", duration(span)),
                 ("by", whoami()),
                 ("noticed", "by running workers within seconds"),
@@ -82,8 +82,12 @@ def _value(call: Call, queue: str, key: str) -> str:
     if not views:
         return "unknown"
     found = views[0].to_json()["policy"].get(key) or {"value": None, "source": "default"}
-    value = "not set" if found["value"] is None else plain(found["value"])
+    value = "not set" if found["value"] is None else _shown(found["value"])
     return f"{value} ({found['source']})"
+
+
+def _shown(value: Any) -> str:
+    return "off" if value is False else plain(value)
 
 
 def _page(call: Call, error: str = "") -> Response:
@@ -98,6 +102,7 @@ def _page(call: Call, error: str = "") -> Response:
         warnings=report.warnings,
         overrides=call.dlq.backend.workers.overrides(),
         keys=KEYS,
+        shown=_shown,
         error=error,
         typed=call.request.value,
     )

@@ -408,7 +408,7 @@ class Assembly:
         from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
-        from celery_dlq.worker.policy_cache import PolicyCache
+        from celery_dlq.worker.policy_cache import PolicyCache, warn_of_exceptions
         from celery_dlq.worker.releases import Releases
         from celery_dlq.worker.sampling import Sampler
         from celery_dlq.worker.spool import Spool
@@ -431,6 +431,8 @@ class Assembly:
             logger.warning(
                 "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
             )
+        for where, policy in table.named():
+            warn_of_exceptions(where, policy)
         self.check_exchanges()
         limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
         used_up = partial(_used_up, policy_cache)

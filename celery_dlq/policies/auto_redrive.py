@@ -88,7 +88,7 @@ def auto_redrive(where: str, value: object, checks: Checks) -> AutoRedrive:
         SettingsError: The value is something else.
     """
     if isinstance(value, AutoRedrive):
-        return value
+        value = value.to_json()
     if not isinstance(value, Mapping):
         raise _unexpected(where, "off, or a mapping such as {'after': '30m', 'times': 3}", value)
     for key in value:

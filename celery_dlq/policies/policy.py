@@ -28,6 +28,7 @@ from celery_dlq.policies.auto_redrive import (
     count,
 )
 from celery_dlq.policies.circuit_breaker import CircuitBreaker, circuit_breaker
+from celery_dlq.policies.exception_names import qualified_name, why_never, why_not_here
 from celery_dlq.policies.exceptions import IGNORE, KEYS_OF_ACTION, Action, Backoff, ExceptionRule
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
@@ -190,6 +191,16 @@ class Policy:
         named = {rule.dead_letter_queue for _name, rule in self.exceptions or ()}
         return tuple(sorted(name for name in named if name is not None))
 
+    @property
+    def exception_names(self) -> tuple[str, ...]:
+        """The exceptions that ``exceptions`` and ``ignore`` name."""
+        return (*(name for name, _rule in self.exceptions or ()), *(self.ignore or ()))
+
+    def doubts(self) -> dict[str, str]:
+        """The names of exceptions that do not act in this process, and why."""
+        found = {name: why_not_here(name) for name in self.exception_names}
+        return {name: why for name, why in found.items() if why}
+
     def rule_of(self, exception_names: Iterable[str]) -> ExceptionRule | None:
         """What to do about an exception; ``None`` if no key says anything about it.
 
@@ -312,20 +323,29 @@ def _reasons(where: str, value: object) -> frozenset[Reason]:
     return frozenset(known[str(item)] for item in value)
 
 
-def _exception_names(where: str, value: object) -> tuple[str, ...]:
+def _some_reasons(where: str, value: object) -> frozenset[Reason]:
+    if not (found := _reasons(where, value)):
+        raise SettingsError(_expected(where, "at least one reason, or left out for all", value))
+    return found
+
+
+def _ignored(where: str, value: object) -> tuple[str, ...]:
     if isinstance(value, (str, type)):
         value = (value,)
     if not isinstance(value, Collection):
         raise SettingsError(_expected(where, "exception classes or their dotted names", value))
-    return tuple(_exception_name(where, item) for item in value)
+    return tuple(_exception_name(where, item, ends=True) for item in value)
 
 
-def _exception_name(where: str, value: object) -> str:
+def _exception_name(where: str, value: object, *, ends: bool = False) -> str:
     if isinstance(value, type) and issubclass(value, BaseException):
-        return qualified_name(value)
-    if isinstance(value, str) and value:
-        return value
-    raise SettingsError(_expected(where, "exception classes or their dotted names", value))
+        value = qualified_name(value)
+    if not isinstance(value, str) or not _DOTTED_NAME.fullmatch(value):
+        raise SettingsError(_expected(where, "exception classes or their dotted names", value))
+    if why := why_never(value, ends=ends):
+        what = "exceptions that a task can fail with"
+        raise SettingsError(f"{_expected(where, what, value)}: {why}")
+    return value
 
 
 def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
@@ -337,9 +357,6 @@ def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], .
     rules = {}
     for key, rule in value.items():
         name = _exception_name(where, key)
-        if not _DOTTED_NAME.fullmatch(name):
-            what = "exception classes or their dotted names as keys"
-            raise SettingsError(_expected(where, what, name))
         rules[name] = _exception_rule(f"{where}[{name!r}]", rule)
     return tuple(sorted(rules.items())) or None
 
@@ -394,12 +411,6 @@ def _crashes(where: str, value: object) -> int:
     return number
 
 
-def qualified_name(cls: type) -> str:
-    """``module.QualName`` of a class; built-ins without their module."""
-    module = cls.__module__
-    return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
-
-
 def is_off(value: object) -> bool:
     """True for what ends a key: ``False``, ``off``, ``none`` or ``null``."""
     return value is False or (isinstance(value, str) and value.strip().lower() in _OFF)
@@ -443,7 +454,7 @@ _AUTO_REDRIVE_CHECKS: dict[str, Callable[[str, object], Any]] = {
     "after": _wait_seconds,
     "times": count(MOST_TIMES),
     "backoff": backoff,
-    "reasons": _reasons,
+    "reasons": _some_reasons,
     "canary": count(MOST_CANARY),
 }
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
@@ -461,7 +472,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "keep_until_exported": flag,
     "auto_redrive": _auto_redrive,
     "reasons": _reasons,
-    "ignore": _exception_names,
+    "ignore": _ignored,
     "exceptions": _exceptions,
     "circuit_breaker": circuit_breaker,
 }

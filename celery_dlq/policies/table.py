@@ -62,6 +62,11 @@ class PolicyTable:
         # Bounded: queues may be named at run time.
         object.__setattr__(self, "_resolve", lru_cache(MAX_CACHED_POLICIES)(self._merge))
 
+    def named(self) -> Iterator[tuple[str, Policy]]:
+        """Every configured policy with what to call it."""
+        yield from ((f"dlq_queues[{name!r}]", policy) for name, policy in self.queues.items())
+        yield from ((f"dead_letter_policy of {name}", p) for name, p in self.tasks.items())
+
     def resolve(self, queue: str, task_policy: Policy | None = None) -> Policy | None:
         """The policy of a message, or ``None`` if no policy guards it.
 

@@ -82,6 +82,7 @@ class PolicyCache:
             logger.warning(
                 "Policy of queue %s, overridden by %s: %s", queue, source, policy.to_json()
             )
+            warn_of_exceptions(f"the override of queue {queue}", policy)
 
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
@@ -171,6 +172,12 @@ class PolicyCache:
                 instead,
             )
         return str(instead)
+
+
+def warn_of_exceptions(where: str, policy: Policy) -> None:
+    """Warn of the exceptions that a policy names and that no task of this worker can raise."""
+    for name, why in policy.doubts().items():
+        logger.warning("The exception %r in %s never acts here: %s", name, where, why)
 
 
 def _max_retries(policy: Policy | None, task: Any) -> int | None:

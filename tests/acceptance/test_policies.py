@@ -184,3 +184,11 @@ def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(start_worker: S
     assert "Raise visibility_timeout in broker_transport_options" in worker.output
     assert "Traceback" not in worker.output
     start_worker({**conf, "dlq_reliable_fetch": True})
+
+
+def test_an_exception_that_no_task_here_can_raise_is_warned_of(start_worker: Start) -> None:
+    """At the start; the worker works."""
+    rule = {"no_such_package.SoldOut": {"action": "ignore"}}
+    worker = start_worker({"dlq_queues": {"orders": {"exceptions": rule}}})
+    assert "'no_such_package.SoldOut' in dlq_queues['orders'] never acts here" in worker.output
+    assert "there is no module no_such_package here" in worker.output

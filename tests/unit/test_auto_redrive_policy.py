@@ -76,6 +76,8 @@ def test_what_is_written_is_read_again() -> None:
         ({**RULE, "backoff": 0.5}, "['backoff'] to be a factor of 1 to 100, got 0.5"),
         ({**RULE, "backoff": float("nan")}, "a factor of 1 to 100, got nan"),
         ({**RULE, "reasons": ["faild"]}, "got 'faild'; did you mean 'failed'"),
+        ({**RULE, "reasons": []}, "['reasons'] to be at least one reason, or left out for all"),
+        (AutoRedrive(after=1, times=0), "['times'] to be a whole number of 1 to 100, got 0"),
         ({**RULE, "canary": True}, "['canary'] to be a whole number of 1 to 1000, got True"),
     ],
 )

@@ -230,9 +230,9 @@ class AutoRedrives:
         """The numbers of redrives, least recently used first; none while the queue rests."""
         cursors = state.setdefault("cursors", {})
         order = {name: place for place, name in enumerate(cursors, 1)}
-        numbers = sorted(_numbers(rule), key=lambda due: order.get(due.name, 0))
-        rests = [Cursor(*cursors[due.name]).rest_until for due in numbers if due.name in cursors]
-        return [] if max(rests, default=0) > to_micros(self._store.now()) else numbers
+        found = sorted(numbers(rule), key=lambda due: order.get(due.name, 0))
+        rests = [Cursor(*cursors[due.name]).rest_until for due in found if due.name in cursors]
+        return [] if max(rests, default=0) > to_micros(self._store.now()) else found
 
     def _next(
         self, queue: str, rule: AutoRedrive, due: Due, state: dict[str, Any], lease: _Lease
@@ -365,7 +365,8 @@ def _may_have_due(glance: Glance, rule: AutoRedrive) -> bool:
     return oldest is not None and oldest <= glance.at - timedelta(seconds=rule.after)
 
 
-def _numbers(rule: AutoRedrive) -> Iterator[Due]:
+def numbers(rule: AutoRedrive) -> Iterator[Due]:
+    """Which letters a rule redrives, by the number of their redrives."""
     reasons = None if rule.reasons is None else tuple(sorted(map(str, rule.reasons)))
     return (Due(redrives=number, reasons=reasons) for number in range(rule.times))
 

@@ -49,11 +49,13 @@ class PolicyTable:
         tasks: Policies of task decorators by task name; used for whole dead-letter queues,
             because `resolve` gets the policy of a message's task.
         overrides: Policies made at run time, by queue name, with who made them.
+        resting: Queues for which such a change has yet to begin: their letters are left alone.
     """
 
     queues: Mapping[str, Policy] = field(default_factory=dict)
     tasks: Mapping[str, Policy] = field(default_factory=dict)
     overrides: Mapping[str, tuple[Policy, str]] = field(default_factory=dict)
+    resting: frozenset[str] = frozenset()
     _resolve: Callable[[str, Policy | None], Policy | None] = field(
         init=False, repr=False, compare=False
     )
@@ -119,6 +121,17 @@ class PolicyTable:
         """When the letters of a dead-letter queue are redriven automatically; ``None``: never."""
         policy = self.of_dead_letter_queue(dead_letter_queue)
         return policy.auto_redrive if policy is not None else None
+
+    def rests(self, dead_letter_queue: str) -> bool:
+        """True if nothing may be trimmed or redriven by policy: a change of it has yet to begin."""
+        return any(self.dead_letter_queue_of(queue) == dead_letter_queue for queue in self.resting)
+
+    def trims_by_override(self, dead_letter_queue: str) -> bool:
+        """True if an operator has changed what retention does with a dead-letter queue."""
+        return any(
+            self.dead_letter_queue_of(queue) == dead_letter_queue and _retains(policy)
+            for queue, (policy, _source) in self.overrides.items()
+        )
 
     def auto_redrives(self) -> list[AutoRedrive]:
         """All that the policies say of automatic redrives."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import pytest
+from builders import a_letter, key_of
 from command_line import Dlq
 from waiting import poll
 from workers import Worker
 
 from celery_dlq import DeadLetter
+from celery_dlq.policies import overrides
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -141,6 +144,50 @@ def test_a_worker_trims_what_is_past_its_time(
     assert "Trimmed 2 letters from orders-DLQ because of dead_letter_max_length." in done.stdout
     assert poison.dlq.store.length("orders-DLQ") == 1
     assert "Nothing to trim." in dlq("trim", "orders-DLQ", conf=limit).stdout
+
+
+@pytest.mark.parametrize("value", ["dead_letter_ttl=1", "dead_letter_max_length=1"])
+def test_a_change_removes_nothing_for_a_minute_and_nothing_for_good(
+    dlq: Dlq,
+    poison: ModuleType,
+    start_worker: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+) -> None:
+    """Two workers, of which one starts meanwhile; a queue by settings shows that they trim."""
+    conf: dict[str, Any] = {"dlq_queues": {"orders": {}, "slow": {"dead_letter_ttl": 1}}}
+    start_worker(conf, arguments=("--hostname", "one@here"))
+    ids = [put(poison, "orders") for _ in range(3)]
+
+    refused = dlq("policies", "set", "orders", value, "--for", "5m", conf=conf)
+    assert refused.exit_code == 2
+    number = 2 if "length" in value else 3
+    assert f"in one minute this removes {number} letters of orders-DLQ" in refused.stderr
+    assert poison.dlq.registry.overrides() == []
+
+    done = dlq("policies", "set", "orders", value, "--for", "5m", "--yes", conf=conf)
+    assert "changes in one minute; until then its letters stay" in done.stdout
+    start_worker(conf, arguments=("--hostname", "two@here"))
+    for _ in range(2):
+        put(poison, "slow")
+        poll(lambda: poison.dlq.store.length("slow-DLQ") == 0, timeout_seconds=30)
+    assert dlq("policies", "unset", "orders", "--yes", conf=conf).exit_code == 0
+    assert poison.dlq.store.length("orders-DLQ") == 3
+
+    monkeypatch.setattr(overrides, "GRACE", timedelta(seconds=2))  # for those who would wait
+    assert dlq("policies", "set", "orders", value, "--for", "5m", "--yes", conf=conf).exit_code == 0
+    poll(lambda: poison.dlq.store.length("orders-DLQ") == 3 - number, timeout_seconds=30)
+    assert dlq("policies", "unset", "orders", "--yes", conf=conf).exit_code == 0
+    for letter_id in ids[:number]:
+        assert dlq("restore", letter_id, conf=conf).exit_code == 0
+    assert poison.dlq.store.length("orders-DLQ") == 3
+
+
+def put(poison: ModuleType, queue: str) -> str:
+    """Store a letter; return its id."""
+    letter = a_letter(source_queue=queue, dead_letter_queue=f"{queue}-DLQ")
+    poison.dlq.store.dead_letter(letter, key_of(letter))
+    return letter.id
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -14,11 +15,18 @@ from waiting import poll
 from workers import Worker, run_python
 
 from celery_dlq import DeadLetter
+from celery_dlq.policies import overrides
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
 Letters = Callable[..., list[DeadLetter]]
 BREAKER = {"deaths": 2, "window": 60, "probe_every": 1, "probes": 3}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of a policy begins now."""
+    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
 
 
 def end(dlq: Dlq, worker: Worker, conf: dict[str, Any], *keys: str) -> None:

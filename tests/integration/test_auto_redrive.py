@@ -19,6 +19,7 @@ from celery_dlq.backends.base import RedriveOutcome
 from celery_dlq.operations import auto_redrive as module
 from celery_dlq.operations.auto_redrive import ACTOR, MOST_LETTERS, Cursor
 from celery_dlq.operations.job import Job
+from celery_dlq.policies import overrides
 from celery_dlq.record import EPOCH, Reason
 
 Make = Callable[..., DeadLetters]
@@ -44,6 +45,12 @@ def make(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Make]:
     yield an_operator
     for dlq in made:
         dlq.close()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of a policy begins now."""
+    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
 
 
 def put(dlq: DeadLetters, count: int = 1, **changes: Any) -> list[str]:

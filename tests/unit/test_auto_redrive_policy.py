@@ -24,6 +24,7 @@ from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
 from celery_dlq.worker.spool import Spool
 
+HOUR = timedelta(hours=1)
 RULE = {"after": "30m", "times": 3}
 NOON = datetime(2026, 1, 31, 12, 0, 30, tzinfo=timezone.utc)
 
@@ -137,10 +138,10 @@ def test_one_queue_has_one_rule() -> None:
 def test_an_override_is_json_or_off() -> None:
     """As a person types it."""
     values = ['{"after": "10m", "times": 1}', "off", "false", False]
-    made = [checked("orders", "auto_redrive", value, NOON, "ann").value for value in values]
+    made = [checked("orders", "auto_redrive", v, HOUR, "ann", NOON).value for v in values]
     assert made == [{"after": 600.0, "times": 1, "backoff": 2.0}, False, False, False]
     with pytest.raises(SettingsError, match="or a mapping"):
-        checked("orders", "auto_redrive", "on", NOON, "ann")
+        checked("orders", "auto_redrive", "on", HOUR, "ann", NOON)
 
 
 def test_letters_on_the_broker_cannot_be_redriven_by_policy() -> None:

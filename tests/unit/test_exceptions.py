@@ -9,11 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from builders import an_app
+from builders import NOW, an_app
 from celery import Celery, signals, states
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
 
+from celery_dlq.backends.base import Override
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.exceptions import Action, Backoff, ExceptionRule
@@ -177,7 +178,9 @@ def test_what_only_a_worker_can_know_is_warned_of(
 def test_an_override_is_warned_of_when_it_arrives(caplog: pytest.LogCaptureFixture) -> None:
     """The operator's process may have no module of the app."""
     cache = PolicyCache(PolicyTable({}), an_app().amqp.queues)
-    cache.obey({"orders": (Policy(ignore=("no_such_package.SoldOut",)), "ann")})
+    name = "no_such_package.SoldOut"
+    made = Override(queue="orders", key="ignore", value=[name], until=NOW, actor="ann")
+    cache.obey([made], NOW)
     assert "'no_such_package.SoldOut' in the override of queue orders never acts" in caplog.text
 
 

@@ -16,6 +16,7 @@ from celery_dlq.cli.policy_tables import policies
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events, whoami
 from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.policies import overrides
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import KEYS, by_queue
 from celery_dlq.policies.policy import Policy
@@ -31,7 +32,8 @@ TABLE = PolicyTable(
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryWorkerRegistry:
-    """An empty registry, with a clock that does not move."""
+    """An empty registry, with a clock that does not move; so changes begin at once."""
+    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
     made = MemoryWorkerRegistry()
     monkeypatch.setattr(made, "now", lambda: NOW)
     return made

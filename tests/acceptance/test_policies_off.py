@@ -81,7 +81,8 @@ def test_a_circuit_breaker_that_is_open_closes(
         poison.fails.delay(f"early {number}")
     poll(lambda: [one.state for one in poison.dlq.breakers()] == ["open"], timeout_seconds=30)
     end(dlq, worker, conf, "circuit_breaker")
-    poll(lambda: poison.dlq.breakers() == [], timeout_seconds=30)
+    poll(lambda: "has ended" in worker.output, timeout_seconds=30)
+    assert poison.dlq.breakers() == []
     for number in range(9):
         poison.fails.delay(f"late {number}")
     letters(count=12)

@@ -43,6 +43,7 @@ from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.operations.running import Running
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
+from celery_dlq.policies.policy import ends
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
@@ -547,7 +548,7 @@ class Assembly:
     def _without_breaker(self) -> set[str]:
         """The queues whose circuit breakers an override has ended: nobody counts their probes."""
         overrides = self.policy_admin().in_force().overrides
-        return {name for name, (policy, _) in overrides.items() if policy.ends("circuit_breaker")}
+        return {name for name, (policy, _) in overrides.items() if ends(policy, "circuit_breaker")}
 
     def memory_limit(
         self,

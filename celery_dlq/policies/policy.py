@@ -28,7 +28,7 @@ from celery_dlq.policies.auto_redrive import (
     count,
 )
 from celery_dlq.policies.circuit_breaker import CircuitBreaker, circuit_breaker
-from celery_dlq.policies.exception_names import qualified_name, why_never, why_not_here
+from celery_dlq.policies.exception_names import qualified_name, why_never
 from celery_dlq.policies.exceptions import IGNORE, KEYS_OF_ACTION, Action, Backoff, ExceptionRule
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
@@ -155,15 +155,6 @@ class Policy:
             )
         return dataclasses.replace(self, **filled)
 
-    def ends(self, key: str) -> bool:
-        """True if this policy says that a key is off."""
-        return getattr(self, key) is False
-
-    def resolved(self) -> Policy:
-        """This policy once all others were merged into it: a key that is off is unset."""
-        off = {f.name: None for f in dataclasses.fields(self) if self.ends(f.name)}
-        return dataclasses.replace(self, **off) if off else self
-
     def to_json(self) -> dict[str, Any]:
         """The fields that are set, JSON-ready; `parse` reads it."""
         return {
@@ -191,16 +182,6 @@ class Policy:
         named = {rule.dead_letter_queue for _name, rule in self.exceptions or ()}
         return tuple(sorted(name for name in named if name is not None))
 
-    @property
-    def exception_names(self) -> tuple[str, ...]:
-        """The exceptions that ``exceptions`` and ``ignore`` name."""
-        return (*(name for name, _rule in self.exceptions or ()), *(self.ignore or ()))
-
-    def doubts(self) -> dict[str, str]:
-        """The names of exceptions that do not act in this process, and why."""
-        found = {name: why_not_here(name) for name in self.exception_names}
-        return {name: why for name, why in found.items() if why}
-
     def rule_of(self, exception_names: Iterable[str]) -> ExceptionRule | None:
         """What to do about an exception; ``None`` if no key says anything about it.
 
@@ -209,6 +190,16 @@ class Policy:
         """
         rules = {**dict.fromkeys(self.ignore or (), IGNORE), **dict(self.exceptions or ())}
         return next((rules[name] for name in exception_names if name in rules), None)
+
+
+def ends(policy: Policy, key: str) -> bool:
+    """True if a policy says that a key is off."""
+    return getattr(policy, key) is False
+
+
+def named_exceptions(policy: Policy) -> tuple[str, ...]:
+    """The exceptions that ``exceptions`` and ``ignore`` name."""
+    return (*(name for name, _rule in policy.exceptions or ()), *(policy.ignore or ()))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

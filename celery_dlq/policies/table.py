@@ -17,7 +17,7 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.auto_redrive import AutoRedrive
-from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, suggestion
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, ends, suggestion
 from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096
@@ -86,7 +86,7 @@ class PolicyTable:
         task_policy = self.tasks.get(task_name) if task_name else None
         layers = list(self._layers(queue, task_policy, task_name or ""))
         found = {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
-        some = list(takewhile(lambda pair: not pair[1].ends("exceptions"), layers))
+        some = list(takewhile(lambda pair: not ends(pair[1], "exceptions"), layers))
         names = [name for name, layer in some if layer.exceptions is not None]
         if len(names) > 1:
             merged = _merged(layer for _name, layer in some)
@@ -216,7 +216,11 @@ class PolicyTable:
 
     def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
         layers = [policy for _source, policy in self._layers(queue, task_policy, "")]
-        return _merged(layers).resolved() if layers else None
+        if not layers:
+            return None
+        found = _merged(layers)  # what is off in it, nothing is left to say otherwise: it is unset
+        off = {f.name: None for f in dataclasses.fields(Policy) if ends(found, f.name)}
+        return dataclasses.replace(found, **off) if off else found
 
     def _layers(
         self, queue: str, task_policy: Policy | None, task_name: str

@@ -25,7 +25,7 @@ from celery.exceptions import TaskPredicate
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.exception_names import imported, qualified_name
 from celery_dlq.policies.exceptions import IGNORE, Action, ExceptionRule
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, named_exceptions
 from celery_dlq.worker.failure import EXCEPTION_NAMES
 from celery_dlq.worker.policy_cache import PolicyCache
 
@@ -86,7 +86,7 @@ class ExceptionRules:
         policy = self._policies.of(self.place(request), task).policy
         if policy is None or policy.exceptions is None:
             return None
-        rule = policy.rule_of(exception_names(type(exc), policy.exception_names))
+        rule = policy.rule_of(exception_names(type(exc), named_exceptions(policy)))
         # Of the policy key ``ignore``, Celery's retries know nothing.
         return None if rule is None or rule is IGNORE else (policy, rule)
 
@@ -101,7 +101,7 @@ class ExceptionRules:
         """
         policy = self._policies.of(delivery_info, task).policy
         if policy is not None and (policy.exceptions or policy.ignore):
-            setattr(info, EXCEPTION_NAMES, exception_names(kind, policy.exception_names))
+            setattr(info, EXCEPTION_NAMES, exception_names(kind, named_exceptions(policy)))
 
     def mark_here(self, info: Any, task: Any, kind: type) -> None:
         """As `mark`, for the message that this process is working on.

@@ -11,9 +11,10 @@ from celery_dlq.backends.base import Override
 from celery_dlq.decorators import policy_of
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
+from celery_dlq.policies.exception_names import why_not_here
 from celery_dlq.policies.exceptions import ExceptionRule
 from celery_dlq.policies.overrides import applied
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, named_exceptions
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 
@@ -181,8 +182,9 @@ class PolicyCache:
 
 def warn_of_exceptions(where: str, policy: Policy) -> None:
     """Warn of the exceptions that a policy names and that no task of this worker can raise."""
-    for name, why in policy.doubts().items():
-        logger.warning("The exception %r in %s never acts here: %s", name, where, why)
+    for name in named_exceptions(policy):
+        if why := why_not_here(name):
+            logger.warning("The exception %r in %s never acts here: %s", name, where, why)
 
 
 def _max_retries(policy: Policy | None, task: Any) -> int | None:

@@ -17,8 +17,9 @@ from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded, TimeLimitExc
 from celery_dlq.backends.base import Override
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
+from celery_dlq.policies.exception_names import why_not_here
 from celery_dlq.policies.exceptions import Action, Backoff, ExceptionRule
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, named_exceptions
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.worker.exceptions import ExceptionRules, exception_names
 from celery_dlq.worker.failure import EXCEPTION_NAMES, failure_of
@@ -147,7 +148,7 @@ def test_a_name_that_may_act_is_taken(name: Any) -> None:
     if name == "ExceptionGroup" and sys.version_info < (3, 11):
         pytest.skip("Python 3.11 has it first")
     policy = parsed({name: {"action": "ignore"}})
-    assert policy.doubts() == {}
+    assert [why_not_here(each) for each in named_exceptions(policy)] == [""]
 
 
 @pytest.mark.parametrize(

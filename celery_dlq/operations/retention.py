@@ -168,7 +168,7 @@ class Retention:
     def _too_old(
         self, name: str, policy: Policy, at: datetime, scanned: int
     ) -> Iterator[LetterSummary]:
-        if policy.dead_letter_ttl is None:
+        if not policy.dead_letter_ttl:
             return
         limit = at - timedelta(seconds=policy.dead_letter_ttl)
         for summary in islice(self._oldest(name), scanned):  # unreadable entries included
@@ -179,11 +179,11 @@ class Retention:
             yield summary
 
     def _ended(self, name: str, policy: Policy, most: int) -> Iterator[LetterSummary]:
-        if policy.dead_letter_ttl is None:
+        if not policy.dead_letter_ttl:
             yield from self._store.ended(name, most=most)
 
     def _too_many(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
-        if policy.dead_letter_max_length is not None:
+        if policy.dead_letter_max_length:
             over = self._store.length(name) - policy.dead_letter_max_length
             yield from islice(self._oldest(name), max(0, over))
 
@@ -274,9 +274,9 @@ class Retention:
 def _is_due(glance: Glance, policy: Policy | None) -> bool:
     policy = policy or Policy()
     max_length, ttl = policy.dead_letter_max_length, policy.dead_letter_ttl
-    if max_length is not None and glance.letters > max_length:
+    if max_length and glance.letters > max_length:
         return True
-    if ttl is None:
+    if not ttl:
         return glance.first_end_at is not None and glance.first_end_at <= glance.at
     stored_at = glance.oldest_stored_at
     return stored_at is not None and stored_at <= glance.at - timedelta(seconds=ttl)

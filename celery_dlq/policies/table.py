@@ -216,11 +216,7 @@ class PolicyTable:
 
     def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
         layers = [policy for _source, policy in self._layers(queue, task_policy, "")]
-        if not layers:
-            return None
-        found = _merged(layers)  # what is off in it, nothing is left to say otherwise: it is unset
-        off = {f.name: None for f in dataclasses.fields(Policy) if ends(found, f.name)}
-        return dataclasses.replace(found, **off) if off else found
+        return _unset(_merged(layers)) if layers else None
 
     def _layers(
         self, queue: str, task_policy: Policy | None, task_name: str
@@ -249,14 +245,14 @@ class PolicyTable:
                 yield queue, policy
         for task, policy in self.tasks.items():
             if policy.dead_letter_queue:
-                yield f"task {task}", policy
+                yield f"task {task}", _unset(policy)
 
     def _by_exception(self) -> Iterator[tuple[str, Policy, str]]:
         """Every dead-letter queue that ``exceptions`` name, with the policy that does."""
         tasks = ((f"task {task}", policy) for task, policy in self.tasks.items())
         for where, policy in (*self.queues.items(), *tasks):
             for target in policy.other_dead_letter_queues:
-                yield where, policy, target
+                yield where, _unset(policy), target
 
     def _check_retention(self) -> None:
         seen: dict[tuple[str, str], tuple[str, Any]] = {}
@@ -349,6 +345,12 @@ def _check_task(task: str, policy: Policy, queues: Mapping[str, Policy]) -> None
 def _merged(layers: Iterable[Policy]) -> Policy:
     """Merge policies, the strongest first; from the weakest on, so that one ends those below."""
     return reduce(lambda weak, strong: strong.over(weak), reversed(list(layers)), Policy())
+
+
+def _unset(policy: Policy) -> Policy:
+    """A policy that no weaker one fills: what is off in it is not set."""
+    off = {f.name: None for f in dataclasses.fields(Policy) if ends(policy, f.name)}
+    return dataclasses.replace(policy, **off) if off else policy
 
 
 def _first(key: str, layers: list[tuple[str, Policy]]) -> Sourced:

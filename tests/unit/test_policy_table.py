@@ -376,3 +376,17 @@ def test_a_redriven_message_is_counted_where_workers_will_look(
         {"orders": elsewhere("fatal")}, {"shop.charge": Policy(dead_letter_queue="charges")}
     )
     assert table.counted_in(letter_queue, "orders", task) == counted
+
+
+@pytest.mark.parametrize("key", ["dead_letter_ttl", "dead_letter_max_length", "auto_redrive"])
+def test_a_key_that_is_off_is_unset_for_each_kind_of_dead_letter_queue(key: str) -> None:
+    """``False`` must not be taken for 0 seconds or 0 letters: all would be trimmed."""
+    rule = {"action": "dead_letter", "dead_letter_queue": "fatal"}
+    made = Policy.parse({key: "off", "exceptions": {"KeyError": rule}}, "x")
+    task = Policy.parse({key: "off", "dead_letter_queue": "of-task"}, "x")
+    table = PolicyTable({"orders": made}, {"t": task}, {"mails": (made, "ann")})
+    table.check()
+    for name in ("orders-DLQ", "fatal", "of-task", "mails-DLQ"):
+        policy = table.of_dead_letter_queue(name)
+        assert policy is not None
+        assert getattr(policy, key) is None, name

@@ -78,7 +78,7 @@ def unset(ctx: click.Context, queue: str, keys: tuple[str, ...], *, yes: bool) -
     admin = dead_letters_of(ctx).assembly.policy_admin()
     wanted = admin.check_lift(queue, *keys)
     _ask(ctx, queue, wanted, admin.after(lifted=[(queue, key) for key in wanted]), yes=yes)
-    lifted = dead_letters_of(ctx).lift_policy(queue, *keys)
+    lifted = dead_letters_of(ctx).lift_policy(queue, *wanted)
     say(console_of(ctx), f"Overrides of {queue} ended: {', '.join(lifted)}.")
     _say_when(ctx, wanted)
 
@@ -91,9 +91,9 @@ def _ask(
         return
     effect = str(dead_letters_of(ctx).assembly.removal().effect(queue, frozenset(keys), after))
     if effect and not sys.stdin.isatty():
-        raise click.UsageError(f"--yes is needed without a terminal: in one minute this {effect}")
+        raise click.UsageError(f"--yes is needed without a terminal: in one minute, this {effect}")
     if effect:
-        click.confirm(f"In one minute this {one_line(effect)}. Change the policy?", abort=True)
+        click.confirm(f"In one minute, this {one_line(effect)}. Change the policy?", abort=True)
 
 
 def _say_when(ctx: click.Context, keys: Iterable[str]) -> None:

@@ -104,6 +104,8 @@ def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json:
         say(console, f"{verb} {what} because of {change.detail['cause']}.")
     if not changes:
         say(console, "Nothing to trim.")
+    elif "kept_until" in changes[0].detail:
+        say(console, "For 24 hours `dlq restore ID` brings them back.")
 
 
 def _remove(

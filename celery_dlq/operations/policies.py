@@ -153,8 +153,8 @@ class PolicyAdmin:
         ]
         low = (found.text for found in self._low_limits(table, task_queues))
         soon = (
-            f"The policy of queue {o.queue!r} changes at {iso(o.since)}: {o.key} is then "
-            f"{'as configured' if o.until == o.since else 'off' if o.value is False else o.value}; "
+            f"The policy of queue {o.queue!r} changes at {o.since:%Y-%m-%d %H:%M:%S} UTC: {o.key} is "
+            f"then {'as configured' if o.until == o.since else 'off' if o.value is False else o.value}; "
             f"until then its letters are neither trimmed nor redriven by policy"
             for o in self._registry.overrides()
             if o.queue in table.resting and o.since > self._registry.now()

@@ -143,6 +143,8 @@ def test_a_worker_trims_what_is_past_its_time(
     done = dlq("trim", conf=limit)
     assert "Trimmed 2 letters from orders-DLQ because of dead_letter_max_length." in done.stdout
     assert poison.dlq.store.length("orders-DLQ") == 1
+    assert "For 24 hours `dlq restore ID` brings them back." in done.stdout
+    assert len(list(poison.dlq.discarded("orders-DLQ"))) == 2
     assert "Nothing to trim." in dlq("trim", "orders-DLQ", conf=limit).stdout
 
 
@@ -162,7 +164,7 @@ def test_a_change_removes_nothing_for_a_minute_and_nothing_for_good(
     refused = dlq("policies", "set", "orders", value, "--for", "5m", conf=conf)
     assert refused.exit_code == 2
     number = 2 if "length" in value else 3
-    assert f"in one minute this removes {number} letters of orders-DLQ" in refused.stderr
+    assert f"in one minute, this removes {number} letters of orders-DLQ" in refused.stderr
     assert poison.dlq.registry.overrides() == []
 
     done = dlq("policies", "set", "orders", value, "--for", "5m", "--yes", conf=conf)

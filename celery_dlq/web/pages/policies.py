@@ -100,6 +100,7 @@ def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> list[tuple[
     return [
         ("letters", str(effect) or "removes and redrives none of those that are there now"),
         ("begins", "in one minute; until then letters are left alone, and it can be taken back"),
+        ("afterwards", "what it removed can be restored for 24 hours"),
     ]
 
 

@@ -152,13 +152,8 @@ class PolicyAdmin:
             for name, hint in table.unknown_queues(known).items()
         ]
         low = (found.text for found in self._low_limits(table, task_queues))
-        soon = (
-            f"The policy of queue {o.queue!r} changes at {o.since:%Y-%m-%d %H:%M:%S} UTC: {o.key} is "
-            f"then {'as configured' if o.until == o.since else 'off' if o.value is False else o.value}; "
-            f"until then its letters are neither trimmed nor redriven by policy"
-            for o in self._registry.overrides()
-            if o.queue in table.resting and o.since > self._registry.now()
-        )
+        now = self._registry.now()
+        soon = [_to_come(each) for each in self._registry.overrides() if each.since > now]
         return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *soon, *_drift(workers)))
 
     def in_force(self) -> PolicyTable:
@@ -318,6 +313,18 @@ def _view(table: PolicyTable, queue: str, task: str | None) -> PolicyView:
         task=task,
         dead_letter_queue=Policy(dead_letter_queue=named).dead_letter_queue_of(queue),
         fields=fields,
+    )
+
+
+def _to_come(override: Override) -> str:
+    """What an override that has not begun will change."""
+    then = "off" if override.value is False else override.value
+    if override.until == override.since:
+        then = "as configured"
+    return (
+        f"The policy of queue {override.queue!r} changes at {override.since:%Y-%m-%d %H:%M:%S} "
+        f"UTC: {override.key} is then {then}; until then its letters are neither trimmed nor "
+        f"redriven by policy"
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from types import ModuleType
@@ -11,7 +14,7 @@ import pytest
 from builders import a_letter, key_of
 from command_line import Dlq
 from waiting import poll
-from workers import Worker
+from workers import HERE, Worker, environment
 
 from celery_dlq import DeadLetter
 from celery_dlq.policies import overrides
@@ -183,6 +186,32 @@ def test_a_change_removes_nothing_for_a_minute_and_nothing_for_good(
     for letter_id in ids[:number]:
         assert dlq("restore", letter_id, conf=conf).exit_code == 0
     assert poison.dlq.store.length("orders-DLQ") == 3
+
+
+@pytest.mark.parametrize(("answer", "changed"), [("y", True), ("n", False), ("", False)])
+def test_a_change_of_letters_is_asked_about(
+    poison: ModuleType, redis_url: str, answer: str, changed: bool
+) -> None:
+    """On a terminal; without an answer nothing is changed."""
+    put(poison, "orders")
+    put(poison, "orders")
+    terminal, theirs = os.openpty()
+    os.write(terminal, f"{answer}\n".encode())
+    set_ = ("policies", "set", "orders", "dead_letter_max_length=1", "--for", "1h")
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *set_],
+        env=environment(redis_url),
+        cwd=HERE,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(terminal)
+    os.close(theirs)
+    assert "In one minute, this removes 1 letter of orders-DLQ. Change the policy?" in done.stdout
+    assert (done.returncode == 0, poison.dlq.registry.overrides() != []) == (changed, changed)
 
 
 def put(poison: ModuleType, queue: str) -> str:

@@ -26,6 +26,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
+from celery_dlq.policies.policy import ends
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.publishing import default_delay
@@ -451,7 +452,7 @@ class Assembly:
         from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
-        from celery_dlq.worker.policy_cache import PolicyCache
+        from celery_dlq.worker.policy_cache import PolicyCache, warn_of_exceptions
         from celery_dlq.worker.releases import Releases
         from celery_dlq.worker.sampling import Sampler
         from celery_dlq.worker.spool import Spool
@@ -474,6 +475,8 @@ class Assembly:
             logger.warning(
                 "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
             )
+        for where, policy in table.named():
+            warn_of_exceptions(where, policy)
         self.check_exchanges()
         limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
         used_up = partial(_used_up, policy_cache)
@@ -585,7 +588,14 @@ class Assembly:
 
         with self._separate_backend() as (backend, running, counts):
             circuits = self._circuits(backend, counts)
-            Recovery(backend, running, circuits, self.settings.held_max).run(stopping)
+            Recovery(backend, running, circuits, self.settings.held_max, self._without_breaker).run(
+                stopping
+            )
+
+    def _without_breaker(self) -> set[str]:
+        """The queues whose circuit breakers an override has ended: nobody counts their probes."""
+        overrides = self.policy_admin().in_force().overrides
+        return {name for name, (policy, _) in overrides.items() if ends(policy, "circuit_breaker")}
 
     def memory_limit(
         self,

@@ -470,9 +470,7 @@ class Settings:
         """
         if self.store != "broker":
             return
-        named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
-        named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
-        for place, policy in named.items():
+        for place, policy in table.named():
             if policy.auto_redrive:
                 raise SettingsError(
                     f"expected {place} to have no auto_redrive with dlq_store = 'broker', got "
@@ -480,7 +478,7 @@ class Settings:
                     f"its queue would be read each minute. Take dlq_store = 'redis', or redrive "
                     f"by hand"
                 )
-            if policy.dead_letter_exchange is not None:
+            if policy.dead_letter_exchange:
                 raise SettingsError(
                     f"expected {place} to have no dead_letter_exchange with dlq_store = 'broker', "
                     f"got {policy.dead_letter_exchange.name!r}: to find one letter, all of its "
@@ -538,9 +536,7 @@ class Settings:
                 )
             return
         lease = ", or set dlq_reliable_fetch to True" if transport in _RENEWED else ""
-        named = {f"dlq_queues[{name!r}]": policy for name, policy in table.queues.items()}
-        named |= {f"dead_letter_policy of {name}": p for name, p in table.tasks.items()}
-        for place, policy in named.items():
+        for place, policy in table.named():
             delay = policy.default_delay
             if delay is not None and delay >= timeout:
                 raise SettingsError(

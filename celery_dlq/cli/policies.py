@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +13,8 @@ from celery_dlq.cli import policy_tables
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.options import Duration, json_option
 from celery_dlq.cli.terminal import say
+from celery_dlq.letters.printable import one_line
+from celery_dlq.policies.table import OF_WHOLE_QUEUES, PolicyTable
 
 
 @click.group(
@@ -42,28 +46,62 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
     required=True,
     help="Time until the override ends, e.g. 30m, 2h, 7d; at most 30d.",
 )
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
-def set_(ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float) -> None:
+def set_(
+    ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float, yes: bool
+) -> None:
     """Override policy keys of QUEUE for a limited time, without a deploy.
 
     The app, a live worker or a letter must know QUEUE. Workers notice within seconds.
-    At the end the configured values apply again.
+    At the end the configured values apply again. The value `none` ends a key.
+
+    What happens to letters that are there changes one minute later; until then `unset` undoes it.
     """
     pairs: dict[str, Any] = dict(map(_pair, values))
     length = timedelta(seconds=span)
     load_tasks(ctx.obj.app)
+    admin = dead_letters_of(ctx).assembly.policy_admin()
+    _ask(ctx, queue, pairs, admin.after(admin.check_override(queue, length, **pairs)), yes=yes)
     dead_letters_of(ctx).override_policy(queue, length, **pairs)
     say(console_of(ctx), f"Policy of {queue} overridden for {length}: {', '.join(values)}.")
+    _say_when(ctx, pairs)
 
 
 @policies.command()
 @click.argument("queue")
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
-def unset(ctx: click.Context, queue: str, keys: tuple[str, ...]) -> None:
+def unset(ctx: click.Context, queue: str, keys: tuple[str, ...], *, yes: bool) -> None:
     """End overrides of QUEUE early: all of them, or only those of KEYs."""
-    lifted = dead_letters_of(ctx).lift_policy(queue, *keys)
+    load_tasks(ctx.obj.app)
+    admin = dead_letters_of(ctx).assembly.policy_admin()
+    wanted = admin.check_lift(queue, *keys)
+    _ask(ctx, queue, wanted, admin.after(lifted=[(queue, key) for key in wanted]), yes=yes)
+    lifted = dead_letters_of(ctx).lift_policy(queue, *wanted)
     say(console_of(ctx), f"Overrides of {queue} ended: {', '.join(lifted)}.")
+    _say_when(ctx, wanted)
+
+
+def _ask(
+    ctx: click.Context, queue: str, keys: Iterable[str], after: PolicyTable, *, yes: bool
+) -> None:
+    """Ask before a change that removes or redrives letters."""
+    if yes:
+        return
+    effect = str(dead_letters_of(ctx).assembly.removal().effect(queue, frozenset(keys), after))
+    if effect and not sys.stdin.isatty():
+        raise click.UsageError(f"--yes is needed without a terminal: in one minute, this {effect}")
+    if effect:
+        click.confirm(f"In one minute, this {one_line(effect)}. Change the policy?", abort=True)
+
+
+def _say_when(ctx: click.Context, keys: Iterable[str]) -> None:
+    """Say when a change begins that is about letters."""
+    if late := sorted({*keys} & {*OF_WHOLE_QUEUES}):
+        names = ", ".join(late)
+        say(console_of(ctx), f"{names}: changes in one minute; until then its letters stay.")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -49,6 +49,8 @@ def _values(view: PolicyView) -> RenderableType:
 
 
 def _shown(name: str, value: Any) -> str:
+    if value is False:
+        return "off"
     if name in _IN_SECONDS:
         return _duration(value)
     if name == "exceptions":

@@ -82,7 +82,7 @@ def restore(ctx: click.Context, letter_id: str, *, queue: str | None) -> None:
     say(console_of(ctx), f"Restored {letter_id} to {name}.")
 
 
-@click.command(short_help="Remove letters that exceed the limits of their policy.")
+@click.command(short_help="Remove letters that exceed the limits of their policy, into the bin.")
 @click.argument("queues", metavar="[QUEUE]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; change nothing.")
 @json_option
@@ -91,7 +91,8 @@ def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json:
     """Remove letters past dead_letter_ttl or over dead_letter_max_length now.
 
     Workers do this by themselves, some hundred letters a second. This command is for
-    queues without a worker. Letters that a redrive holds are left alone.
+    queues without a worker. Letters that a redrive holds are left alone. For 24 hours
+    `restore` brings the others back.
     """
     changes = dead_letters_of(ctx).trim(*queues, dry_run=dry_run)
     if as_json:
@@ -103,6 +104,8 @@ def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json:
         say(console, f"{verb} {what} because of {change.detail['cause']}.")
     if not changes:
         say(console, "Nothing to trim.")
+    elif "kept_until" in changes[0].detail:
+        say(console, "For 24 hours `dlq restore ID` brings them back.")
 
 
 def _remove(

@@ -99,7 +99,7 @@ class Targets:
         found: dict[str, tuple[str, DeadLetterExchange]] = {}
         for where, policy in self._named():
             exchange = policy.dead_letter_exchange
-            if exchange is None:
+            if not exchange:
                 continue
             before, known = found.setdefault(exchange.name, (where, exchange))
             if known != exchange:
@@ -117,11 +117,11 @@ class Targets:
         """
         found = []
         for where, policy in self._named():
-            if policy.dead_letter_exchange is None or policy.dead_letter_exchange.name:
+            if not policy.dead_letter_exchange or policy.dead_letter_exchange.name:
                 continue
             key = policy.dead_letter_routing_key
-            if key is None or key in self._policies.queues:
-                got = "none" if key is None else f"{key!r}, whose workers would run the dead tasks"
+            if not key or key in self._policies.queues:
+                got = "none" if not key else f"{key!r}, whose workers would run the dead tasks"
                 raise SettingsError(
                     f"expected {where}['dead_letter_routing_key'] to name a queue of your own, "
                     f"because dead_letter_exchange is the default exchange, got {got}"

@@ -114,8 +114,8 @@ class Cursor(NamedTuple):
         position: They are done up to here; ``None``: from the beginning.
         back_to: Go back to here later, because letters were left behind; empty: to the beginning.
         back_at: When, in microseconds since 1970; 0 for never.
-        rest_until: Redrive none until then, in microseconds; the canary died, or a person or the
-            broker stopped the job.
+        rest_until: The queue rests until then, in microseconds; the canary died, or a person or
+            the broker stopped the job.
     """
 
     position: str | None = None
@@ -202,7 +202,7 @@ class AutoRedrives:
             if last is not None and last.state in (RUNNING, WAITING):
                 return
             self._settle(state, last, rule, lease)
-            for due in _numbers(rule):
+            for due in self._not_resting(state, rule):
                 if stopping() or not lease.keep():
                     return
                 with on_behalf_of(ACTOR):
@@ -214,6 +214,8 @@ class AutoRedrives:
                     return
                 self._settle(state, job, rule, lease)
                 yield job
+                if job.state != DONE:  # else the next number would send a canary of its own
+                    return
         finally:
             lease.end()
 
@@ -224,15 +226,21 @@ class AutoRedrives:
         except NotFound:  # its process died before it began, or it was forgotten
             return None
 
+    def _not_resting(self, state: dict[str, Any], rule: AutoRedrive) -> list[Due]:
+        """The numbers of redrives, least recently used first; none while the queue rests."""
+        cursors = state.setdefault("cursors", {})
+        order = {name: place for place, name in enumerate(cursors, 1)}
+        found = sorted(numbers(rule), key=lambda due: order.get(due.name, 0))
+        rests = [Cursor(*cursors[due.name]).rest_until for due in found if due.name in cursors]
+        return [] if max(rests, default=0) > to_micros(self._store.now()) else found
+
     def _next(
         self, queue: str, rule: AutoRedrive, due: Due, state: dict[str, Any], lease: _Lease
     ) -> JobRun | None:
         """A job for what is due of one number of redrives; ``None`` if nothing is."""
         now = self._store.now()
-        before = Cursor(*state.setdefault("cursors", {}).get(due.name, ()))
+        before = Cursor(*state["cursors"].get(due.name, ()))
         cursor = before.at(now)
-        if cursor.rest_until > to_micros(now):
-            return None
         longest = timedelta(seconds=rule.wait_seconds(due.redrives))
         until = self._store.position_at(now - longest)
         begun, found = self._first(queue, due, cursor.position, until, lease)
@@ -357,7 +365,8 @@ def _may_have_due(glance: Glance, rule: AutoRedrive) -> bool:
     return oldest is not None and oldest <= glance.at - timedelta(seconds=rule.after)
 
 
-def _numbers(rule: AutoRedrive) -> Iterator[Due]:
+def numbers(rule: AutoRedrive) -> Iterator[Due]:
+    """Which letters a rule redrives, by the number of their redrives."""
     reasons = None if rule.reasons is None else tuple(sorted(map(str, rule.reasons)))
     return (Due(redrives=number, reasons=reasons) for number in range(rule.times))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.drift import differences
-from celery_dlq.policies.overrides import MAX_OVERRIDE, by_queue, checked
+from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, PolicyKeys
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.table import PolicyTable, Sourced
@@ -82,6 +82,7 @@ class PolicyReport:
 
 
 MAX_COMPARED_WORKERS = 10
+MAX_TIME = datetime.max.replace(tzinfo=timezone.utc)
 _PATTERN = re.compile(r"[*?\[{}]")
 
 
@@ -154,12 +155,26 @@ class PolicyAdmin:
             for name, hint in table.unknown_queues(known).items()
         ]
         low = (found.text for found in self._low_limits(table, task_queues))
-        return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *_drift(workers)))
+        now = self._registry.now()
+        soon = [_to_come(each) for each in self._registry.overrides() if each.since > now]
+        return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *soon, *_drift(workers)))
 
     def in_force(self) -> PolicyTable:
         """The configured policies with the overrides applied."""
-        overrides = by_queue(self._registry.overrides())
-        return PolicyTable(self._table.queues, self._table.tasks, overrides)
+        return applied(self._table, self._registry.overrides(), self._registry.now())
+
+    def after(
+        self, made: Iterable[Override] = (), lifted: Iterable[tuple[str, str]] = ()
+    ) -> PolicyTable:
+        """The policies that would be in force after changes, once these have begun.
+
+        Args:
+            made: Overrides that would be set.
+            lifted: Queue and key of overrides that would be lifted.
+        """
+        gone = set(lifted)
+        left = [o for o in self._registry.overrides() if (o.queue, o.key) not in gone]
+        return applied(self._table, [*left, *made], MAX_TIME)
 
     def configured_queues(self) -> frozenset[str]:
         """The queues in the app's configuration."""
@@ -191,10 +206,14 @@ class PolicyAdmin:
         override also beats task decorators. Only the keys in
         `celery_dlq.policies.overrides.KEYS` can be overridden.
 
+        ``dead_letter_ttl``, ``dead_letter_max_length``, ``keep_until_exported`` and
+        ``auto_redrive`` begin one minute later. Until then the queue's letters are neither
+        trimmed nor redriven by policy, and `lift_policy` undoes the change.
+
         Args:
             queue: The exact name of the queue.
             span: The duration; at most 30 days.
-            **values: Policy keys, e.g. ``max_deliveries=3``.
+            **values: Policy keys, e.g. ``max_deliveries=3``; ``None`` ends a key.
 
         Raises:
             SettingsError: A key, a value or the duration is not usable, or the queue is a
@@ -217,14 +236,16 @@ class PolicyAdmin:
         if not values:
             raise SettingsError(f"expected policy keys to override for {queue!r}, got none")
         now, actor = self._registry.now(), whoami()
-        made = [checked(queue, key, value, now + span, actor) for key, value in values.items()]
+        made = [checked(queue, key, value, span, actor, now) for key, value in values.items()]
         self._check_queue(queue)
-        both = by_queue([*self._registry.overrides(), *made])
-        PolicyTable(self._table.queues, self._table.tasks, both).check()
+        self.after(made).check()
         return made
 
     def lift_policy(self, queue: str, *keys: str) -> list[str]:
         """Remove the overrides of a queue before they end.
+
+        The keys that begin one minute late end at once, and their configured values count one
+        minute later.
 
         Args:
             queue: The queue.
@@ -237,8 +258,26 @@ class PolicyAdmin:
             NotFound: The queue has no such override.
             StoreUnavailable: The store does not answer.
         """
-        present = [o.key for o in self._registry.overrides() if o.queue == queue]
-        wanted = list(keys) or present
+        wanted = self.check_lift(queue, *keys)
+        self._record(Action.POLICY_UNSET, queue, {"keys": wanted})
+        now, actor = self._registry.now(), whoami()
+        for key in wanted:
+            since = begins(key, now)
+            if since > now:  # it ends as it begins: in between, the letters are left alone
+                self._registry.override(
+                    Override(
+                        queue=queue, key=key, value=None, until=since, actor=actor, since=since
+                    )
+                )
+            else:
+                self._registry.lift(queue, key)
+        return wanted
+
+    def check_lift(self, queue: str, *keys: str) -> list[str]:
+        """The keys that `lift_policy` would lift; changes nothing, raises the same."""
+        mine = [o for o in self._registry.overrides() if o.queue == queue]
+        present = [o.key for o in mine if o.until > o.since]
+        wanted = list(dict.fromkeys(keys)) or present
         missing = [key for key in wanted if key not in present]
         if missing or not wanted:
             what = ", ".join(missing) or "any key"
@@ -246,9 +285,6 @@ class PolicyAdmin:
                 f"expected an override of {what} for queue {queue!r}, found "
                 f"{', '.join(present) or 'none'}"
             )
-        self._record(Action.POLICY_UNSET, queue, {"keys": wanted})
-        for key in wanted:
-            self._registry.lift(queue, key)
         return wanted
 
     def _check_queue(self, queue: str) -> None:
@@ -261,7 +297,7 @@ class PolicyAdmin:
         known = self.configured_queues().union(
             self.guarded_queues(), self._table.queues, *(info.queues for info in workers)
         )
-        if queue not in known and queue not in by_queue(self._registry.overrides()):
+        if queue not in known and queue not in {o.queue for o in self._registry.overrides()}:
             raise NotFound(
                 f"expected a queue that the app, a live worker or a letter knows, got {queue!r}"
                 f"{did_you_mean(queue, known) or '; `dlq policies` lists them'}"
@@ -284,6 +320,18 @@ def _view(table: PolicyTable, queue: str, task: str | None) -> PolicyView:
         task=task,
         dead_letter_queue=Policy(dead_letter_queue=named).dead_letter_queue_of(queue),
         fields=fields,
+    )
+
+
+def _to_come(override: Override) -> str:
+    """What an override that has not begun will change."""
+    then = "off" if override.value is False else override.value
+    if override.until == override.since:
+        then = "as configured"
+    return (
+        f"The policy of queue {override.queue!r} changes at {override.since:%Y-%m-%d %H:%M:%S} "
+        f"UTC: {override.key} is then {then}; until then its letters are neither trimmed nor "
+        f"redriven by policy"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ from celery_dlq.operations.circuits import ACTOR, Circuits, emptied
 from celery_dlq.operations.job import DONE, FAILED, INTERRUPTED, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.running import Running
-from celery_dlq.policies.circuit_breaker import ProbeDue, micros_until_probe
+from celery_dlq.policies.circuit_breaker import Closed, ProbeDue, micros_until_probe
 from celery_dlq.record import to_micros
 
 logger = get_logger("celery_dlq.worker")
@@ -31,15 +31,24 @@ class Recovery:
         running: Publishes the messages.
         circuits: Changes the states.
         most: The setting ``dlq_held_max``.
+        off: The queues whose circuit breakers an override has ended.
     """
 
-    def __init__(self, backend: Backend, running: Running, circuits: Circuits, most: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        running: Running,
+        circuits: Circuits,
+        most: int,
+        off: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._store = backend.holds
         self._held = backend.held
         self._jobs = Jobs(backend.jobs)
         self._running = running
         self._circuits = circuits
         self._most = most
+        self._off = off
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Do what is due now.
@@ -50,7 +59,7 @@ class Recovery:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        now = self._store.now()
+        now, off = self._store.now(), self._off()
         for hold in self._store.all():
             if stopping():
                 return
@@ -58,7 +67,9 @@ class Recovery:
             if hold.circuit is None or others or not hold.in_force(now):
                 continue
             with on_behalf_of(ACTOR):
-                if hold.circuit.state == OPEN:
+                if hold.circuit.state == OPEN and hold.circuit.queue in off:
+                    self._circuits.change(hold.circuit.task, hold.circuit.queue, Closed())
+                elif hold.circuit.state == OPEN:
                     self._probe(hold)
                 else:
                     self._release(hold, stopping)

@@ -12,13 +12,17 @@ from celery_dlq.backends.base import Backend, Restored
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.operations.auto_redrive import numbers
 from celery_dlq.operations.discard import DiscardOptions
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
-from celery_dlq.operations.results import DiscardReport
+from celery_dlq.operations.results import MOST_COUNTED, DiscardReport, PolicyEffect
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.running import Running
-from celery_dlq.operations.selection import RawEntry
+from celery_dlq.operations.selection import RawEntry, select
+from celery_dlq.policies.overrides import GRACE
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import RETENTION, PolicyTable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -178,7 +182,8 @@ class Removal:
     def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
         """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
 
-        Workers trim on their own; call this for queues that no worker consumes.
+        Workers trim on their own; call this for queues that no worker consumes. For 24 hours
+        `restore` brings the letters back, if the store has a bin.
 
         Args:
             *dead_letter_queues: The queues to trim; none for all.
@@ -190,18 +195,52 @@ class Removal:
 
         Raises:
             NotFound: A queue does not exist.
+            DLQError: The policy of a queue that is named was changed less than a minute ago.
             StoreUnavailable: The store does not answer.
         """
         for name in dead_letter_queues:
             self._reading.check_queue(name)
-        table = self._policies.in_force()
-        retention = Retention(self._store, self._registry, self._events, whoami())
+        table, retention = self._policies.in_force(), self._retention()
         names = dead_letter_queues or self._store.names()
+        if resting := [name for name in dead_letter_queues if table.rests(name)]:
+            raise DLQError(
+                f"expected a dead-letter queue whose policy was changed more than a minute ago, "
+                f"got {resting[0]}; `dlq policies` says when the change begins"
+            )
+        names = [name for name in names if not table.rests(name)]
         policies = {name: table.of_dead_letter_queue(name) for name in names}
         policies = {name: policies[name] for name in retention.due(policies)}
         if dry_run:
             return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
-        return [change for n, p in policies.items() for change in retention.trim_all(n, p)]
+        trimmed = (retention.trim_all(n, p, to_bin=True) for n, p in policies.items())
+        return [change for changes in trimmed for change in changes]
+
+    def effect(self, queue: str, keys: frozenset[str], after: PolicyTable) -> PolicyEffect:
+        """What a change of a queue's policy would do to its letters; see `PolicyAdmin.after`.
+
+        Args:
+            queue: The queue.
+            keys: The keys that are changed.
+            after: The policies after the change.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        name, removed, redriven = after.dead_letter_queue_of(queue), 0, 0
+        policy = after.of_dead_letter_queue(name) or Policy()
+        if not self._store.capabilities.random_access:
+            return PolicyEffect(dead_letter_queue=name)  # workers do nothing there by policy
+        if not keys.isdisjoint(RETENTION):
+            at = self._registry.now() + GRACE
+            removed = self._retention().count(name, policy, at, MOST_COUNTED)
+        if policy.auto_redrive and "auto_redrive" in keys:
+            due = list(numbers(policy.auto_redrive))
+            entries = islice(select(self._store, name, LetterFilter()), MOST_COUNTED)
+            redriven = sum(any(one(entry) for one in due) for entry in entries)
+        return PolicyEffect(dead_letter_queue=name, removed=removed, redriven=redriven)
+
+    def _retention(self) -> Retention:
+        return Retention(self._store, self._registry, self._events, whoami())
 
     def _discard(
         self,

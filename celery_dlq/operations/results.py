@@ -7,6 +7,9 @@ from typing import Any
 
 _MAX_FAILURES_LISTED = 1000
 
+MOST_COUNTED = 10_000
+"""The letters that a change of a policy would remove or redrive are counted up to here."""
+
 
 @dataclass(slots=True)
 class RedriveReport:
@@ -100,3 +103,28 @@ class DiscardReport:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyEffect:
+    """What a change of a policy would do to the letters that are there now.
+
+    Attributes:
+        dead_letter_queue: Their queue.
+        removed: Letters that retention would remove.
+        redriven: Letters that would be redriven automatically, sooner or later.
+    """
+
+    dead_letter_queue: str
+    removed: int = 0
+    redriven: int = 0
+
+    def __str__(self) -> str:
+        """In words; empty for nothing."""
+        counts = {"removes": self.removed, "redrives": self.redriven}
+        return " and ".join(
+            f"{verb} {'at least ' * (number >= MOST_COUNTED)}{number:,} letter{'s' * (number > 1)} "
+            f"of {self.dead_letter_queue}"
+            for verb, number in counts.items()
+            if number
+        )

@@ -4,14 +4,14 @@ Only retention removes letters without an operator. Each pass is bounded, letter
 redrive are skipped, and every trimming is a `Change` in the audit.
 
 A letter's time to live begins when it is stored, by the store's clock. Workers' clocks may be
-hours off; they are not used here.
+hours off; they are not used here. What an operator has it remove goes to the bin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 from uuid import uuid4
@@ -26,6 +26,7 @@ from celery_dlq.backends.base import (
 )
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.logs import get_logger
+from celery_dlq.operations.discard import KEPT_IN_BIN
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.record import iso
@@ -34,9 +35,6 @@ logger = get_logger("celery_dlq.operations.retention")
 
 MAX_LETTERS_PER_PASS = 500
 """One pass over one queue trims at most this many letters for one cause."""
-
-MAX_ENTRIES_SCANNED = 2 * MAX_LETTERS_PER_PASS
-"""Upper bound of entries scanned per pass, unreadable ones included."""
 
 QUEUES_PER_GLANCE = 50
 """A worker reads the length and the oldest times of this many queues per tick."""
@@ -70,7 +68,12 @@ class Retention:
         self._actor = actor
 
     def trim(
-        self, dead_letter_queue: str, policy: Policy | None, *, dry_run: bool = False
+        self,
+        dead_letter_queue: str,
+        policy: Policy | None,
+        *,
+        dry_run: bool = False,
+        to_bin: bool = False,
     ) -> list[Change]:
         """Trim a queue in one bounded pass.
 
@@ -78,6 +81,7 @@ class Retention:
             dead_letter_queue: The queue's name.
             policy: Its policy; ``None`` trims only messages past their own expiry.
             dry_run: Return what would be trimmed, and change nothing.
+            to_bin: Put the letters into the bin, if the store has one.
 
         Returns:
             One change per cause that trimmed letters.
@@ -86,7 +90,7 @@ class Retention:
             StoreUnavailable: The store does not answer.
         """
         try:
-            return self._trim(dead_letter_queue, policy or Policy(), dry_run=dry_run)
+            return self._trim(dead_letter_queue, policy or Policy(), dry_run=dry_run, to_bin=to_bin)
         finally:
             self._store.done()
 
@@ -104,32 +108,55 @@ class Retention:
         found = self._store.glances(list(policies))
         return [glance.name for glance in found if _is_due(glance, policies[glance.name])]
 
-    def _trim(self, dead_letter_queue: str, policy: Policy, *, dry_run: bool) -> list[Change]:
-        causes: list[tuple[str, Callable[[], Iterator[LetterSummary]]]] = [
-            ("dead_letter_ttl", lambda: self._too_old(dead_letter_queue, policy)),
-            ("expires", lambda: self._ended(dead_letter_queue, policy)),
-            ("dead_letter_max_length", lambda: self._too_many(dead_letter_queue, policy)),
+    def count(self, dead_letter_queue: str, policy: Policy, at: datetime, most: int) -> int:
+        """How many of the letters there are now would be trimmed at a time; counted up to a bound.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        found: set[str] = set()
+        for _cause, summaries in self._causes(dead_letter_queue, policy, at, most):
+            chosen = self._allowed(dead_letter_queue, policy, summaries(), most)
+            found.update(summary.letter_id for summary in chosen)
+        return min(len(found), most)
+
+    def _causes(
+        self, name: str, policy: Policy, at: datetime, most: int
+    ) -> list[tuple[str, Callable[[], Iterator[LetterSummary]]]]:
+        return [
+            ("dead_letter_ttl", lambda: self._too_old(name, policy, at, 2 * most)),
+            ("expires", lambda: self._ended(name, policy, most)),
+            ("dead_letter_max_length", lambda: self._too_many(name, policy)),
         ]
+
+    def _trim(
+        self, dead_letter_queue: str, policy: Policy, *, dry_run: bool, to_bin: bool
+    ) -> list[Change]:
+        causes = self._causes(dead_letter_queue, policy, self._store.now(), MAX_LETTERS_PER_PASS)
         changes = []
         for cause, summaries in causes:
-            chosen = self._allowed(dead_letter_queue, policy, summaries())
-            change = self._remove(dead_letter_queue, cause, chosen, policy, dry_run=dry_run)
+            chosen = self._allowed(dead_letter_queue, policy, summaries(), MAX_LETTERS_PER_PASS)
+            change = self._remove(
+                dead_letter_queue, cause, chosen, policy, dry_run=dry_run, to_bin=to_bin
+            )
             if change is not None:
                 changes.append(change)
         return changes
 
-    def trim_all(self, dead_letter_queue: str, policy: Policy | None) -> list[Change]:
+    def trim_all(
+        self, dead_letter_queue: str, policy: Policy | None, *, to_bin: bool = False
+    ) -> list[Change]:
         """Repeat passes until nothing is left to trim; bounded by the letters there are now."""
         try:
-            return self._trim_all(dead_letter_queue, policy or Policy())
+            return self._trim_all(dead_letter_queue, policy or Policy(), to_bin=to_bin)
         finally:
             self._store.done()
 
-    def _trim_all(self, dead_letter_queue: str, policy: Policy) -> list[Change]:
+    def _trim_all(self, dead_letter_queue: str, policy: Policy, *, to_bin: bool) -> list[Change]:
         most = self._store.length(dead_letter_queue) // MAX_LETTERS_PER_PASS + 1
         totals: dict[str, Change] = {}
         for _ in range(most):
-            changes = self._trim(dead_letter_queue, policy, dry_run=False)
+            changes = self._trim(dead_letter_queue, policy, dry_run=False, to_bin=to_bin)
             for change in changes:
                 before = totals.get(change.detail["cause"])
                 letters = change.letters + (before.letters if before else 0)
@@ -138,23 +165,25 @@ class Retention:
                 break
         return list(totals.values())
 
-    def _too_old(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
-        if policy.dead_letter_ttl is None:
+    def _too_old(
+        self, name: str, policy: Policy, at: datetime, scanned: int
+    ) -> Iterator[LetterSummary]:
+        if not policy.dead_letter_ttl:
             return
-        limit = self._store.now() - timedelta(seconds=policy.dead_letter_ttl)
-        for summary in islice(self._oldest(name), MAX_ENTRIES_SCANNED):
+        limit = at - timedelta(seconds=policy.dead_letter_ttl)
+        for summary in islice(self._oldest(name), scanned):  # unreadable entries included
             if summary.dead_lettered_at is None or summary.stored_at is None:
                 continue  # an entry that is no letter stays until it is discarded
             if summary.stored_at > limit:
                 return  # the rest was stored later
             yield summary
 
-    def _ended(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
-        if policy.dead_letter_ttl is None:
-            yield from self._store.ended(name, most=MAX_LETTERS_PER_PASS)
+    def _ended(self, name: str, policy: Policy, most: int) -> Iterator[LetterSummary]:
+        if not policy.dead_letter_ttl:
+            yield from self._store.ended(name, most=most)
 
     def _too_many(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
-        if policy.dead_letter_max_length is not None:
+        if policy.dead_letter_max_length:
             over = self._store.length(name) - policy.dead_letter_max_length
             yield from islice(self._oldest(name), max(0, over))
 
@@ -165,30 +194,45 @@ class Retention:
             after = page[-1].position
 
     def _allowed(
-        self, name: str, policy: Policy, summaries: Iterator[LetterSummary]
+        self, name: str, policy: Policy, summaries: Iterator[LetterSummary], most: int
     ) -> list[LetterSummary]:
         """The letters of one pass; with ``keep_until_exported`` only those that are exported."""
         if not policy.keep_until_exported:
-            return list(islice(summaries, MAX_LETTERS_PER_PASS))
+            return list(islice(summaries, most))
         exported = self._store.exported_until(name)
         if exported is None:
             return []
         last = ordered(exported)
-        return [h for h in islice(summaries, MAX_LETTERS_PER_PASS) if ordered(h.position) <= last]
+        return [h for h in islice(summaries, most) if ordered(h.position) <= last]
 
     def _remove(
-        self, name: str, cause: str, chosen: list[LetterSummary], policy: Policy, *, dry_run: bool
+        self,
+        name: str,
+        cause: str,
+        chosen: list[LetterSummary],
+        policy: Policy,
+        *,
+        dry_run: bool,
+        to_bin: bool,
     ) -> Change | None:
+        to_bin = to_bin and self._store.capabilities.bin
         owner = f"trim {uuid4()}"
         if chosen and not dry_run:
             chosen = self._claimed(name, chosen, owner)
         if not chosen:
             return None
         change = self._change(name, cause, chosen, policy)
+        if to_bin:
+            detail = {**change.detail, "kept_until": iso(change.at + KEPT_IN_BIN)}
+            change = replace(change, detail=detail)
         if not dry_run:
             # Audit first: after a crash in between it may list too many letters, never too few.
             self._registry.record(change)
-            self._store.remove(name, [summary.letter_id for summary in chosen], owner=owner)
+            ids, seconds = [each.letter_id for each in chosen], KEPT_IN_BIN.total_seconds()
+            if to_bin:
+                self._store.discard(name, ids, owner=owner, keep_seconds=seconds)
+            else:
+                self._store.remove(name, ids, owner=owner)
             self._announce(change)
         return change
 
@@ -230,9 +274,9 @@ class Retention:
 def _is_due(glance: Glance, policy: Policy | None) -> bool:
     policy = policy or Policy()
     max_length, ttl = policy.dead_letter_max_length, policy.dead_letter_ttl
-    if max_length is not None and glance.letters > max_length:
+    if max_length and glance.letters > max_length:
         return True
-    if ttl is None:
+    if not ttl:
         return glance.first_end_at is not None and glance.first_end_at <= glance.at
     stored_at = glance.oldest_stored_at
     return stored_at is not None and stored_at <= glance.at - timedelta(seconds=ttl)
@@ -269,12 +313,14 @@ class RetentionRound:
         if not self._names:
             self._names = self._store.names()
         table, looked = self._table(), [*self._names[-QUEUES_PER_GLANCE:], *self._more]
-        policies = {name: table.of_dead_letter_queue(name) for name in looked}
+        free = [name for name in looked if not table.rests(name)]
+        policies = {name: table.of_dead_letter_queue(name) for name in free}
         del self._names[-QUEUES_PER_GLANCE:]
         due = self._retention.due(policies)
         self._more = due[QUEUES_PER_TICK:]
         for number, name in enumerate(due[:QUEUES_PER_TICK], 1):
-            if self._retention.trim(name, policies[name]):
+            to_bin = table.trims_by_override(name)
+            if self._retention.trim(name, policies[name], to_bin=to_bin):
                 self._more = [*due[number:], name]
                 break
         self._rest = 0 if self._more else REST_TICKS

@@ -28,6 +28,7 @@ from celery_dlq.operations.reading import Progress
 from celery_dlq.operations.redrive import Loss, Redriver, first_failures
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.selection import RawEntry
+from celery_dlq.policies.auto_redrive import AutoRedrive
 from celery_dlq.policies.table import PolicyTable
 
 _LOOK_SECONDS = 0.5
@@ -230,7 +231,7 @@ class Running:
             return self.new("redrive", queue, LetterFilter(), options)
 
         due = AutoRedrives(self._store, self._jobs, new_job, self.run)
-        return due.due(table.auto_redrive_of, stopping)
+        return due.due(lambda name: _rule_of(table, name), stopping)
 
     def record(self, action: Action, target: str, letters: int, detail: Mapping[str, Any]) -> None:
         """Record a change in the audit, and emit it."""
@@ -272,8 +273,8 @@ class Running:
             edit = edit or Edit.from_text(job.change)
             transform = self.checks.edited(edit)
         options = RedriveOptions.from_json(job.options)
-        if "due" in job.options and not self._policies.in_force().auto_redrive_of(job.queue):
-            raise DLQError("the policy of the queue has no auto_redrive any more")
+        if "due" in job.options and not _rule_of(self._policies.in_force(), job.queue):
+            raise DLQError("the policy of the queue has no auto_redrive any more, or just changed")
         report = self._redriver().redrive(
             run,
             where,
@@ -417,3 +418,8 @@ def _short_filter(where: Mapping[str, Any], max_ids: int = 20) -> dict[str, Any]
     if len(short.get("ids", ())) > max_ids:
         short["ids"] = [*short["ids"][:max_ids], f"and {len(short['ids']) - max_ids} more"]
     return short
+
+
+def _rule_of(table: PolicyTable, dead_letter_queue: str) -> AutoRedrive | None:
+    """What the policy says of automatic redrives; nothing while a change has yet to begin."""
+    return None if table.rests(dead_letter_queue) else table.auto_redrive_of(dead_letter_queue)

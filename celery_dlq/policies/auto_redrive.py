@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.json_codec import safe_repr
@@ -76,8 +76,8 @@ class AutoRedrive:
 Checks = Mapping[str, Callable[[str, object], Any]]
 
 
-def auto_redrive(where: str, value: object, checks: Checks) -> AutoRedrive | Literal[False]:
-    """Check the key: a mapping with ``after`` and ``times``, or ``False`` for no redrives.
+def auto_redrive(where: str, value: object, checks: Checks) -> AutoRedrive:
+    """Check the key: a mapping with ``after`` and ``times``.
 
     Args:
         where: What to call the key in an error.
@@ -88,11 +88,9 @@ def auto_redrive(where: str, value: object, checks: Checks) -> AutoRedrive | Lit
         SettingsError: The value is something else.
     """
     if isinstance(value, AutoRedrive):
-        return value
-    if value is False:
-        return False
+        value = value.to_json()
     if not isinstance(value, Mapping):
-        raise _unexpected(where, "False, or a mapping such as {'after': '30m', 'times': 3}", value)
+        raise _unexpected(where, "off, or a mapping such as {'after': '30m', 'times': 3}", value)
     for key in value:
         if key not in checks:
             close = difflib.get_close_matches(str(key), checks, n=1)

@@ -43,7 +43,7 @@ def _difference(own: Policy, its: Policy) -> str:
 def _flat(policy: Policy) -> dict[str, Any]:
     """The fields that are set; each exception of ``exceptions`` is one."""
     fields = policy.to_json()
-    rules = fields.pop("exceptions", {})
+    rules = fields.pop("exceptions", None) or {}
     return {**fields, **{f"exceptions[{name!r}]": rule for name, rule in rules.items()}}
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from celery_dlq.backends.base import Override
 from celery_dlq.errors import SettingsError
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import Policy, duration_seconds, suggestion
+from celery_dlq.policies.policy import Policy, duration_seconds, is_off, suggestion
+from celery_dlq.policies.table import OF_WHOLE_QUEUES, PolicyTable
 from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq")
@@ -32,6 +33,9 @@ KEYS = (
 
 MAX_OVERRIDE = timedelta(days=30)
 
+GRACE = timedelta(minutes=1)
+"""A change of what happens to letters begins so much later; until then they are left alone."""
+
 _ELSEWHERE = {
     "default_delay": "it acts where messages are published, and publishers do not ask Redis",
     "ignore_message_delay": "it acts where messages are published, and publishers do not ask Redis",
@@ -40,15 +44,19 @@ _ELSEWHERE = {
 }
 
 
-def checked(queue: str, key: str, value: Any, until: datetime, actor: str) -> Override:
+def checked(
+    queue: str, key: str, value: Any, span: timedelta, actor: str, now: datetime
+) -> Override:
     """Check an override and build it.
 
     Args:
         queue: The queue, by its exact name.
         key: A policy key of `KEYS`.
-        value: As in ``dlq_queues``, or text of the command line (``3``, ``14d``, ``a,b``).
-        until: When it ends, aware UTC.
+        value: As in ``dlq_queues``, or text of the command line (``3``, ``14d``, ``a,b``);
+            ``None`` ends the key.
+        span: How long it is in force.
         actor: Who sets it.
+        now: The time by the store's clock.
 
     Raises:
         SettingsError: The key cannot be overridden, or the value is not usable.
@@ -61,7 +69,24 @@ def checked(queue: str, key: str, value: Any, until: datetime, actor: str) -> Ov
         message = f"expected a policy key that can be overridden, got {key!r}; "
         raise SettingsError(message + suggestion(key, KEYS))
     parsed = Policy.parse({key: _value(key, value)}, f"the override of {queue!r}")
-    return Override(queue=queue, key=key, value=parsed.to_json()[key], until=until, actor=actor)
+    since, plain = begins(key, now), parsed.to_json()[key]
+    return Override(queue=queue, key=key, value=plain, until=since + span, actor=actor, since=since)
+
+
+def begins(key: str, now: datetime) -> datetime:
+    """When a change of a key that is made now begins."""
+    return now + GRACE if key in OF_WHOLE_QUEUES else now
+
+
+def applied(table: PolicyTable, overrides: Iterable[Override], now: datetime) -> PolicyTable:
+    """The configured policies with the overrides in force at a time."""
+    found = list(overrides)
+    return PolicyTable(
+        table.queues,
+        table.tasks,
+        by_queue(each for each in found if each.since <= now),
+        frozenset(each.queue for each in found if each.since > now),
+    )
 
 
 def by_queue(overrides: Iterable[Override]) -> dict[str, tuple[Policy, str]]:
@@ -85,6 +110,8 @@ def by_queue(overrides: Iterable[Override]) -> dict[str, tuple[Policy, str]]:
 
 def _value(key: str, value: Any) -> Any:
     """Parse text of the command line; other values stay as they are."""
+    if value is None or is_off(value):
+        return False
     if not isinstance(value, str):
         return value
     if (
@@ -94,8 +121,6 @@ def _value(key: str, value: Any) -> Any:
         return duration
     if key in {"reasons", "ignore"}:
         return [part.strip() for part in value.split(",") if part.strip()]
-    if key == "auto_redrive" and value.lower() == "off":
-        return False
     try:
         return json.loads(value.lower())
     except ValueError:

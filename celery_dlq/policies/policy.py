@@ -28,6 +28,7 @@ from celery_dlq.policies.auto_redrive import (
     count,
 )
 from celery_dlq.policies.circuit_breaker import CircuitBreaker, circuit_breaker
+from celery_dlq.policies.exception_names import qualified_name, why_never
 from celery_dlq.policies.exceptions import IGNORE, KEYS_OF_ACTION, Action, Backoff, ExceptionRule
 from celery_dlq.policies.exchange import (
     DeadLetterExchange,
@@ -39,33 +40,38 @@ from celery_dlq.record import Reason
 DLQ_SUFFIX = "-DLQ"
 
 _Choice = TypeVar("_Choice", bound=Enum)
+Off = Literal[False]
 
 
 class PolicyKeys(TypedDict, total=False):
     """The keys of a policy as users write them; `Policy` says what they mean."""
 
-    max_deliveries: int | None
-    max_crashes: int | None
-    crash_window: float | timedelta | None
-    max_retries: int | None
-    dead_letter_queue: str | None
-    dead_letter_exchange: DeadLetterExchange | str | Mapping[str, str] | None
-    dead_letter_routing_key: str | None
-    default_delay: float | timedelta | None
-    ignore_message_delay: bool | None
-    dead_letter_ttl: float | timedelta | None
-    dead_letter_max_length: int | None
-    keep_until_exported: bool | None
-    auto_redrive: AutoRedrive | Mapping[str, Any] | Literal[False] | None
-    reasons: Collection[Reason | str] | None
-    ignore: type[BaseException] | str | Collection[type[BaseException] | str] | None
-    exceptions: Mapping[Any, ExceptionRule | Mapping[str, Any]] | None
-    circuit_breaker: CircuitBreaker | Mapping[str, Any] | None
+    max_deliveries: int | Off | None
+    max_crashes: int | Off | None
+    crash_window: float | timedelta | Off | None
+    max_retries: int | Off | None
+    dead_letter_queue: str | Off | None
+    dead_letter_exchange: DeadLetterExchange | str | Mapping[str, str] | Off | None
+    dead_letter_routing_key: str | Off | None
+    default_delay: float | timedelta | Off | None
+    ignore_message_delay: bool | Off | None
+    dead_letter_ttl: float | timedelta | Off | None
+    dead_letter_max_length: int | Off | None
+    keep_until_exported: bool | Off | None
+    auto_redrive: AutoRedrive | Mapping[str, Any] | Off | None
+    reasons: Collection[Reason | str] | Off | None
+    ignore: type[BaseException] | str | Collection[type[BaseException] | str] | Off | None
+    exceptions: Mapping[Any, ExceptionRule | Mapping[str, Any]] | Off | None
+    circuit_breaker: CircuitBreaker | Mapping[str, Any] | Off | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The limits and delays of one queue or task. ``None`` means: not set here.
+    """The limits and delays of one queue or task.
+
+    ``None`` means: not set here, so a weaker policy counts. ``False``, or the text ``off``,
+    ``none`` or ``null``, ends a key: it counts as unset, whatever a weaker policy says. Where a
+    name is expected, only ``False`` does.
 
     Attributes:
         max_deliveries: A message is executed at most this many times; the delivery
@@ -98,7 +104,7 @@ class Policy:
             Unset: no.
         auto_redrive: When letters are redriven without an operator: a mapping of ``after``
             (seconds, timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2),
-            ``reasons`` and ``canary``; or ``False``. Unset: never.
+            ``reasons`` and ``canary``. Unset: never.
         reasons: Which deaths are kept, as reason names. Unset: all.
         ignore: Exception types (classes or dotted names) that are expected: a failure
             with one of them is no death. Unset: none.
@@ -124,7 +130,7 @@ class Policy:
     dead_letter_ttl: float | None = None
     dead_letter_max_length: int | None = None
     keep_until_exported: bool | None = None
-    auto_redrive: AutoRedrive | Literal[False] | None = None
+    auto_redrive: AutoRedrive | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
     exceptions: tuple[tuple[str, ExceptionRule], ...] | None = None
@@ -146,7 +152,7 @@ class Policy:
         check_names(f"policy keys in {where}", values, _CHECKS, SettingsError)
         return cls(
             **{
-                key: None if value is None else _CHECKS[key](f"{where}[{key!r}]", value)
+                key: value if value is None else _checked(where, key, value)
                 for key, value in values.items()
             }
         )
@@ -161,7 +167,7 @@ class Policy:
             for f in dataclasses.fields(self)
             if getattr(self, f.name) is None
         }
-        if self.exceptions is not None and other.exceptions is not None:
+        if self.exceptions and other.exceptions:
             filled["exceptions"] = tuple(
                 sorted({**dict(other.exceptions), **dict(self.exceptions)}.items())
             )
@@ -215,6 +221,16 @@ def check_names(
     for name in names:
         if name not in known:
             raise error(f"expected only known {what}, got {name!r}; {suggestion(name, known)}")
+
+
+def ends(policy: Policy, key: str) -> bool:
+    """True if a policy says that a key is off."""
+    return getattr(policy, key) is False
+
+
+def named_exceptions(policy: Policy) -> tuple[str, ...]:
+    """The exceptions that ``exceptions`` and ``ignore`` name."""
+    return (*(name for name, _rule in policy.exceptions or ()), *(policy.ignore or ()))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -333,20 +349,29 @@ def _reasons(where: str, value: object) -> frozenset[Reason]:
     return frozenset(known[str(item)] for item in value)
 
 
-def _exception_names(where: str, value: object) -> tuple[str, ...]:
+def _some_reasons(where: str, value: object) -> frozenset[Reason]:
+    if not (found := _reasons(where, value)):
+        raise SettingsError(_expected(where, "at least one reason, or left out for all", value))
+    return found
+
+
+def _ignored(where: str, value: object) -> tuple[str, ...]:
     if isinstance(value, (str, type)):
         value = (value,)
     if not isinstance(value, Collection):
         raise SettingsError(_expected(where, "exception classes or their dotted names", value))
-    return tuple(_exception_name(where, item) for item in value)
+    return tuple(_exception_name(where, item, ends=True) for item in value)
 
 
-def _exception_name(where: str, value: object) -> str:
+def _exception_name(where: str, value: object, *, ends: bool = False) -> str:
     if isinstance(value, type) and issubclass(value, BaseException):
-        return qualified_name(value)
-    if isinstance(value, str) and value:
-        return value
-    raise SettingsError(_expected(where, "exception classes or their dotted names", value))
+        value = qualified_name(value)
+    if not isinstance(value, str) or not _DOTTED_NAME.fullmatch(value):
+        raise SettingsError(_expected(where, "exception classes or their dotted names", value))
+    if why := why_never(value, ends=ends):
+        what = "exceptions that a task can fail with"
+        raise SettingsError(f"{_expected(where, what, value)}: {why}")
+    return value
 
 
 def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
@@ -358,9 +383,6 @@ def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], .
     rules = {}
     for key, rule in value.items():
         name = _exception_name(where, key)
-        if not _DOTTED_NAME.fullmatch(name):
-            what = "exception classes or their dotted names as keys"
-            raise SettingsError(_expected(where, what, name))
         rules[name] = _exception_rule(f"{where}[{name!r}]", rule)
     return tuple(sorted(rules.items())) or None
 
@@ -415,13 +437,18 @@ def _crashes(where: str, value: object) -> int:
     return number
 
 
-def qualified_name(cls: type) -> str:
-    """``module.QualName`` of a class; built-ins without their module."""
-    module = cls.__module__
-    return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
+def is_off(value: object) -> bool:
+    """True for what ends a key: ``False``, ``off``, ``none`` or ``null``."""
+    return value is False or (isinstance(value, str) and value.strip().lower() in _OFF)
 
 
-def _auto_redrive(where: str, value: object) -> AutoRedrive | Literal[False]:
+def _checked(where: str, key: str, value: object) -> Any:
+    if value is False or (key not in _NAMES and is_off(value)):
+        return False
+    return _CHECKS[key](f"{where}[{key!r}]", value)
+
+
+def _auto_redrive(where: str, value: object) -> AutoRedrive:
     return auto_redrive(where, value, _AUTO_REDRIVE_CHECKS)
 
 
@@ -440,6 +467,8 @@ def _expected(where: str, what: str, got: object) -> str:
     return f"expected {where} to be {what}, got {shown}"
 
 
+_OFF = ("off", "none", "null")
+_NAMES = ("dead_letter_queue", "dead_letter_exchange", "dead_letter_routing_key")
 _SHOWN_CHARS = 200
 MAX_CRASHES = 50
 MAX_INTEGER = 10**15
@@ -451,7 +480,7 @@ _AUTO_REDRIVE_CHECKS: dict[str, Callable[[str, object], Any]] = {
     "after": _wait_seconds,
     "times": count(MOST_TIMES),
     "backoff": backoff,
-    "reasons": _reasons,
+    "reasons": _some_reasons,
     "canary": count(MOST_CANARY),
 }
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
@@ -469,7 +498,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "keep_until_exported": flag,
     "auto_redrive": _auto_redrive,
     "reasons": _reasons,
-    "ignore": _exception_names,
+    "ignore": _ignored,
     "exceptions": _exceptions,
     "circuit_breaker": circuit_breaker,
 }

@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import takewhile
 from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.auto_redrive import AutoRedrive
-from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, suggestion
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, ends, suggestion
 from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096
@@ -31,7 +32,7 @@ class Sourced:
     """The value of one policy key and its source.
 
     Attributes:
-        value: The value; ``None`` if no policy sets it.
+        value: The value; ``False`` if the source ends the key, ``None`` if no policy sets it.
         source: E.g. ``dlq_queues['orders']``, or ``default``.
     """
 
@@ -48,11 +49,13 @@ class PolicyTable:
         tasks: Policies of task decorators by task name; used for whole dead-letter queues,
             because `resolve` gets the policy of a message's task.
         overrides: Policies made at run time, by queue name, with who made them.
+        resting: Queues for which such a change has yet to begin: their letters are left alone.
     """
 
     queues: Mapping[str, Policy] = field(default_factory=dict)
     tasks: Mapping[str, Policy] = field(default_factory=dict)
     overrides: Mapping[str, tuple[Policy, str]] = field(default_factory=dict)
+    resting: frozenset[str] = frozenset()
     _resolve: Callable[[str, Policy | None], Policy | None] = field(
         init=False, repr=False, compare=False
     )
@@ -60,6 +63,11 @@ class PolicyTable:
     def __post_init__(self) -> None:
         # Bounded: queues may be named at run time.
         object.__setattr__(self, "_resolve", lru_cache(MAX_CACHED_POLICIES)(self._merge))
+
+    def named(self) -> Iterator[tuple[str, Policy]]:
+        """Every configured policy with what to call it."""
+        yield from ((f"dlq_queues[{name!r}]", policy) for name, policy in self.queues.items())
+        yield from ((f"dead_letter_policy of {name}", p) for name, p in self.tasks.items())
 
     def resolve(self, queue: str, task_policy: Policy | None = None) -> Policy | None:
         """The policy of a message, or ``None`` if no policy guards it.
@@ -78,12 +86,11 @@ class PolicyTable:
         task_policy = self.tasks.get(task_name) if task_name else None
         layers = list(self._layers(queue, task_policy, task_name or ""))
         found = {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
-        some = [(source, layer) for source, layer in layers if layer.exceptions is not None]
-        if len(some) > 1:
-            merged = Policy()
-            for _source, layer in some:
-                merged = merged.over(layer)
-            found["exceptions"] = Sourced(merged.exceptions, ", ".join(name for name, _ in some))
+        some = list(takewhile(lambda pair: not ends(pair[1], "exceptions"), layers))
+        names = [name for name, layer in some if layer.exceptions is not None]
+        if len(names) > 1:
+            merged = _merged(layer for _name, layer in some)
+            found["exceptions"] = Sourced(merged.exceptions, ", ".join(names))
         return found
 
     def dead_letter_queue_of(self, queue: str, task_policy: Policy | None = None) -> str:
@@ -113,7 +120,18 @@ class PolicyTable:
     def auto_redrive_of(self, dead_letter_queue: str) -> AutoRedrive | None:
         """When the letters of a dead-letter queue are redriven automatically; ``None``: never."""
         policy = self.of_dead_letter_queue(dead_letter_queue)
-        return (policy.auto_redrive or None) if policy is not None else None
+        return policy.auto_redrive if policy is not None else None
+
+    def rests(self, dead_letter_queue: str) -> bool:
+        """True if nothing may be trimmed or redriven by policy: a change of it has yet to begin."""
+        return any(self.dead_letter_queue_of(queue) == dead_letter_queue for queue in self.resting)
+
+    def trims_by_override(self, dead_letter_queue: str) -> bool:
+        """True if an operator has changed what retention does with a dead-letter queue."""
+        return any(
+            self.dead_letter_queue_of(queue) == dead_letter_queue and _retains(policy)
+            for queue, (policy, _source) in self.overrides.items()
+        )
 
     def auto_redrives(self) -> list[AutoRedrive]:
         """All that the policies say of automatic redrives."""
@@ -136,7 +154,7 @@ class PolicyTable:
             policy = self.of_dead_letter_queue(target)
             if not policy or not (policy.dead_letter_ttl or policy.dead_letter_max_length):
                 found.add(target)
-        if any(policy.dead_letter_queue is None for policy in self.tasks.values()):
+        if not all(policy.dead_letter_queue for policy in self.tasks.values()):
             found |= {
                 Policy().dead_letter_queue_of(queue)
                 for queue in known
@@ -198,12 +216,7 @@ class PolicyTable:
 
     def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
         layers = [policy for _source, policy in self._layers(queue, task_policy, "")]
-        if not layers:
-            return None
-        merged = Policy()
-        for layer in layers:
-            merged = merged.over(layer)
-        return merged
+        return _unset(_merged(layers)) if layers else None
 
     def _layers(
         self, queue: str, task_policy: Policy | None, task_name: str
@@ -231,15 +244,15 @@ class PolicyTable:
             if policy is not None:
                 yield queue, policy
         for task, policy in self.tasks.items():
-            if policy.dead_letter_queue is not None:
-                yield f"task {task}", policy
+            if policy.dead_letter_queue:
+                yield f"task {task}", _unset(policy)
 
     def _by_exception(self) -> Iterator[tuple[str, Policy, str]]:
         """Every dead-letter queue that ``exceptions`` name, with the policy that does."""
         tasks = ((f"task {task}", policy) for task, policy in self.tasks.items())
         for where, policy in (*self.queues.items(), *tasks):
             for target in policy.other_dead_letter_queues:
-                yield where, policy, target
+                yield where, _unset(policy), target
 
     def _check_retention(self) -> None:
         seen: dict[tuple[str, str], tuple[str, Any]] = {}
@@ -327,6 +340,17 @@ def _check_task(task: str, policy: Policy, queues: Mapping[str, Policy]) -> None
                 f"expected {key} of task {task} beside a dead_letter_queue of its own, got it "
                 f"alone; it is about a whole dead-letter queue, so set it in dlq_queues"
             )
+
+
+def _merged(layers: Iterable[Policy]) -> Policy:
+    """Merge policies, the strongest first; from the weakest on, so that one ends those below."""
+    return reduce(lambda weak, strong: strong.over(weak), reversed(list(layers)), Policy())
+
+
+def _unset(policy: Policy) -> Policy:
+    """A policy that no weaker one fills: what is off in it is not set."""
+    off = {f.name: None for f in dataclasses.fields(Policy) if ends(policy, f.name)}
+    return dataclasses.replace(policy, **off) if off else policy
 
 
 def _first(key: str, layers: list[tuple[str, Policy]]) -> Sourced:

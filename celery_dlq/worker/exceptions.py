@@ -23,8 +23,9 @@ from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
 from celery_dlq.logs import get_logger
+from celery_dlq.policies.exception_names import imported, qualified_name
 from celery_dlq.policies.exceptions import IGNORE, Action, ExceptionRule
-from celery_dlq.policies.policy import Policy, qualified_name
+from celery_dlq.policies.policy import Policy, named_exceptions
 from celery_dlq.worker.failure import EXCEPTION_NAMES
 from celery_dlq.worker.policy_cache import PolicyCache
 
@@ -85,7 +86,7 @@ class ExceptionRules:
         policy = self._policies.of(self.place(request), task).policy
         if policy is None or policy.exceptions is None:
             return None
-        rule = policy.rule_of(exception_names(type(exc), _keys(policy)))
+        rule = policy.rule_of(exception_names(type(exc), named_exceptions(policy)))
         # Of the policy key ``ignore``, Celery's retries know nothing.
         return None if rule is None or rule is IGNORE else (policy, rule)
 
@@ -100,7 +101,7 @@ class ExceptionRules:
         """
         policy = self._policies.of(delivery_info, task).policy
         if policy is not None and (policy.exceptions or policy.ignore):
-            setattr(info, EXCEPTION_NAMES, exception_names(kind, _keys(policy)))
+            setattr(info, EXCEPTION_NAMES, exception_names(kind, named_exceptions(policy)))
 
     def mark_here(self, info: Any, task: Any, kind: type) -> None:
         """As `mark`, for the message that this process is working on.
@@ -120,30 +121,13 @@ def exception_names(kind: type, keys: Iterable[str] = ()) -> tuple[str, ...]:
         keys: Names as users write them. A class may have several (``requests.ConnectionError`` is
             defined in ``requests.exceptions``); they are looked up among the imported modules.
     """
-    others = [(key, found) for key in keys if (found := _imported(key)) is not None]
+    others = [(key, found) for key in keys if (found := imported(key)) is not None]
     names: dict[str, None] = {}
     for base in kind.__mro__:
         if base is not object:
             names[qualified_name(base)] = None
             names.update((key, None) for key, found in others if found is base)
     return tuple(names)
-
-
-def _imported(name: str) -> object:
-    """What a dotted name stands for, if its module is imported; imports and calls nothing."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        found: Any = sys.modules.get(".".join(parts[:end]))
-        if found is None:
-            continue
-        for part in parts[end:]:
-            found = getattr(found, "__dict__", {}).get(part)
-        return found
-    return None
-
-
-def _keys(policy: Policy) -> list[str]:
-    return [*(name for name, _rule in policy.exceptions or ()), *(policy.ignore or ())]
 
 
 def _place(request: Any) -> dict[str, Any]:

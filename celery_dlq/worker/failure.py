@@ -22,7 +22,7 @@ from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.printable import shortened
 from celery_dlq.policies.decisions import End
-from celery_dlq.policies.policy import qualified_name
+from celery_dlq.policies.exception_names import qualified_name
 from celery_dlq.record import Outcome
 
 SENTRY_EVENT_ID = "dlq_sentry_event_id"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from celery_dlq.backends.base import (
@@ -11,14 +11,13 @@ from celery_dlq.backends.base import (
     DemandStore,
     Hold,
     HoldStore,
+    Override,
     WorkerInfo,
     WorkerRegistry,
 )
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.drift import differences
-from celery_dlq.policies.overrides import by_queue
-from celery_dlq.policies.policy import Policy
 
 logger = get_logger("celery_dlq.worker")
 
@@ -28,7 +27,7 @@ HEARTBEATS_PER_LOOK = 12
 _MAX_WARNINGS = 1000
 _SECOND = timedelta(seconds=1)
 
-Obey = Callable[[Mapping[str, tuple[Policy, str]]], None]
+Obey = Callable[[Sequence[Override], datetime], None]
 ObeyDemands = Callable[[Sequence[Demand]], None]
 ObeyHolds = Callable[[Sequence[Hold], datetime], None]
 
@@ -41,7 +40,8 @@ class Heartbeat:
         info: This worker's `WorkerInfo`.
         holds: Keeps holds.
         demands: Keeps demands.
-        obey: Called with the active overrides whenever they change.
+        obey: Called with all overrides, and the present by the store's clock, whenever they change
+            or one begins or ends.
         obey_holds: Called with all holds, and the present by the store's clock, whenever they
             change or one ends.
         obey_demands: Called with the demands in force whenever there are new ones.
@@ -105,16 +105,16 @@ class Heartbeat:
         if revision != self._revision or self._over():
             overrides, holds, now = self._registry.overrides(), self._holds.all(), self._holds.now()
             demands = self._demands.all()
-            ends = [override.until for override in overrides]
+            ends = [each.since if each.since > now else each.until for each in overrides]
             ends += [hold.until for hold in holds if hold.until is not None and hold.in_force(now)]
             self._next_end = self._clock() + (min(ends) - now) / _SECOND if ends else None
-            self._obey(by_queue(overrides))
+            self._obey(overrides, now)
             self._obey_holds(holds, now)
             self._obey_demands(demands)
             self._revision = revision  # at the end: what could not be applied is applied again
 
     def _over(self) -> bool:
-        """True if an override or a hold ends about now; the store's clock decides if it has."""
+        """True if an override begins or ends about now, or a hold; the store's clock decides."""
         return self._next_end is not None and self._next_end <= self._clock()
 
     def _look(self) -> None:

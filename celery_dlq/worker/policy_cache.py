@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
+from celery_dlq.backends.base import Override
 from celery_dlq.decorators import policy_of
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.circuit_breaker import CircuitBreaker
+from celery_dlq.policies.exception_names import why_not_here
 from celery_dlq.policies.exceptions import ExceptionRule
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.overrides import applied
+from celery_dlq.policies.policy import Policy, named_exceptions
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 
@@ -74,14 +78,17 @@ class PolicyCache:
         self._queue_names = QueueNames(queues)
         self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
 
-    def obey(self, overrides: Mapping[str, tuple[Policy, str]]) -> None:
+    def obey(self, overrides: Iterable[Override], now: datetime) -> None:
         """Apply overrides to the configured policies, in place of earlier overrides."""
-        self.policies = PolicyTable(self.policies.queues, self.policies.tasks, overrides)
+        self.policies = applied(self.policies, overrides, now)
         self._policies.clear()
-        for queue, (policy, source) in overrides.items():
+        for queue in self.policies.resting:
+            logger.warning("Policy of queue %s changes soon; its letters are left alone", queue)
+        for queue, (policy, source) in self.policies.overrides.items():
             logger.warning(
                 "Policy of queue %s, overridden by %s: %s", queue, source, policy.to_json()
             )
+            warn_of_exceptions(f"the override of queue {queue}", policy)
 
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
@@ -171,6 +178,13 @@ class PolicyCache:
                 instead,
             )
         return str(instead)
+
+
+def warn_of_exceptions(where: str, policy: Policy) -> None:
+    """Warn of the exceptions that a policy names and that no task of this worker can raise."""
+    for name in named_exceptions(policy):
+        if why := why_not_here(name):
+            logger.warning("The exception %r in %s never acts here: %s", name, where, why)
 
 
 def _max_retries(policy: Policy | None, task: Any) -> int | None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import pytest
+from builders import a_letter, key_of
 from command_line import Dlq
 from waiting import poll
-from workers import Worker
+from workers import HERE, Worker, environment
 
 from celery_dlq import DeadLetter
+from celery_dlq.policies import overrides
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -140,7 +146,79 @@ def test_a_worker_trims_what_is_past_its_time(
     done = dlq("trim", conf=limit)
     assert "Trimmed 2 letters from orders-DLQ because of dead_letter_max_length." in done.stdout
     assert poison.dlq.store.length("orders-DLQ") == 1
+    assert "For 24 hours `dlq restore ID` brings them back." in done.stdout
+    assert len(list(poison.dlq.discarded("orders-DLQ"))) == 2
     assert "Nothing to trim." in dlq("trim", "orders-DLQ", conf=limit).stdout
+
+
+@pytest.mark.parametrize("value", ["dead_letter_ttl=1", "dead_letter_max_length=1"])
+def test_a_change_removes_nothing_for_a_minute_and_nothing_for_good(
+    dlq: Dlq,
+    poison: ModuleType,
+    start_worker: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+) -> None:
+    """Two workers, of which one starts meanwhile; a queue by settings shows that they trim."""
+    conf: dict[str, Any] = {"dlq_queues": {"orders": {}, "slow": {"dead_letter_ttl": 1}}}
+    start_worker(conf, arguments=("--hostname", "one@here"))
+    ids = [put(poison, "orders") for _ in range(3)]
+
+    refused = dlq("policies", "set", "orders", value, "--for", "5m", conf=conf)
+    assert refused.exit_code == 2
+    number = 2 if "length" in value else 3
+    assert f"in one minute, this removes {number} letters of orders-DLQ" in refused.stderr
+    assert poison.dlq.registry.overrides() == []
+
+    done = dlq("policies", "set", "orders", value, "--for", "5m", "--yes", conf=conf)
+    assert "changes in one minute; until then its letters stay" in done.stdout
+    start_worker(conf, arguments=("--hostname", "two@here"))
+    for _ in range(2):
+        put(poison, "slow")
+        poll(lambda: poison.dlq.store.length("slow-DLQ") == 0, timeout_seconds=30)
+    assert dlq("policies", "unset", "orders", "--yes", conf=conf).exit_code == 0
+    assert poison.dlq.store.length("orders-DLQ") == 3
+
+    monkeypatch.setattr(overrides, "GRACE", timedelta(seconds=2))  # for those who would wait
+    assert dlq("policies", "set", "orders", value, "--for", "5m", "--yes", conf=conf).exit_code == 0
+    poll(lambda: poison.dlq.store.length("orders-DLQ") == 3 - number, timeout_seconds=30)
+    assert dlq("policies", "unset", "orders", "--yes", conf=conf).exit_code == 0
+    for letter_id in ids[:number]:
+        assert dlq("restore", letter_id, conf=conf).exit_code == 0
+    assert poison.dlq.store.length("orders-DLQ") == 3
+
+
+@pytest.mark.parametrize(("answer", "changed"), [("y", True), ("n", False), ("", False)])
+def test_a_change_of_letters_is_asked_about(
+    poison: ModuleType, redis_url: str, answer: str, changed: bool
+) -> None:
+    """On a terminal; without an answer nothing is changed."""
+    put(poison, "orders")
+    put(poison, "orders")
+    terminal, theirs = os.openpty()
+    os.write(terminal, f"{answer}\n".encode())
+    set_ = ("policies", "set", "orders", "dead_letter_max_length=1", "--for", "1h")
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *set_],
+        env=environment(redis_url),
+        cwd=HERE,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(terminal)
+    os.close(theirs)
+    assert "In one minute, this removes 1 letter of orders-DLQ. Change the policy?" in done.stdout
+    assert (done.returncode == 0, poison.dlq.registry.overrides() != []) == (changed, changed)
+
+
+def put(poison: ModuleType, queue: str) -> str:
+    """Store a letter; return its id."""
+    letter = a_letter(source_queue=queue, dead_letter_queue=f"{queue}-DLQ")
+    poison.dlq.store.dead_letter(letter, key_of(letter))
+    return letter.id
 
 
 @pytest.mark.parametrize(
@@ -184,3 +262,11 @@ def test_a_delay_that_outlasts_the_visibility_timeout_is_refused(start_worker: S
     assert "Raise visibility_timeout in broker_transport_options" in worker.output
     assert "Traceback" not in worker.output
     start_worker({**conf, "dlq_reliable_fetch": True})
+
+
+def test_an_exception_that_no_task_here_can_raise_is_warned_of(start_worker: Start) -> None:
+    """At the start; the worker works."""
+    rule = {"no_such_package.SoldOut": {"action": "ignore"}}
+    worker = start_worker({"dlq_queues": {"orders": {"exceptions": rule}}})
+    assert "'no_such_package.SoldOut' in dlq_queues['orders'] never acts here" in worker.output
+    assert "there is no module no_such_package here" in worker.output

@@ -41,6 +41,7 @@ def an_override(**changes: Any) -> Override:
         "value": 3,
         "until": datetime.now(timezone.utc) + timedelta(hours=1),
         "actor": "ann@desk",
+        "since": NOW,
     }
     return Override(**{**values, **changes})
 
@@ -106,6 +107,7 @@ def test_an_override_is_in_force_until_its_end(
 
     assert after > before
     assert [o.value for o in registry.overrides()] == [3, ["failed"]]
+    assert {o.since for o in registry.overrides()} == {NOW}
     with monkeypatch.context() as later:
         later.setattr(registry, "now", lambda: now + timedelta(hours=1))
         assert [o.key for o in registry.overrides()] == ["reasons"]

@@ -19,6 +19,7 @@ from celery_dlq.backends.base import RedriveOutcome
 from celery_dlq.operations import auto_redrive as module
 from celery_dlq.operations.auto_redrive import ACTOR, MOST_LETTERS, Cursor
 from celery_dlq.operations.job import Job
+from celery_dlq.policies import overrides
 from celery_dlq.record import EPOCH, Reason
 
 Make = Callable[..., DeadLetters]
@@ -44,6 +45,12 @@ def make(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Make]:
     yield an_operator
     for dlq in made:
         dlq.close()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of a policy begins now."""
+    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
 
 
 def put(dlq: DeadLetters, count: int = 1, **changes: Any) -> list[str]:
@@ -210,6 +217,27 @@ def test_if_the_canary_dies_the_rest_waits(make: Make, monkeypatch: pytest.Monke
     assert (look(dlq), len(left(dlq))) == ([], 3)
     (again,) = poll(lambda: look(dlq))
     assert (again.state, len(left(dlq))) == ("stopped", 2)
+
+
+def test_there_is_one_canary_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one for each number of redrives; and each number has its turn."""
+    dlq = make(canary=2, after=1)
+    for redrives in range(3):
+        put(dlq, 4, redrives=redrives)
+    died = RedriveOutcome.DIED
+    monkeypatch.setattr(
+        "celery_dlq.backends.redis.letters.RedisStore.outcomes",
+        lambda _, keys: [died for _ in keys],
+    )
+    aged(dlq, 1)
+    turns = []
+    for left_over in (10, 8, 6, 4):
+        (job,) = poll(lambda: look(dlq))
+        assert (job.state, job.counts["published"]) == ("stopped", 2)
+        assert (look(dlq), len(left(dlq))) == ([], left_over)
+        turns.append(job.options["due"]["redrives"])
+    assert sorted(turns[:3]) == [0, 1, 2]
+    assert turns[3] == turns[0]
 
 
 def test_a_job_that_was_paused_is_finished_by_another_process(make: Make) -> None:

@@ -193,7 +193,7 @@ def a_heartbeat(parts: RedisBackend, obey_holds: Any = lambda *_: None, **info: 
         made,
         parts.holds,
         parts.demands,
-        lambda _overrides: None,
+        lambda _overrides, _now: None,
         obey_holds,
         lambda _demands: None,
     )

@@ -74,6 +74,20 @@ def test_an_override_lasts_as_long_as_was_said(machine: Machine, hours: int) -> 
     assert timedelta(minutes=29) < left <= timedelta(minutes=30)
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_minute_before_a_change_is_the_stores(machine: Machine, hours: int) -> None:
+    """By neither machine's clock it begins earlier or later."""
+    wrong, right = machine(hours * HOUR), machine(timedelta(0))
+    for setter, queue in ((wrong, "orders"), (right, "mails")):
+        (made,) = setter.override_policy(queue, timedelta(minutes=30), dead_letter_max_length=1)
+        left = made.since - datetime.now(timezone.utc)
+        assert timedelta(seconds=50) < left <= timedelta(minutes=1)
+    for each in (wrong, right):
+        table = each.assembly.policy_admin().in_force()
+        assert table.resting == {"orders", "mails"}
+        assert table.rests(DLQ)
+
+
 def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
     """It sleeps by a clock that cannot be set, and asks the store whether the end has come."""
     dlq, obeyed, in_force, seconds = machine(-HOUR), list[int](), list[int](), [0.0]
@@ -83,7 +97,7 @@ def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
         info,
         dlq.assembly.backend.holds,
         dlq.assembly.backend.demands,
-        lambda overrides: obeyed.append(len(overrides)),
+        lambda overrides, _now: obeyed.append(len(overrides)),
         lambda holds, now: in_force.append(sum(hold.in_force(now) for hold in holds)),
         lambda _demands: None,
         lambda: seconds[0],

@@ -24,6 +24,7 @@ from celery_dlq.record import DeadLetter, Reason
 from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
 from celery_dlq.worker.spool import Spool
 
+HOUR = timedelta(hours=1)
 RULE = {"after": "30m", "times": 3}
 NOON = datetime(2026, 1, 31, 12, 0, 30, tzinfo=timezone.utc)
 
@@ -64,8 +65,8 @@ def test_what_is_written_is_read_again() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (True, "to be False, or a mapping such as"),
-        ("30m", "to be False, or a mapping such as"),
+        (True, "to be off, or a mapping such as"),
+        ("30m", "to be off, or a mapping such as"),
         ({"after": "30m"}, "to be a mapping with 'times'"),
         ({"times": 3}, "to be a mapping with 'after'"),
         ({**RULE, "backof": 2}, "got 'backof'; did you mean 'backoff'"),
@@ -76,6 +77,8 @@ def test_what_is_written_is_read_again() -> None:
         ({**RULE, "backoff": 0.5}, "['backoff'] to be a factor of 1 to 100, got 0.5"),
         ({**RULE, "backoff": float("nan")}, "a factor of 1 to 100, got nan"),
         ({**RULE, "reasons": ["faild"]}, "got 'faild'; did you mean 'failed'"),
+        ({**RULE, "reasons": []}, "['reasons'] to be at least one reason, or left out for all"),
+        (AutoRedrive(after=1, times=0), "['times'] to be a whole number of 1 to 100, got 0"),
         ({**RULE, "canary": True}, "['canary'] to be a whole number of 1 to 1000, got True"),
     ],
 )
@@ -135,10 +138,10 @@ def test_one_queue_has_one_rule() -> None:
 def test_an_override_is_json_or_off() -> None:
     """As a person types it."""
     values = ['{"after": "10m", "times": 1}', "off", "false", False]
-    made = [checked("orders", "auto_redrive", value, NOON, "ann").value for value in values]
+    made = [checked("orders", "auto_redrive", v, HOUR, "ann", NOON).value for v in values]
     assert made == [{"after": 600.0, "times": 1, "backoff": 2.0}, False, False, False]
     with pytest.raises(SettingsError, match="or a mapping"):
-        checked("orders", "auto_redrive", "on", NOON, "ann")
+        checked("orders", "auto_redrive", "on", HOUR, "ann", NOON)
 
 
 def test_letters_on_the_broker_cannot_be_redriven_by_policy() -> None:

@@ -9,19 +9,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from builders import an_app
+from builders import NOW, an_app
 from celery import Celery, signals, states
 from celery.app.trace import build_tracer
-from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
 
+from celery_dlq.backends.base import Override
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
+from celery_dlq.policies.exception_names import why_not_here
 from celery_dlq.policies.exceptions import Action, Backoff, ExceptionRule
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, named_exceptions
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.worker.exceptions import ExceptionRules, exception_names
 from celery_dlq.worker.failure import EXCEPTION_NAMES, failure_of
-from celery_dlq.worker.policy_cache import PolicyCache
+from celery_dlq.worker.policy_cache import PolicyCache, warn_of_exceptions
 
 RETRY: dict[str, Any] = {"action": "retry", "max_retries": 2, "countdown": 0}
 FATAL = {"action": "dead_letter", "dead_letter_queue": "fatal-DLQ"}
@@ -33,6 +35,17 @@ class BaseError(Exception):
 
 class SubError(BaseError, ValueError):
     """Has none of its own."""
+
+
+class SaidSo(Reject):
+    """Of an app."""
+
+
+class Outer:
+    """Has an exception in it."""
+
+    class InnerError(Exception):
+        """Is found there."""
 
 
 def parsed(exceptions: Any) -> Policy:
@@ -82,8 +95,8 @@ def test_rules_are_read_from_classes_and_dotted_names() -> None:
         ({"a.B": {**RETRY, "countdown": "1s"}}, "a number of seconds or a timedelta, got '1s'"),
         ({"a.B": {**RETRY, "backoff": "fixed", "retry_jitter": True}}, "with a fixed backoff"),
         ({"a.B": {**FATAL, "dead_letter_queue": "{x}"}}, "without braces"),
-        ({"a B": RETRY}, "or their dotted names as keys, got 'a B'"),
-        ({"a.B, c.D": RETRY}, "or their dotted names as keys, got 'a.B, c.D'"),
+        ({"a B": RETRY}, "or their dotted names, got 'a B'"),
+        ({"a.B, c.D": RETRY}, "or their dotted names, got 'a.B, c.D'"),
         ({"": RETRY}, "exception classes or their dotted names, got ''"),
         ({int: RETRY}, "exception classes or their dotted names, got <class 'int'>"),
     ],
@@ -95,6 +108,81 @@ def test_a_mistake_is_refused_with_what_to_do(exceptions: Any, said: str) -> Non
     assert said in str(raised.value)
     assert "dlq_queues['orders']['exceptions']" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ValueErorr", "it is no built-in exception; did you mean 'ValueError'?"),
+        ("nope", "it is no built-in exception; write its module, too: shop.errors.SoldOut"),
+        ("print", "it is no built-in exception"),
+        ("SystemExit", "it ends the process"),
+        (KeyboardInterrupt, "it ends the process"),
+        ("Retry", "by it a task says itself"),
+        (Reject, "by it a task says itself"),
+        ("celery_dlq.RejectToDLQ", "by it a task says itself"),
+    ],
+)
+@pytest.mark.parametrize("key", ["exceptions", "ignore"])
+def test_a_name_that_can_never_act_is_refused(key: str, name: Any, said: str) -> None:
+    """With what is meant, or why."""
+    with pytest.raises(SettingsError) as raised:
+        Policy.parse({key: {name: {"action": "ignore"}} if key == "exceptions" else [name]}, "x")
+    assert said in str(raised.value)
+    assert f"expected x['{key}'] to be exceptions that a task can fail with" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["celery.exceptions.WorkerLostError", TimeLimitExceeded])
+def test_what_a_worker_reports_can_only_be_ignored(name: Any) -> None:
+    """No task raises it, so it is neither retried nor sent elsewhere."""
+    assert Policy.parse({"ignore": name}, "x").ignore is not None
+    with pytest.raises(SettingsError, match="no task raises it"):
+        parsed({name: {"action": "retry"}})
+    with pytest.raises(SettingsError, match="no task raises it"):
+        Policy.parse({"ignore": "WorkerLostError"}, "x")
+
+
+@pytest.mark.parametrize("name", ["BaseException", "Exception", "ExceptionGroup", SubError])
+def test_a_name_that_may_act_is_taken(name: Any) -> None:
+    """Bases, too: subclasses count."""
+    if name == "ExceptionGroup" and sys.version_info < (3, 11):
+        pytest.skip("Python 3.11 has it first")
+    policy = parsed({name: {"action": "ignore"}})
+    assert [why_not_here(each) for each in named_exceptions(policy)] == [""]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (f"{__name__}.BaseErorr", f"there is no BaseErorr in {__name__}; did you mean 'BaseError'"),
+        ("json.decodr.JSONDecodeError", "there is no module json.decodr here"),
+        ("no_such_package.errors.SoldOut", "there is no module no_such_package here"),
+        ("json.JSONDecoder", "it is no exception but type"),
+        (f"{__name__}.SaidSo", "by it a task says itself"),
+        ("json.JSONDecodeError", ""),
+        (f"{__name__}.Outer.InnerError", ""),
+        ("this.is_not_imported.YetError", ""),
+        ("shop.test.<locals>.LocalError", ""),
+    ],
+)
+def test_what_only_a_worker_can_know_is_warned_of(
+    name: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A module that is there but not imported may have it: nothing is imported for it."""
+    policy = parsed({name: {"action": "ignore"}})
+    warn_of_exceptions("dlq_queues['orders']", policy)
+    assert why in caplog.text
+    assert bool(caplog.text) == bool(why)
+    assert "this" not in sys.modules
+
+
+def test_an_override_is_warned_of_when_it_arrives(caplog: pytest.LogCaptureFixture) -> None:
+    """The operator's process may have no module of the app."""
+    cache = PolicyCache(PolicyTable({}), an_app().amqp.queues)
+    name = "no_such_package.SoldOut"
+    made = Override(queue="orders", key="ignore", value=[name], until=NOW, actor="ann")
+    cache.obey([made], NOW)
+    assert "'no_such_package.SoldOut' in the override of queue orders never acts" in caplog.text
 
 
 def test_settings_take_a_policy_object_as_it_is() -> None:

@@ -91,7 +91,7 @@ def test_none_means_not_set_here() -> None:
             "default_delay", 10**400, "a duration of 0 or more seconds", id="a number beyond floats"
         ),
         ("default_delay", "30", "a number of seconds or a timedelta"),
-        ("default_delay", False, "a number of seconds or a timedelta"),
+        ("default_delay", True, "a number of seconds or a timedelta"),
         ("reasons", "failed", "a list of reasons"),
         ("reasons", 5, "a list of reasons"),
         ("ignore", 5, "exception classes or their dotted names"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from builders import NOW
+from rich.console import Console
 
 from celery_dlq.backends.base import Override, WorkerInfo
 from celery_dlq.backends.memory import MemoryWorkerRegistry
+from celery_dlq.cli.policy_tables import policies
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events, whoami
 from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.policies import overrides
 from celery_dlq.policies.drift import differences
-from celery_dlq.policies.overrides import by_queue
+from celery_dlq.policies.overrides import KEYS, by_queue
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
@@ -28,7 +32,8 @@ TABLE = PolicyTable(
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryWorkerRegistry:
-    """An empty registry, with a clock that does not move."""
+    """An empty registry, with a clock that does not move; so changes begin at once."""
+    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
     made = MemoryWorkerRegistry()
     monkeypatch.setattr(made, "now", lambda: NOW)
     return made
@@ -187,6 +192,34 @@ def test_the_limit_of_crashes_can_be_overridden_and_exceptions_cannot(
     assert (explained["max_crashes"].value, explained["crash_window"].value) == (2, 600)
     with pytest.raises(SettingsError, match="processes that run tasks"):
         policy_admin.override_policy("default", HOUR, exceptions={"a.A": {"action": "ignore"}})
+
+
+@pytest.mark.parametrize("off", [None, False, "null", "None", "off", " off "])
+@pytest.mark.parametrize("key", KEYS)
+def test_an_override_can_end_every_key(
+    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry, key: str, off: Any
+) -> None:
+    """It is stored, read by workers, and shown as what it is."""
+    policy_admin.override_policy("orders", HOUR, **{key: off})
+    (override,) = registry.overrides()
+    assert override.value is False
+    (policy, _source) = by_queue([override])["orders"]
+    assert getattr(policy.over(Policy(max_deliveries=5)), key) is False
+    (view,) = policy_admin.policies("orders").views
+    assert view.fields[key].value is False
+    assert view.to_json()["policy"][key]["value"] is False
+    console = Console(record=True, width=200)
+    policies(console, policy_admin.policies("orders"))
+    assert re.search(rf"{key} +off +override by", console.export_text())
+
+
+@pytest.mark.parametrize("key", ["default_delay", "exceptions", "dead_letter_queue"])
+def test_a_key_that_workers_do_not_apply_cannot_be_ended_either(
+    policy_admin: PolicyAdmin, key: str
+) -> None:
+    """One line, with the reason."""
+    with pytest.raises(SettingsError, match=f"can be overridden, got '{key}': "):
+        policy_admin.override_policy("orders", HOUR, **{key: None})
 
 
 def test_workers_that_differ_are_named() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import an_app
+from builders import NOW, an_app
 from kombu import Queue
 
 from celery_dlq import dead_letter_policy
+from celery_dlq.backends.base import Override
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.worker.policy_cache import PolicyCache
@@ -19,6 +20,11 @@ def policy_cache(*consumed: str, **policies: Policy) -> PolicyCache:
     app = an_app(task_queues=[Queue(name) for name in ("orders", "mails")])
     app.amqp.queues.select(consumed)
     return PolicyCache(PolicyTable({"*": Policy(max_deliveries=3), **policies}), app.amqp.queues)
+
+
+def an_override(name: str) -> Override:
+    """One execution at most."""
+    return Override(queue=name, key="max_deliveries", value=1, until=NOW, actor="ann")
 
 
 def queue(known: PolicyCache, routing_key: Any, exchange: Any = "") -> str:
@@ -40,7 +46,7 @@ def test_queues_that_the_app_a_policy_or_an_override_names_are_known() -> None:
         "mails",
         "by-hand",
     ]
-    known.obey({"later": (Policy(max_deliveries=2), "ann")})
+    known.obey([an_override("later")], NOW)
     assert queue(known, "later") == "later"
 
 
@@ -64,7 +70,7 @@ def test_a_worker_that_consumes_a_dead_letter_queue_keeps_its_letters_there(
     fatal = Policy(dead_letter_queue="fatal", max_deliveries=2)
     known = PolicyCache(PolicyTable(queues, {"t": fatal}), app.amqp.queues)
     if overridden:
-        known.obey({name: (Policy(max_deliveries=1), "ann")})
+        known.obey([an_override(name)], NOW)
 
     @app.task(shared=False)
     @dead_letter_policy(dead_letter_queue="fatal", max_deliveries=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,53 @@ def test_a_value_of_zero_is_set() -> None:
         }
     )
     assert table.resolve("orders") == Policy(max_retries=0, default_delay=0.0)
+
+
+VALUES: dict[str, Any] = {
+    "max_deliveries": 3,
+    "max_crashes": 2,
+    "crash_window": 60,
+    "max_retries": 1,
+    "dead_letter_queue": "dead",
+    "dead_letter_exchange": "deaths",
+    "dead_letter_routing_key": "key",
+    "default_delay": 5,
+    "ignore_message_delay": True,
+    "dead_letter_ttl": 60,
+    "dead_letter_max_length": 9,
+    "keep_until_exported": True,
+    "auto_redrive": {"after": 60, "times": 1},
+    "reasons": ["failed"],
+    "ignore": ["KeyError"],
+    "exceptions": {"KeyError": {"action": "ignore"}},
+    "circuit_breaker": {},
+}
+
+
+@pytest.mark.parametrize("off", [False, "off", "None", "null"])
+@pytest.mark.parametrize("key", sorted(VALUES))
+def test_every_key_can_be_off_whatever_a_pattern_says(key: str, off: Any) -> None:
+    """As if no policy set it; the source stays, and it can be written and read as JSON."""
+    if key in ("dead_letter_queue", "dead_letter_exchange", "dead_letter_routing_key"):
+        off = False  # "off" is the name of one
+    exact = Policy.parse({key: off}, "dlq_queues['orders']")
+    assert Policy.parse(json.loads(json.dumps(exact.to_json())), "again") == exact
+    table = PolicyTable({"*": Policy.parse({key: VALUES[key]}, "x"), "orders": exact})
+    assert table.resolve("orders") == Policy()
+    assert table.resolve("mails") != Policy()
+    assert table.explain("orders")[key] == Sourced(False, "dlq_queues['orders']")
+    table.check()
+
+
+def test_exceptions_that_are_off_end_those_of_weaker_policies_only() -> None:
+    """A task's own stay."""
+    one, two = ({"exceptions": {name: {"action": "ignore"}}} for name in ("KeyError", "OSError"))
+    task, weak = Policy.parse(one, "x"), Policy.parse(two, "x")
+    table = PolicyTable(
+        {"*": weak, "orders": Policy.parse({"exceptions": "off"}, "x")}, {"t": task}
+    )
+    assert table.resolve("orders", task) == task
+    assert table.explain("orders", "t")["exceptions"].value == task.exceptions
 
 
 @pytest.mark.parametrize(
@@ -328,3 +376,17 @@ def test_a_redriven_message_is_counted_where_workers_will_look(
         {"orders": elsewhere("fatal")}, {"shop.charge": Policy(dead_letter_queue="charges")}
     )
     assert table.counted_in(letter_queue, "orders", task) == counted
+
+
+@pytest.mark.parametrize("key", ["dead_letter_ttl", "dead_letter_max_length", "auto_redrive"])
+def test_a_key_that_is_off_is_unset_for_each_kind_of_dead_letter_queue(key: str) -> None:
+    """``False`` must not be taken for 0 seconds or 0 letters: all would be trimmed."""
+    rule = {"action": "dead_letter", "dead_letter_queue": "fatal"}
+    made = Policy.parse({key: "off", "exceptions": {"KeyError": rule}}, "x")
+    task = Policy.parse({key: "off", "dead_letter_queue": "of-task"}, "x")
+    table = PolicyTable({"orders": made}, {"t": task}, {"mails": (made, "ann")})
+    table.check()
+    for name in ("orders-DLQ", "fatal", "of-task", "mails-DLQ"):
+        policy = table.of_dead_letter_queue(name)
+        assert policy is not None
+        assert getattr(policy, key) is None, name

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from celery_dlq.events import Change
+from celery_dlq.record import EPOCH
 
 MAX_TASKS = 5000
 """A worker lists at most this many tasks."""
@@ -46,6 +47,8 @@ class Override:
         value: The new value, JSON-ready; validated like a configured one.
         until: End of the override, aware UTC, by the store's clock.
         actor: Who set it.
+        since: Its beginning, by the same clock. Until then, the letters of the queue are left
+            alone; one that ends as it begins is an override that was lifted.
     """
 
     queue: str
@@ -53,6 +56,7 @@ class Override:
     value: Any
     until: datetime
     actor: str
+    since: datetime = EPOCH
 
 
 class HeartbeatReply(NamedTuple):
@@ -100,4 +104,4 @@ class WorkerRegistry(Protocol):
         """Remove an override; return True if there was one."""
 
     def overrides(self) -> list[Override]:
-        """Return the overrides in force, by queue and key; removes those that ended."""
+        """Return the overrides that have not ended, by queue and key; removes the others."""

@@ -77,7 +77,7 @@ class MemoryWorkerRegistry:
             self._revision += 1
 
     def overrides(self) -> list[Override]:
-        """Return the overrides in force."""
+        """Return the overrides that have not ended."""
         now = self.now()
         for place in [place for place, o in self._overrides.items() if o.until <= now]:
             self.lift(*place)

@@ -99,6 +99,7 @@ class RedisWorkerRegistry(RedisPart):
         value = {
             "value": override.value,
             "until": to_micros(override.until),
+            "since": to_micros(override.since),
             "actor": override.actor,
         }
         with translated(self._url):
@@ -109,7 +110,7 @@ class RedisWorkerRegistry(RedisPart):
         return self._lift([_json([queue, key])])
 
     def overrides(self) -> list[Override]:
-        """Return the overrides in force."""
+        """Return the overrides that have not ended."""
         present = self.now()
         with translated(self._url):
             fields = self._client.hgetall(self._keys.overrides())
@@ -179,4 +180,5 @@ def _override(place: bytes, value: bytes) -> Override:
         value=text["value"],
         until=from_micros(int(text["until"])),
         actor=str(text["actor"]),
+        since=from_micros(int(text.get("since", 0))),
     )

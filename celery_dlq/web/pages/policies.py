@@ -9,7 +9,8 @@ from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
 from celery_dlq.policies.overrides import KEYS
 from celery_dlq.policies.policy import duration_seconds
-from celery_dlq.web.http import RequestError
+from celery_dlq.policies.table import OF_WHOLE_QUEUES, RETENTION, PolicyTable
+from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import confirm, confirmed, suppressed
 from celery_dlq.web.templating import duration, plain
 
@@ -30,9 +31,11 @@ def set_policy(call: Call) -> Response:
     values: dict[str, Any] = {key: text}
     try:
         span = timedelta(seconds=duration_seconds(value("for").strip() or "1h") or 0)
-        made = call.dlq.policy_admin().check_override(queue, span, **values)
+        admin = call.dlq.policy_admin()
+        made = admin.check_override(queue, span, **values)
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))
+    _check_may(call, key)
     if not confirmed(call):
         return confirm(
             call,
@@ -41,14 +44,14 @@ def set_policy(call: Call) -> Response:
             button=f"Override {key}",
             facts=[
                 ("now", _value(call, queue, key)),
-                ("then", plain(made[0].value)),
+                ("then", _shown(made[0].value)),
                 ("for", duration(span)),
                 ("by", whoami()),
-                ("noticed", "by running workers within seconds"),
+                *_effect(call, queue, key, admin.after(made)),
             ],
             back=call.link("policies"),
         )
-    call.dlq.policy_admin().override_policy(queue, span, **values)
+    admin.override_policy(queue, span, **values)
     call.web.forget_surroundings()
     return call.to("policies")
 
@@ -58,6 +61,8 @@ def unset_policy(call: Call) -> Response:
     queue, key = call.request.value("queue"), call.request.value("key")
     if not key:
         raise RequestError(400, "expected the key of an override, got none")
+    _check_may(call, key)
+    admin = call.dlq.policy_admin()
     if not confirmed(call):
         return confirm(
             call,
@@ -67,13 +72,37 @@ def unset_policy(call: Call) -> Response:
             facts=[
                 ("now", _value(call, queue, key)),
                 ("then", "what settings and code say"),
-                ("noticed", "by running workers within seconds"),
+                *_effect(call, queue, key, admin.after(lifted=[(queue, key)])),
             ],
             back=call.link("policies"),
         )
-    call.dlq.policy_admin().lift_policy(queue, key)
+    admin.lift_policy(queue, key)
     call.web.forget_surroundings()
     return call.to("policies")
+
+
+def _needed(key: str) -> Permission:
+    """What a user must be allowed to do with letters whose policy they change."""
+    if key in RETENTION:
+        return Permission.DISCARD
+    return Permission.REDRIVE if key == "auto_redrive" else Permission.EDIT_POLICIES
+
+
+def _check_may(call: Call, key: str) -> None:
+    if not call.user.may(_needed(key)):
+        raise RequestError(403, f"expected the permission {_needed(key)}. {call.user.why_not}")
+
+
+def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> list[tuple[str, str]]:
+    """When a change begins, and what it does to the letters that are there."""
+    if key not in OF_WHOLE_QUEUES:
+        return [("noticed", "by running workers within seconds")]
+    effect = call.dlq.removal().effect(queue, frozenset({key}), after)
+    return [
+        ("letters", str(effect) or "removes and redrives none of those that are there now"),
+        ("begins", "in one minute; until then letters are left alone, and it can be taken back"),
+        ("afterwards", "what it removed can be restored for 24 hours"),
+    ]
 
 
 def _value(call: Call, queue: str, key: str) -> str:
@@ -83,8 +112,12 @@ def _value(call: Call, queue: str, key: str) -> str:
     if not views:
         return "unknown"
     found = views[0].to_json()["policy"].get(key) or {"value": None, "source": "default"}
-    value = "not set" if found["value"] is None else plain(found["value"])
+    value = "not set" if found["value"] is None else _shown(found["value"])
     return f"{value} ({found['source']})"
+
+
+def _shown(value: Any) -> str:
+    return "off" if value is False else plain(value)
 
 
 def _page(call: Call, error: str = "") -> Response:
@@ -97,8 +130,10 @@ def _page(call: Call, error: str = "") -> Response:
         title="Policies",
         views=[view.to_json() for view in report.views],
         warnings=report.warnings,
-        overrides=call.dlq.backend.workers.overrides(),
+        overrides=[o for o in call.dlq.backend.workers.overrides() if o.until > o.since],
+        may_change=lambda key: call.may(_needed(key)),
         keys=KEYS,
+        shown=_shown,
         error=error,
         typed=call.request.value,
     )

@@ -1,0 +1,268 @@
+"""A change of a policy that is about letters: shown before, put off for a minute, undone after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from builders import DLQ, a_letter, an_app, key_of
+from waiting import poll
+from web_pages import SAME_SITE, form_of, get, post
+
+from celery_dlq import DeadLetters
+from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.events import Events
+from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.policies import overrides
+from celery_dlq.record import Reason
+from celery_dlq.web.forms import SignedForms
+from celery_dlq.web.http import Permission, User
+
+HOUR = timedelta(hours=1)
+LETTERS = 9
+TTL = {"dead_letter_ttl": 1}
+MOST = {"dead_letter_max_length": 1}
+REDRIVE = {"auto_redrive": {"after": 1, "times": 1}}
+
+
+@pytest.fixture
+def make(redis_url: str) -> Iterator[Callable[..., DeadLetters]]:
+    """Make an app with a policy of ``orders``; all share one store."""
+    made: list[DeadLetters] = []
+
+    def an_operator(**policy: Any) -> DeadLetters:
+        app = an_app(dlq_url=redis_url, broker_url=redis_url, dlq_queues={"orders": policy})
+        app.conf.task_default_queue = "orders"
+        made.append(DeadLetters(app))
+        return made[-1]
+
+    yield an_operator
+    for dlq in made:
+        dlq.close()
+
+
+@pytest.fixture
+def dlq(make: Callable[..., DeadLetters]) -> DeadLetters:
+    """An app with letters, and without a policy for them."""
+    made = make()
+    put(made, LETTERS)
+    aged(made)
+    return made
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is changed begins now."""
+    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
+
+
+def put(dlq: DeadLetters, count: int, **changes: Any) -> list[str]:
+    """Store letters."""
+    letters = [a_letter(**changes) for _ in range(count)]
+    for letter in letters:
+        dlq.store.dead_letter(letter, key_of(letter))
+    return [letter.id for letter in letters]
+
+
+def aged(dlq: DeadLetters) -> None:
+    """Wait until what is there is more than a second old."""
+    stored = dlq.store.now()
+    poll(lambda: dlq.store.now() - stored > timedelta(seconds=1.1))
+
+
+def a_worker_trims(dlq: DeadLetters) -> int:
+    """How many letters are left when a worker has been round."""
+    retention = Retention(dlq.store, dlq.registry, Events(), "celery@web-1")
+    one = RetentionRound(retention, dlq.store, dlq.assembly.policy_admin().in_force)
+    for _ in range(9):
+        one.tick()
+    return dlq.store.length(DLQ)
+
+
+def a_worker_redrives(dlq: DeadLetters) -> int:
+    """How many jobs a worker's look made."""
+    with dlq.assembly._separate_running() as running:
+        table = dlq.assembly.policy_admin().in_force()
+        return len(list(running.redrive_due(table, bool)))
+
+
+def effect(dlq: DeadLetters, **values: Any) -> str:
+    """What a change would do, in words."""
+    admin = dlq.assembly.policy_admin()
+    after = admin.after(admin.check_override("orders", HOUR, **values))
+    return str(dlq.assembly.removal().effect("orders", frozenset(values), after))
+
+
+@pytest.mark.parametrize("values", [TTL, MOST, REDRIVE])
+def test_a_change_can_be_taken_back_for_a_minute(dlq: DeadLetters, values: Any) -> None:
+    """Nothing is lost meanwhile or afterwards, in whichever process."""
+    dlq.override_policy("orders", HOUR, **values)
+    assert (a_worker_trims(dlq), a_worker_redrives(dlq)) == (LETTERS, 0)
+    with pytest.raises(DLQError, match="changed more than a minute ago"):
+        dlq.trim(DLQ)
+    assert dlq.trim() == []
+    (warning,) = dlq.policies().warnings
+    assert "policy of queue 'orders' changes at 2" in warning
+    dlq.lift_policy("orders")
+    with pytest.raises(NotFound, match="found none"):
+        dlq.lift_policy("orders")
+    assert (a_worker_trims(dlq), a_worker_redrives(dlq)) == (LETTERS, 0)
+    assert "is then as configured" in dlq.policies().warnings[0]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_nothing_configured_acts_between_two_overrides(
+    make: Callable[..., DeadLetters], monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """An override that spares letters is replaced or lifted: these stay for the minute."""
+    dlq = make(**MOST)
+    with monkeypatch.context() as begun:
+        begun.setattr(overrides, "GRACE", timedelta(0))
+        dlq.override_policy("orders", HOUR, dead_letter_max_length=None)
+    put(dlq, LETTERS)
+    assert a_worker_trims(dlq) == LETTERS
+    if earlier:
+        dlq.override_policy("orders", HOUR, dead_letter_max_length=LETTERS)
+    else:
+        dlq.lift_policy("orders")
+    assert a_worker_trims(dlq) == LETTERS
+
+
+@pytest.mark.parametrize("values", [TTL, MOST])
+def test_what_an_operator_has_removed_can_be_restored(
+    dlq: DeadLetters, at_once: None, values: Any
+) -> None:
+    """The audit says until when."""
+    ids = {letter.id for letter in dlq.letters(DLQ)}
+    dlq.override_policy("orders", HOUR, **values)
+    left = a_worker_trims(dlq)
+    (change,) = [one for one in dlq.changes() if one.action == "trimmed"]
+    assert (change.letters, "kept_until" in change.detail) == (LETTERS - left, True)
+    dlq.lift_policy("orders")
+    for letter_id in ids - {letter.id for letter in dlq.letters(DLQ)}:
+        assert dlq.restore(letter_id) == DLQ
+    assert {letter.id for letter in dlq.letters(DLQ)} == ids
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_only_a_persons_trimming_goes_to_the_bin(
+    make: Callable[..., DeadLetters], by_hand: bool
+) -> None:
+    """What the settings say is done for good by workers."""
+    dlq = make(**TTL)
+    put(dlq, LETTERS)
+    aged(dlq)
+    if by_hand:
+        assert [change.letters for change in dlq.trim(DLQ)] == [LETTERS]
+    assert a_worker_trims(dlq) == 0
+    assert len(list(dlq.assembly.removal().discarded(DLQ))) == (LETTERS if by_hand else 0)
+
+
+def test_a_change_says_what_it_does_to_letters(dlq: DeadLetters) -> None:
+    """Those that are there; a letter that two rules remove counts once."""
+    assert effect(dlq, **TTL) == f"removes 9 letters of {DLQ}"
+    assert effect(dlq, dead_letter_ttl="1h") == effect(dlq, max_deliveries=1) == ""
+    assert effect(dlq, **MOST) == f"removes 8 letters of {DLQ}"
+    assert effect(dlq, **TTL, **MOST) == f"removes 9 letters of {DLQ}"
+    assert effect(dlq, **TTL, keep_until_exported=True) == ""
+    assert effect(dlq, **REDRIVE) == f"redrives 9 letters of {DLQ}"
+    put(dlq, 1, redrives=1)
+    put(dlq, 1, reason=Reason.EXPIRED)
+    rule = {"after": "1h", "times": 2, "reasons": ["expired"]}
+    assert effect(dlq, auto_redrive=rule) == f"redrives 1 letter of {DLQ}"
+    assert effect(dlq, auto_redrive=None) == ""
+
+
+def test_the_letters_of_a_long_queue_are_counted_up_to_a_bound(
+    dlq: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than one page of them, and no more than the bound."""
+    put(dlq, 1100)
+    assert effect(dlq, **TTL) == f"removes 1,109 letters of {DLQ}"
+    for module in ("results", "removal"):
+        monkeypatch.setattr(f"celery_dlq.operations.{module}.MOST_COUNTED", 600)
+    assert effect(dlq, **TTL, **REDRIVE) == (
+        f"removes at least 600 letters of {DLQ} and redrives at least 600 letters of {DLQ}"
+    )
+
+
+def test_an_override_of_an_earlier_version_is_in_force(dlq: DeadLetters, redis_url: str) -> None:
+    """It has no beginning."""
+    until = int((dlq.registry.now() + HOUR).timestamp() * 1e6)
+    text = json.dumps({"value": 1, "until": until, "actor": "ann@desk"})
+    with redis.Redis.from_url(redis_url) as client:
+        client.hset(Keys().overrides(), '["orders","dead_letter_max_length"]', text)
+    assert a_worker_trims(dlq) == 1
+
+
+# -- the page ------------------------------------------------------------------------------
+
+
+def a_page(dlq: DeadLetters, *may: Permission) -> Callable[..., tuple[int, str]]:
+    """The pages for somebody who may do these things; returns what sends a form to them."""
+    user = User(name="vera", permissions={Permission.VIEW, Permission.EDIT_POLICIES, *may})
+    web = dlq.web(access=lambda _: user, forms=SignedForms("a secret of these tests"))
+
+    def send(path: str, fields: dict[str, str]) -> tuple[int, str]:
+        if not fields:
+            answer = web.handle(get(path))
+        else:
+            cookie, token = form_of(web)
+            text = "&".join(f"{name}={value}" for name, value in fields.items())
+            answer = web.handle(post(path, cookie, token, fields=text, headers=SAME_SITE))
+        return answer.status, answer.body.decode()
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("dead_letter_ttl", "1", Permission.DISCARD),
+        ("dead_letter_max_length", "1", Permission.DISCARD),
+        ("keep_until_exported", "off", Permission.DISCARD),
+        ("auto_redrive", '{"after":1,"times":1}', Permission.REDRIVE),
+    ],
+)
+def test_who_may_edit_policies_only_neither_discards_nor_redrives(
+    dlq: DeadLetters, key: str, value: str, needed: Permission
+) -> None:
+    """Neither by an override nor by its end; who may do both sees what it does, first."""
+    fields = {"queue": "orders", "key": key, "value": value, "for": "1h", "confirmed": "yes"}
+    vera, olga = a_page(dlq), a_page(dlq, needed)
+    status, text = vera("/policies", fields)
+    assert (status, f"expected the permission {needed}" in text) == (403, True)
+    assert dlq.registry.overrides() == []
+    assert vera("/policies", {**fields, "key": "max_deliveries", "value": "1"})[0] == 303
+    assert f"<option>{key}" not in vera("/policies", {})[1]
+
+    status, text = olga("/policies", {**fields, "confirmed": ""})
+    assert status == 200
+    if key != "keep_until_exported":
+        assert f" letters of {DLQ}" in text
+    assert "in one minute" in text
+    assert olga("/policies", fields)[0] == 303
+    assert f"End the override of {key}" in olga("/policies", {})[1]
+    assert f"End the override of {key}" not in vera("/policies", {})[1]
+    assert vera("/policies/unset", fields)[0] == 403
+    assert key in {one.key for one in dlq.registry.overrides()}
+    assert olga("/policies/unset", fields)[0] == 303
+    assert f"End the override of {key}" not in olga("/policies", {})[1]
+
+
+@pytest.mark.parametrize("value", ["null", "none", "off"])
+@pytest.mark.parametrize("key", overrides.KEYS)
+def test_the_page_ends_every_key(make: Callable[..., DeadLetters], key: str, value: str) -> None:
+    """And shows what is off."""
+    dlq = make()
+    send = a_page(dlq, Permission.DISCARD, Permission.REDRIVE)
+    fields = {"queue": "orders", "key": key, "value": value, "for": "1h"}
+    status, text = send("/policies", fields)
+    assert (status, '<dd class="said">off</dd>' in text) == (200, True)
+    assert send("/policies", {**fields, "confirmed": "yes"})[0] == 303
+    assert "<td>off</td>" in send("/policies", {})[1]

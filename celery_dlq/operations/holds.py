@@ -11,10 +11,11 @@ from typing import Any
 from uuid import uuid4
 
 from celery_dlq.backends.base import MAX_TASKS, MOST_HOLDS, Backend, Hold, QueueSummary
-from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, on_behalf_of, whoami
 from celery_dlq.letters import conditions
 from celery_dlq.letters.printable import one_line, shortened
+from celery_dlq.logs import get_logger
 from celery_dlq.operations.job import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.message import RedriveOptions
@@ -24,6 +25,8 @@ from celery_dlq.operations.running import Running
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import iso
 from celery_dlq.redaction.masking import Redaction
+
+logger = get_logger("celery_dlq.worker")
 
 NOTICED = timedelta(seconds=3)
 """Workers notice the end of a hold within this time, and hold messages until then."""
@@ -265,13 +268,23 @@ class Holds:
                 return
             if hold.until is None or hold.until + 2 * NOTICED > now or not self._is_ours(hold):
                 continue
-            if not self._count(hold):
-                continue
-            with on_behalf_of(hold.actor):
-                run = self._next_run(hold, now)
-                if run is not None:
-                    run.stopping = stopping
-                    self._run(hold, run)
+            try:
+                self._release_ended(hold, now, stopping)
+            except StoreUnavailable:
+                raise
+            except DLQError as exc:  # what one hold has does not stop the others
+                logger.warning("The messages of %s wait: %s", hold.id, exc)
+            except Exception:
+                logger.exception("The messages of %s wait", hold.id)
+
+    def _release_ended(self, hold: Hold, now: datetime, stopping: Callable[[], bool]) -> None:
+        if not self._count(hold):
+            return
+        with on_behalf_of(hold.actor):
+            run = self._next_run(hold, now)
+            if run is not None:
+                run.stopping = stopping
+                self._run(hold, run)
 
     def record(self, action: Action, hold: Hold) -> None:
         """Add a change of a hold to the audit, and tell the observers."""
@@ -346,7 +359,7 @@ class Holds:
         job = self._job(hold)
         if job is not None and job.state in (DONE, FAILED) and now - job.updated_at < _RETRY:
             return None
-        if job is None or (job.state == DONE and not _left(job)):
+        if job is None or (job.state == DONE and self._count(hold) > _left(job)):
             options = {"rate": RELEASE_RATE} if job is None else job.options
             run = self._running.new_release(hold.id, options)
             return run if self._end(hold, run) else None
@@ -379,7 +392,7 @@ class Holds:
 
 
 def _left(job: Job) -> int:
-    """The messages that a release could not publish; the next one could not, either."""
+    """The messages that a release could not publish; the next one could not either."""
     return sum(job.counts.get(name, 0) for name in ("refused", "corrupt", "failures"))
 
 

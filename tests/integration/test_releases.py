@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -335,6 +335,57 @@ def test_workers_leave_a_release_alone_that_was_cancelled(make: Make) -> None:
     (one,) = dlq.holds()
     assert (one.state, one.held > 0) == ("ended", True)
     assert dlq.release(hold.id).published == one.held
+
+
+def test_a_message_that_cannot_go_back_does_not_keep_later_ones(
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that stood still may hold a message after the release has read the last one."""
+    monkeypatch.setattr(operations, "_RETRY", timedelta(0))
+    dlq = make()
+    hold = ended(dlq)
+    client.xadd(f"dlq:held:{{{hold.id}}}:letters", {"nonsense": "x"})
+    holds_of(dlq).release_ended(lambda: False)
+    assert dlq.jobs()[0].counts["corrupt"] == 1
+    ids = put(dlq, hold, 2)
+    holds_of(dlq).release_ended(lambda: False)
+    assert queued(client) == ids
+    holds_of(dlq).release_ended(lambda: False)
+    assert len(dlq.jobs()) == 2, "nothing is new"
+
+
+def test_an_unreadable_entry_does_not_use_up_a_limit(make: Make, client: redis.Redis) -> None:
+    """It is the oldest one each time."""
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    client.xadd(f"dlq:held:{{{hold.id}}}:letters", {"nonsense": "x"})
+    ids = put(dlq, hold, 2)
+    assert dlq.release(hold.id, limit=1).published == 1
+    assert queued(client) == ids[:1]
+
+
+def test_an_error_of_one_hold_does_not_stop_the_others(
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look tries it again."""
+    dlq = make()
+    put(dlq, ended(dlq), 1)
+    now = datetime.now(timezone.utc)
+    good = Hold(id="hold-2", created_at=now, until=now - timedelta(seconds=60))
+    assert dlq.assembly.backend.holds.replace(None, good)
+    ids = put(dlq, good, 2)
+    count = Holds._count
+
+    def fails(self: Holds, hold: Hold) -> int:
+        if hold.id == "hold-1":
+            raise DLQError("its messages cannot be counted")
+        return count(self, hold)
+
+    monkeypatch.setattr(Holds, "_tidy", lambda *_: None)
+    monkeypatch.setattr(Holds, "_count", fails)
+    with suppress(DLQError):
+        holds_of(dlq).release_ended(lambda: False)
+    assert queued(client) == ids
 
 
 def test_a_second_release_is_refused_while_one_runs(make: Make) -> None:

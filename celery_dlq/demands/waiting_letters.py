@@ -82,9 +82,14 @@ class WaitingLetters:
     def __exit__(self, *_: object) -> None:
         self._waiting.close()
 
+    @property
+    def supported(self) -> bool:
+        """True if the queues of the broker can be read."""
+        return self._waiting.supported
+
     def find(self, task_id: str) -> list[WaitingEntry]:
         """The entries of a task; empty if the broker is no Redis."""
-        if not self._waiting.supported:
+        if not self.supported:
             return []
         needle = json.dumps(task_id)[1:-1].encode()
         queues = sorted(self._queues())

@@ -177,6 +177,17 @@ class Holds:
         _checked(task, queue, conditions, span)
         return self._matching(task, queue)
 
+    def doubt(self, task: str | None) -> str:
+        """Why nothing of a task may be held; empty if a live worker has it, or that is unknown."""
+        workers = self._registry.workers()
+        listed = all(len(info.tasks) < MAX_TASKS for info in workers)
+        tasks = {one for info in workers for one in info.tasks}
+        if task is None or not workers or not listed:
+            return ""
+        if any(fnmatchcase(one, task) for one in tasks):
+            return ""
+        return f"No live worker has registered a task {task!r}; only the app knows it."
+
     def holds(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages.
 
@@ -213,7 +224,8 @@ class Holds:
 
         Raises:
             NotFound: There is no such hold.
-            DLQError: An option is not usable, or another release of this hold runs.
+            DLQError: An option is not usable, another release of this hold runs, or there is
+                nothing to release: it has ended, or goes on, and has no messages.
             StoreUnavailable: The store does not answer.
         """
         options = RedriveOptions(rate=rate, limit=limit).to_json()
@@ -230,6 +242,12 @@ class Holds:
             raise DLQError(
                 f"expected a hold that is not being released, got {hold_id}; job {job.id} of "
                 f"{job.actor} runs"
+            )
+        ended = not hold.in_force(self._store.now())
+        if (ended or limit is not None) and not self._count(hold):
+            raise DLQError(
+                f"expected a hold with messages, got {hold_id}, which has none"
+                f"{' and has ended' if ended else ''}; there is nothing to release"
             )
         run = self._running.new_release(hold_id, options)
         if limit is None and not self._end(hold, run):

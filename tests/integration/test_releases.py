@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 import redis
 from builders import a_letter, an_app, key_of
+from click.testing import CliRunner
 from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base import Hold
+from celery_dlq.backends.base import Hold, WorkerInfo
 from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.operations import holds as operations
 from celery_dlq.operations.holds import Holds
@@ -213,6 +215,40 @@ def test_the_release_of_an_empty_hold_ends_it(make: Make) -> None:
     assert dlq.release(hold.id).published == 0
     assert dlq.holds() == []
     assert [change.action.value for change in dlq.changes()] == ["released", "held"]
+
+
+def test_a_second_release_has_nothing_to_release(make: Make) -> None:
+    """Nor has one of a part of nothing; the first of an empty hold ends it."""
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    with pytest.raises(DLQError, match="which has none; there is nothing to release"):
+        dlq.release(hold.id, limit=5)
+    put(dlq, hold, 2)
+    assert dlq.release(hold.id).published == 2
+    with pytest.raises(DLQError, match="has none and has ended; there is nothing to release"):
+        dlq.release(hold.id)
+    assert len(dlq.jobs()) == 1
+
+
+def test_a_task_that_no_live_worker_has_is_asked_for(make: Make) -> None:
+    """Without a live worker nobody knows; a pattern is fine if it fits one task."""
+    dlq = make()
+    holds = holds_of(dlq)
+    assert holds.doubt("shop.charge") == ""
+    now = datetime.now(timezone.utc)
+    info = WorkerInfo(hostname="w@1", pid=1, version="0", started_at=now, tasks=("shop.mail",))
+    dlq.registry.register(info)
+    assert "No live worker has registered a task 'shop.charge'" in holds.doubt("shop.charge")
+    assert [holds.doubt(task) for task in (None, "shop.*", "shop.mail")] == [""] * 3
+    obj = SimpleNamespace(app=dlq.app, no_color=True, quiet=False)
+    for command in (["hold", "--task", "shop.charge"], ["breaker", "open", "shop.charge"]):
+        done = CliRunner().invoke(commands, command, obj=obj)
+        assert done.exit_code == 2, done.output
+        assert "shop.charge all the same without a terminal" in done.output
+    assert dlq.holds() == []
+    done = CliRunner().invoke(commands, ["hold", "--task", "shop.charge", "--yes"], obj=obj)
+    assert done.exit_code == 0, done.output
+    assert len(dlq.holds()) == 1
 
 
 def test_killed_between_publishing_and_removing_the_next_run_knows(

@@ -237,7 +237,6 @@ def test_by_hand(worker: Worker) -> None:
         worker.dlq.open_breaker("shop.charge", "mail")
     with pytest.raises(NotFound, match="did you mean 'shop.charge'"):
         worker.dlq.open_breaker("shop.chrage")
-    worker.app.conf.task_create_missing_queues = True
     worker.app.amqp.queues.add("mail")
     with pytest.raises(DLQError, match="expected a task with circuit_breaker in its policy"):
         worker.dlq.open_breaker("shop.charge", "mail")

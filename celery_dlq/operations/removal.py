@@ -167,9 +167,10 @@ class Removal:
         Raises:
             NotFound: The queue does not exist.
             StoreUnavailable: The store does not answer; another call restores the others.
-            DLQError: A field of the filter is not usable.
+            DLQError: The limit or a field of the filter is not usable.
         """
         name, where = dead_letter_queue, where or LetterFilter(**fields)
+        DiscardOptions(limit=limit)  # checks it
         found = (
             one for one in self.discarded(name) if not where or where.matches_fields(one.fields)
         )

@@ -235,7 +235,7 @@ def test_by_hand(worker: Worker) -> None:
     assert closed.circuit.state == RELEASING
     with pytest.raises(NotFound, match="expected a queue that the app or a live worker knows"):
         worker.dlq.open_breaker("shop.charge", "mail")
-    with pytest.raises(NotFound, match="did you mean 'shop.charge'"):
+    with pytest.raises(NotFound, match=r"did you mean 'shop\.charge'"):
         worker.dlq.open_breaker("shop.chrage")
     worker.app.amqp.queues.add("mail")
     with pytest.raises(DLQError, match="expected a task with circuit_breaker in its policy"):

@@ -148,7 +148,8 @@ class DemandRun:
             found = direct.find(task_id)
             worker, running = self._asked(task_id)
             if not found and worker is None:
-                self._refuse_ended(task_id, unknown=must_be_known and direct.supported)
+                unknown = must_be_known and not direct.may_be_taken(task_id)
+                self._refuse_ended(task_id, unknown=unknown)
             demand = self._demand(task_id, reason)
             made = [direct.dead_letter(one, demand) for one in found]
         letters = [letter for letter in made if letter is not None]

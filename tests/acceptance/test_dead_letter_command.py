@@ -177,10 +177,10 @@ def test_a_message_that_is_nowhere_is_dead_lettered_when_it_comes(
 
 
 def test_what_nobody_knows_or_is_a_letter_leaves_no_demand(
-    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, redis_url: str
 ) -> None:
     """A typo would lie in wait for 72 hours; a letter is named."""
-    start_worker()
+    worker = start_worker()
     poison.fails.apply_async(("x",), task_id="failed-one")
     (letter,) = letters()
     demands = poison.dlq.assembly.backend.demands
@@ -197,6 +197,11 @@ def test_what_nobody_knows_or_is_a_letter_leaves_no_demand(
     assert demands.all() == []
     assert [change.action.value for change in poison.dlq.changes()] == []
     assert poison.dlq.dead_letter("nope").state == "demanded"
+
+    poison.healthy.apply_async(("late",), task_id="late", countdown=3600)
+    poll(lambda: held_by_workers(redis_url) == 1)
+    worker.process.send_signal(signal.SIGSTOP)
+    assert dlq("dead-letter", "late", "--json").lines[0]["state"] == "demanded", "a worker has it"
 
 
 @pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
@@ -311,7 +316,7 @@ def test_a_worker_that_is_killed_makes_one_letter(
     dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str
 ) -> None:
     """Killed between storing the letter and acknowledging an unguarded message."""
-    assert dlq("dead-letter", "x", "--json").lines[0]["state"] == "demanded"
+    assert dlq("dead-letter", "x", "--json", "--yes").lines[0]["state"] == "demanded"
     conf: dict[str, Any] = {"dlq_lease": 5}
     first = start_worker(conf, env={"POISON_DIE_AFTER_STORING": "1"})
     sent = poison.healthy.apply_async(("x",), task_id="x", queue="unguarded")

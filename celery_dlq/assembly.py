@@ -288,7 +288,7 @@ class Assembly:
             self.events,
             most=self.settings.held_max,
             tasks=lambda: self.app.tasks,
-            queues=lambda: KnownQueues.of(self.app).names,
+            queues=self._queues,
             broker=partial(broker_name, self.app),
         )
 

@@ -37,6 +37,7 @@ FULL_TIER = (
     "tests/acceptance/test_store_down.py::test_a_letter_that_waits_is_dropped",
     "tests/examples/test_containers.py::test_a_worker_runs_as_it_is_described",
     "tests/integration/test_benchmarks.py",
+    "tests/integration/test_breaker_recovery.py::test_workers_that_are_killed",
     "tests/integration/test_export_s3.py",
     "tests/integration/test_reliable_fetch.py::test_queues_that_are_added_and_cancelled_while_idle",
     "tests/integration/test_reliable_fetch_faults.py",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from glob import escape
+
 import click
 
 from celery_dlq.cli import hold_tables
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
-from celery_dlq.cli.options import json_option
+from celery_dlq.cli.holds import ask_for_task
+from celery_dlq.cli.options import json_option, yes_option
 from celery_dlq.cli.terminal import say
 
 
@@ -32,13 +35,16 @@ def breaker(ctx: click.Context, *, as_json: bool) -> None:
 @click.argument("task")
 @click.option("--queue", help="Its queue; by default the one that it is routed to.")
 @click.option("--reason", default="", help="Why, for whoever sees it.")
+@yes_option
 @click.pass_context
-def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str) -> None:
+def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str, yes: bool) -> None:
     """Open the circuit breaker of TASK: its messages are held, and probes begin.
 
     Its policy must have circuit_breaker; `dlq hold` holds without probes.
     """
     load_tasks(ctx.obj.app)
+    dead_letters_of(ctx).assembly.holds().preview(escape(task), queue=queue and escape(queue))
+    ask_for_task(ctx, "open the circuit breaker of", escape(task), yes=yes)
     made = dead_letters_of(ctx).open_breaker(task, queue, reason=reason)
     say(console_of(ctx), f"{made.id} holds {task}; its circuit breaker is open.")
 

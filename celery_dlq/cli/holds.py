@@ -7,8 +7,8 @@ from datetime import timedelta
 import click
 
 from celery_dlq.cli import hold_tables
-from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
-from celery_dlq.cli.options import Duration, Rate, json_option
+from celery_dlq.cli.context import ask, console_of, dead_letters_of, load_tasks, print_lines
+from celery_dlq.cli.options import Duration, Rate, json_option, yes_option
 from celery_dlq.cli.terminal import counting, say
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import one_line
@@ -32,6 +32,7 @@ from celery_dlq.letters.printable import one_line
     help="Time until the messages are released by themselves, e.g. 30m, 2h; at most 30d.",
 )
 @click.option("--reason", default="", help="Why, for whoever sees the hold.")
+@yes_option
 @json_option
 @click.pass_context
 def hold(
@@ -42,6 +43,7 @@ def hold(
     conditions: tuple[str, ...],
     span: float | None,
     reason: str,
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Take messages out of execution, without counting, losing or dead-lettering them.
@@ -53,6 +55,8 @@ def hold(
         raise click.UsageError("expected --task or --queue, got neither")
     load_tasks(ctx.obj.app)
     length = None if span is None else timedelta(seconds=span)
+    dead_letters_of(ctx).assembly.holds().preview(task, queue=queue, conditions=conditions)
+    ask_for_task(ctx, "hold", task, yes=yes)
     made = dead_letters_of(ctx).hold(
         task, queue=queue, conditions=conditions, span=length, reason=reason
     )
@@ -61,6 +65,14 @@ def hold(
         return
     end = "until `dlq release`" if length is None else f"for {length}"
     say(console_of(ctx), f"{made.id} holds tasks {made.task} of queues {made.queue} {end}.")
+
+
+def ask_for_task(ctx: click.Context, verb: str, task: str | None, *, yes: bool) -> None:
+    """Ask before something is done about a task that no live worker has."""
+    why = dead_letters_of(ctx).assembly.holds().doubt(task)
+    if why:
+        click.echo(one_line(why), err=True)
+        ask(f"{verb} {task} all the same", yes=yes)
 
 
 @click.command(short_help="Show the holds and how many messages they have.")
@@ -97,7 +109,8 @@ def release(
     """End a hold and send its messages back to their queues, in order, as they came.
 
     A message whose queue nobody knows, or whose task no live worker of its queue has,
-    stays, and the exit code is 1. The release is a job: see `dlq jobs`.
+    stays, and the exit code is 1, as if there is nothing to release. The release is a
+    job: see `dlq jobs`.
     """
     if (hold_id is None) is not every:
         raise click.UsageError("expected the ID of a hold, or --all")

@@ -149,6 +149,11 @@ def background_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def yes_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--yes``: the answer to every question of the command."""
+    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--json``: one JSON object a line, for programs."""
     return click.option(

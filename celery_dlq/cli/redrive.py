@@ -9,6 +9,7 @@ import click
 
 from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import (
+    ask_for_matching,
     chosen,
     console_of,
     dead_letters_of,
@@ -24,6 +25,7 @@ from celery_dlq.cli.options import (
     background_options,
     filter_options,
     json_option,
+    yes_option,
 )
 from celery_dlq.cli.terminal import counting
 from celery_dlq.filters import LetterFilter
@@ -92,6 +94,7 @@ _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_w
     help="First set an argument of one letter, e.g. kwargs.tenant=42.",
 )
 @background_options
+@yes_option
 @json_option
 @click.pass_context
 def redrive(
@@ -106,6 +109,7 @@ def redrive(
     assignments: tuple[str, ...],
     background: bool,
     start_at: StartAt | None,
+    yes: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -125,6 +129,8 @@ def redrive(
         raise click.UsageError(
             "--background and --at go with neither --dry-run nor --edit nor --set"
         )
+    if not (yes or dry_run or in_editor or assignments):
+        ask_for_matching(ctx, "redrive", queue, where, how["limit"], yes=yes, quiet=as_json)
     if background:
         in_background(ctx, "redrive", queue, where, how, start_at, as_json=as_json)
     elif dry_run:

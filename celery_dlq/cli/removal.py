@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import click
 
 from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import (
+    ask_for,
+    ask_for_matching,
     chosen,
     console_of,
     dead_letters_of,
-    known_count,
-    none_matched,
+    letter_filter,
     print_lines,
     ready_for_many,
 )
 from celery_dlq.cli.jobs import StartAt, in_background
-from celery_dlq.cli.options import background_options, filter_options, json_option
+from celery_dlq.cli.options import background_options, filter_options, json_option, yes_option
 from celery_dlq.cli.terminal import counting, letters_text, say
+from celery_dlq.errors import DLQError, StoreUnavailable
+from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.results import DiscardReport
 
@@ -37,7 +40,7 @@ def _removal_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="PATH",
             help="First write the letters to this Parquet file, or into this folder.",
         ),
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        yes_option,
         click.option("--limit", type=int, help="Remove at most this many letters."),
         click.option("--all", "everything", is_flag=True, help="Remove all letters of the queue."),
         filter_options,
@@ -72,14 +75,77 @@ def purge(ctx: click.Context, /, **given: Any) -> None:
     _remove(ctx, "purge", "Purged", {}, **given)
 
 
-@click.command()
-@click.argument("letter_id", metavar="ID")
+@click.command(short_help="Put discarded letters back into their queues.")
+@click.argument("letter_ids", metavar="[ID]...", nargs=-1)
+@filter_options
 @click.option("--queue", help="Look only among the discarded letters of this dead-letter queue.")
+@click.option("--all", "everything", is_flag=True, help="Restore all discarded letters of --queue.")
+@click.option("--limit", type=click.IntRange(min=1), help="Restore at most this many letters.")
+@yes_option
 @click.pass_context
-def restore(ctx: click.Context, letter_id: str, *, queue: str | None) -> None:
-    """Put a discarded letter back into its queue."""
-    name = dead_letters_of(ctx).restore(letter_id, queue)
-    say(console_of(ctx), f"Restored {letter_id} to {name}.")
+def restore(
+    ctx: click.Context,
+    /,
+    letter_ids: tuple[str, ...],
+    *,
+    queue: str | None,
+    everything: bool,
+    limit: int | None,
+    yes: bool,
+    **fields: Any,
+) -> None:
+    """Put discarded letters back into their queues, as the newest ones.
+
+    Choose letters by ID, or those of --queue by filter or with --all.
+    """
+    where = letter_filter(fields)
+    if letter_ids:
+        if where or everything or limit:
+            raise click.UsageError("choose letters by ID, or by a filter or --all; got both")
+        ask_for("restore", queue or "all queues", len(letter_ids), by_id=True, yes=yes)
+        _restore_each(ctx, letter_ids, queue)
+    elif queue is None or not (where or everything):
+        raise click.UsageError(
+            "choose letters by ID, or with --queue by a filter such as --fingerprint or with --all"
+        )
+    else:
+        _restore_matching(ctx, queue, where, limit, yes=yes)
+
+
+def _restore_each(ctx: click.Context, letter_ids: tuple[str, ...], queue: str | None) -> None:
+    """Restore letters by ID; one that cannot be restored does not stop the others."""
+    errors: list[DLQError] = []
+    for letter_id in letter_ids:
+        try:
+            name = dead_letters_of(ctx).restore(letter_id, queue)
+        except StoreUnavailable:
+            raise
+        except DLQError as exc:
+            errors.append(exc)
+        else:
+            say(console_of(ctx), f"Restored {letter_id} to {name}.")
+    for error in errors[:-1]:
+        click.echo(f"Error: {one_line(str(error))}", err=True)
+    if errors:
+        raise errors[-1]
+
+
+def _restore_matching(
+    ctx: click.Context, queue: str, where: LetterFilter, limit: int | None, *, yes: bool
+) -> None:
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    binned = dead_letters.discarded(queue)
+    matching = (one for one in binned if not where or where.matches_fields(one.fields))
+    count = sum(1 for _ in islice(matching, limit))
+    if not count:
+        raise click.ClickException(f"no discarded letter of {queue!r} matches")
+    ask_for("restore", queue, count, by_id=False, yes=yes)
+    restored, taken = dead_letters.restore_all(queue, where, limit=limit)
+    say(console, f"Restored {letters_text(restored)} to {queue}.")
+    if taken:
+        more = "stay in the bin: their messages died again, and the queue has their letters"
+        say(console, f"  {taken:,} {more}.", "yellow")
+        ctx.exit(1)
 
 
 @click.command(short_help="Remove letters that exceed the limits of their policy, into the bin.")
@@ -133,17 +199,7 @@ def _remove(
             "machine of a worker; run `dlq export` first"
         )
     where = chosen(dead_letters, queue, fields, letter_ids, everything=everything)
-    if where and where.ids is None:
-        most = 1 if yes else limit  # only the question needs the exact number
-        with counting(console, "scanned", quiet=as_json) as scanned:
-            matching = dead_letters.entries(queue, where, limit=most, scanned=scanned)
-            count = sum(1 for _ in matching)
-    else:
-        count = known_count(dead_letters, queue, where, limit) or 0
-    if where and not count:
-        raise none_matched(queue)
-    if count > 1 and not yes:
-        _confirm(verb, queue, count)
+    count = ask_for_matching(ctx, verb, queue, where, limit, yes=yes, quiet=as_json)
     if background:
         in_background(ctx, verb, queue, where, {"limit": limit, **how}, start_at, as_json=as_json)
         return
@@ -159,9 +215,3 @@ def _remove(
         operation_tables.discarded(console, queue, done, report)
     if report.state != "done":
         ctx.exit(1)
-
-
-def _confirm(verb: str, queue: str, count: int) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"--yes is needed to {verb} {count:,} letters without a terminal")
-    click.confirm(f"{verb.capitalize()} {count:,} letters of {one_line(queue)}?", abort=True)

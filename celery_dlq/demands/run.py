@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.backends.base import MOST_DEMANDS, Backend, Demand
@@ -26,6 +27,7 @@ logger = get_logger("celery_dlq")
 _MAX_ID_CHARS = 500
 _MAX_REASON_CHARS = 500
 _ASKED_SECONDS = 1.0
+_LETTERS_SECONDS, _MOST_PAGES = 5.0, 40  # of 500 letters, in each dead-letter queue
 _MET_SECONDS, _LOOK_SECONDS = 6.0, 0.25  # workers learn it within 2 s, and say so 2 s later
 
 DEAD_LETTERED, DEMANDED = "dead_lettered", "demanded"
@@ -113,7 +115,9 @@ class DemandRun:
         self._direct = direct
         self._queues = queues
 
-    def dead_letter(self, task_id: str, reason: str = "") -> DemandReport:
+    def dead_letter(
+        self, task_id: str, reason: str = "", *, must_be_known: bool = False
+    ) -> DemandReport:
         """Make a letter of the message of a task, instead of letting it be executed.
 
         A message that waits in a queue of a Redis broker becomes a letter at once, as does one
@@ -126,12 +130,16 @@ class DemandRun:
         Args:
             task_id: The task.
             reason: Why, for people: part of the letter's description.
+            must_be_known: Refuse a task that no queue, worker, letter or result knows, where the
+                queues can be read; it may be misspelt, or not be sent yet.
 
         Returns:
             What was done, after at most some seconds.
 
         Raises:
-            DLQError: The id is not usable, the task has succeeded, or there are 10,000 demands.
+            NotFound: Nobody knows the task, and ``must_be_known`` is set; nothing was done.
+            DLQError: The id is not usable, the task has succeeded or is a letter already, or there
+                are 10,000 demands.
             BrokerUnavailable: The broker is down.
             StoreUnavailable: The store is down or has no room; nothing was done.
         """
@@ -140,7 +148,8 @@ class DemandRun:
             found = direct.find(task_id)
             worker, running = self._asked(task_id)
             if not found and worker is None:
-                self._refuse_succeeded(task_id)
+                unknown = must_be_known and not direct.may_be_taken(task_id)
+                self._refuse_ended(task_id, unknown=unknown)
             demand = self._demand(task_id, reason)
             made = [direct.dead_letter(one, demand) for one in found]
         letters = [letter for letter in made if letter is not None]
@@ -229,7 +238,14 @@ class DemandRun:
             time.sleep(_LOOK_SECONDS)
         return False
 
-    def _refuse_succeeded(self, task_id: str) -> None:
+    def _refuse_ended(self, task_id: str, *, unknown: bool) -> None:
+        """Refuse a task that has ended; and perhaps one that nobody knows."""
+        letter = self._letter(task_id)
+        if letter is not None:
+            raise DLQError(
+                f"expected a task that has not ended, got {task_id!r}, which is letter "
+                f"{letter[1]} of {letter[0]}; nothing was done"
+            )
         state = None
         with suppress(Exception):  # no result backend, or it is down
             state = self._app.AsyncResult(task_id).state
@@ -238,6 +254,28 @@ class DemandRun:
                 f"expected a task that has not ended, got {task_id!r}, which has succeeded and is "
                 f"neither in a queue that can be read nor in a worker; nothing was done"
             )
+        if unknown and state in (None, "PENDING"):
+            raise NotFound(
+                f"expected the id of a task, got {task_id!r}, which no queue, worker, letter or "
+                f"result knows"
+            )
+
+    def _letter(self, task_id: str) -> tuple[str, str] | None:
+        """The queue and id of the letter of a task, or with this id; the newest are looked at."""
+        store, wanted = self._backend.letters, task_id.encode("utf-8", "backslashreplace")
+        deadline = time.monotonic() + _LETTERS_SECONDS
+        try:
+            for name in store.names():
+                pages = store.fields(name, after=None, until=None, page_size=500, newest_first=True)
+                for page in islice(pages, _MOST_PAGES):
+                    for _position, fields in page:
+                        if wanted in (fields.get(b"task_id"), fields.get(b"id")):
+                            return name, fields.get(b"id", b"").decode("utf-8", "replace")
+                    if time.monotonic() > deadline:
+                        return None
+            return None
+        finally:
+            store.done()  # a queue on the broker is read by one process at a time
 
     # -- the demand -------------------------------------------------------------------
 

@@ -86,14 +86,18 @@ class WaitingLetters:
         """The entries of a task; empty if the broker is no Redis."""
         if not self._waiting.supported:
             return []
-        needle = json.dumps(task_id)[1:-1].encode()
-        queues = sorted(self._queues())
-
-        def wanted(entry: bytes) -> bool:
-            return needle in entry
-
+        wanted, queues = _names(task_id), sorted(self._queues())
         found = (one for queue in queues for one in self._waiting.in_lists(queue, wanted))
-        return [one for one in found if _fields(self._waiting.message(one)).get("id") == task_id]
+        return [one for one in found if self._is_of(one, task_id)]
+
+    def may_be_taken(self, task_id: str) -> bool:
+        """True if a worker has taken the message of a task; or if only the broker knows."""
+        if not self._waiting.supported:
+            return True
+        return any(self._is_of(one, task_id) for one in self._waiting.held(_names(task_id)))
+
+    def _is_of(self, found: WaitingEntry, task_id: str) -> bool:
+        return bool(_fields(self._waiting.message(found)).get("id") == task_id)
 
     def dead_letter(self, found: WaitingEntry, demand: Demand) -> DeadLetter | None:
         """Take a message, store its letter, end its task, remove the message; in this order."""
@@ -179,6 +183,11 @@ class WaitingLetters:
             logger.exception(
                 "Task %s is dead-lettered, but its result is not stored", letter.task_id
             )
+
+
+def _names(task_id: str) -> Callable[[bytes], bool]:
+    needle = json.dumps(task_id)[1:-1].encode()
+    return lambda entry: needle in entry
 
 
 def _fields(message: Any) -> Mapping[str, Any]:

@@ -181,9 +181,11 @@ class Breakers:
             reason: Why, for people.
 
         Raises:
+            NotFound: Neither the app nor a live worker knows such a task or queue.
             DLQError: The task's policy has no ``circuit_breaker``.
             StoreUnavailable: The store does not answer.
         """
+        self._holds.preview(escape(task), queue=queue and escape(queue))  # refuses the unknown
         queue, breaker = self._breaker_of(task, queue)
         if breaker is None:
             raise DLQError(

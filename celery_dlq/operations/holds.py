@@ -11,10 +11,11 @@ from typing import Any
 from uuid import uuid4
 
 from celery_dlq.backends.base import MAX_TASKS, MOST_HOLDS, Backend, Hold, QueueSummary
-from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, on_behalf_of, whoami
 from celery_dlq.letters import conditions
 from celery_dlq.letters.printable import one_line, shortened
+from celery_dlq.logs import get_logger
 from celery_dlq.operations.job import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.message import RedriveOptions
@@ -24,6 +25,8 @@ from celery_dlq.operations.running import Running
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.record import iso
 from celery_dlq.redaction.masking import Redaction
+
+logger = get_logger("celery_dlq.worker")
 
 NOTICED = timedelta(seconds=3)
 """Workers notice the end of a hold within this time, and hold messages until then."""
@@ -174,6 +177,17 @@ class Holds:
         _checked(task, queue, conditions, span)
         return self._matching(task, queue)
 
+    def doubt(self, task: str | None) -> str:
+        """Why nothing of a task may be held; empty if a live worker has it, or that is unknown."""
+        workers = self._registry.workers()
+        listed = all(len(info.tasks) < MAX_TASKS for info in workers)
+        tasks = {one for info in workers for one in info.tasks}
+        if task is None or not workers or not listed:
+            return ""
+        if any(fnmatchcase(one, task) for one in tasks):
+            return ""
+        return f"No live worker has registered a task {task!r}; only the app knows it."
+
     def holds(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages.
 
@@ -210,7 +224,8 @@ class Holds:
 
         Raises:
             NotFound: There is no such hold.
-            DLQError: An option is not usable, or another release of this hold runs.
+            DLQError: An option is not usable, another release of this hold runs, or there is
+                nothing to release: it has ended, or goes on, and has no messages.
             StoreUnavailable: The store does not answer.
         """
         options = RedriveOptions(rate=rate, limit=limit).to_json()
@@ -227,6 +242,12 @@ class Holds:
             raise DLQError(
                 f"expected a hold that is not being released, got {hold_id}; job {job.id} of "
                 f"{job.actor} runs"
+            )
+        ended = not hold.in_force(self._store.now())
+        if (ended or limit is not None) and not self._count(hold):
+            raise DLQError(
+                f"expected a hold with messages, got {hold_id}, which has none"
+                f"{' and has ended' if ended else ''}; there is nothing to release"
             )
         run = self._running.new_release(hold_id, options)
         if limit is None and not self._end(hold, run):
@@ -265,13 +286,23 @@ class Holds:
                 return
             if hold.until is None or hold.until + 2 * NOTICED > now or not self._is_ours(hold):
                 continue
-            if not self._count(hold):
-                continue
-            with on_behalf_of(hold.actor):
-                run = self._next_run(hold, now)
-                if run is not None:
-                    run.stopping = stopping
-                    self._run(hold, run)
+            try:
+                self._release_ended(hold, now, stopping)
+            except StoreUnavailable:
+                raise
+            except DLQError as exc:  # what one hold has does not stop the others
+                logger.warning("The messages of %s wait: %s", hold.id, exc)
+            except Exception:
+                logger.exception("The messages of %s wait", hold.id)
+
+    def _release_ended(self, hold: Hold, now: datetime, stopping: Callable[[], bool]) -> None:
+        if not self._count(hold):
+            return
+        with on_behalf_of(hold.actor):
+            run = self._next_run(hold, now)
+            if run is not None:
+                run.stopping = stopping
+                self._run(hold, run)
 
     def record(self, action: Action, hold: Hold) -> None:
         """Add a change of a hold to the audit, and tell the observers."""
@@ -346,7 +377,7 @@ class Holds:
         job = self._job(hold)
         if job is not None and job.state in (DONE, FAILED) and now - job.updated_at < _RETRY:
             return None
-        if job is None or (job.state == DONE and not _left(job)):
+        if job is None or (job.state == DONE and self._count(hold) > _left(job)):
             options = {"rate": RELEASE_RATE} if job is None else job.options
             run = self._running.new_release(hold.id, options)
             return run if self._end(hold, run) else None
@@ -379,7 +410,7 @@ class Holds:
 
 
 def _left(job: Job) -> int:
-    """The messages that a release could not publish; the next one could not, either."""
+    """The messages that a release could not publish; the next one could not either."""
     return sum(job.counts.get(name, 0) for name in ("refused", "corrupt", "failures"))
 
 

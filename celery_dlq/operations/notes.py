@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.backends.base import OPEN_GROUP, Backend, GroupNotes, GroupState, GroupStatus, Note
-from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.printable import shortened
 from celery_dlq.operations.reading import Reading
@@ -50,7 +50,7 @@ class Notes:
             text: At most 2,000 characters.
 
         Raises:
-            NotFound: The queue has no letter with this fingerprint, and no note on it.
+            NotFound: The queue knows no such group; see `group`.
             DLQError: The text is empty or too long.
             StoreUnavailable: The store does not answer.
         """
@@ -66,7 +66,7 @@ class Notes:
         """The notes on a group of letters, newest first.
 
         Raises:
-            NotFound: The queue has no letter with this fingerprint, and no note on it.
+            NotFound: The queue knows no such group; see `group`.
             StoreUnavailable: The store does not answer.
         """
         return self._check(dead_letter_queue, fingerprint)
@@ -93,7 +93,7 @@ class Notes:
             note: A note on the group; empty for none.
 
         Raises:
-            NotFound: The queue has no letter with this fingerprint, no note on it and no state.
+            NotFound: The queue knows no such group; see `group`.
             DLQError: The release or the note is too long.
             StoreUnavailable: The store does not answer.
         """
@@ -123,7 +123,7 @@ class Notes:
             note: A note on the group; empty for none.
 
         Raises:
-            NotFound: The queue has no letter with this fingerprint, no note on it and no state.
+            NotFound: The queue knows no such group; see `group`.
             DLQError: The time is past or has no time zone, or the note is too long.
             StoreUnavailable: The store does not answer.
         """
@@ -143,7 +143,7 @@ class Notes:
             note: A note on the group; empty for none.
 
         Raises:
-            NotFound: The queue has no letter with this fingerprint, no note on it and no state.
+            NotFound: The queue knows no such group; see `group`.
             DLQError: The note is too long.
             StoreUnavailable: The store does not answer.
         """
@@ -174,10 +174,7 @@ class Notes:
 
     def _facts(self, queue: str, fingerprint: str) -> dict[str, Any]:
         """What describes a group when it has no letters any more."""
-        try:
-            group = self._reading.group(queue, fingerprint)
-        except NotFound:  # it has notes, and nothing else is known
-            return {}
+        group = self._reading.group(queue, fingerprint)
         names = ("task_name", "reason", "exception_type", "first_seen_at", "last_seen_at")
         facts = {name: getattr(group, name) for name in names}
         return {**facts, "releases": tuple(group.releases)}

@@ -331,10 +331,13 @@ class Reading:
         return {group.fingerprint: group for group in found if group is not None}
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
-        """The group of one fingerprint; also one without letters that is not open.
+        """The group of one fingerprint; also one whose letters are gone, while it is known.
+
+        It is known by a state or a note for 90 days, and by its letters for 90 days after the last
+        one left, unless those were on the broker.
 
         Raises:
-            NotFound: The queue does not exist, or has no letter with this fingerprint.
+            NotFound: The queue does not exist, or knows no such group.
             StoreUnavailable: The store does not answer.
         """
         self.check_queue(dead_letter_queue)
@@ -342,12 +345,17 @@ class Reading:
         if self._notes is not None:
             status = self._notes.status(dead_letter_queue, fingerprint)
         found = self._store.group(dead_letter_queue, fingerprint)
-        if found is None and status is not OPEN_GROUP:
+        if (
+            found is None
+            and self._notes is not None
+            and (status is not OPEN_GROUP or self._notes.notes(dead_letter_queue, fingerprint))
+        ):
             found = _empty(fingerprint, status)
         if found is None:
             raise NotFound(
                 f"expected the fingerprint of letters in {dead_letter_queue!r}, got "
-                f"{fingerprint!r}; `dlq groups` shows the fingerprints"
+                f"{fingerprint!r}; `dlq groups` shows the fingerprints, and letters that left are "
+                f"known by theirs for 90 days unless they were on the broker"
             )
         return replace(found, status=status)
 

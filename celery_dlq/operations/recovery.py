@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import timedelta
 
-from celery_dlq.backends.base import OPEN, Backend, Hold
-from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.backends.base import OPEN, RELEASING, Backend, Hold
+from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import on_behalf_of
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.circuits import ACTOR, Circuits, emptied
-from celery_dlq.operations.job import DONE, FAILED, INTERRUPTED, WAITING, Job
+from celery_dlq.operations.job import CANCELLED, DONE, FAILED, INTERRUPTED, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.running import Running
-from celery_dlq.policies.circuit_breaker import Closed, ProbeDue, micros_until_probe
+from celery_dlq.policies.circuit_breaker import (
+    CircuitBreaker,
+    Closed,
+    Opened,
+    ProbeDue,
+    micros_until_probe,
+)
 from celery_dlq.record import to_micros
 
 logger = get_logger("celery_dlq.worker")
 
 _FULL_MICROS = 10_000_000
 _RETRY = timedelta(minutes=1)
+_LOOK_SECONDS = 2.0
 
 
 class Recovery:
@@ -59,28 +67,36 @@ class Recovery:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        now, off = self._store.now(), self._off()
+        with on_behalf_of(ACTOR):
+            self._each(self._probe)
+            self._each(lambda hold: self._release(hold, stopping))
+
+    def _each(self, act: Callable[[Hold], None]) -> None:
+        """Do something for each breaker; what one of them has does not stop the others."""
         for hold in self._store.all():
-            if stopping():
-                return
-            others = hold.broker != self._circuits.broker
-            if hold.circuit is None or others or not hold.in_force(now):
+            if hold.circuit is None or hold.broker != self._circuits.broker:
                 continue
-            with on_behalf_of(ACTOR):
-                if hold.circuit.state == OPEN and hold.circuit.queue in off:
-                    self._circuits.change(hold.circuit.task, hold.circuit.queue, Closed())
-                elif hold.circuit.state == OPEN:
-                    self._probe(hold)
-                else:
-                    self._release(hold, stopping)
+            try:
+                act(hold)
+            except StoreUnavailable:
+                raise
+            except DLQError as exc:
+                logger.warning("The circuit breaker %s waits: %s", hold.id, exc)
+            except Exception:
+                logger.exception("The circuit breaker %s waits", hold.id)
 
     def _probe(self, hold: Hold) -> None:
         """Send the oldest message, if it is time, and no other worker has."""
-        circuit, now = hold.circuit, to_micros(self._store.now())
+        circuit, now = hold.circuit, self._store.now()
+        if circuit is None or circuit.state != OPEN or not hold.in_force(now):
+            return
+        if circuit.queue in self._off():
+            self._circuits.change(circuit.task, circuit.queue, Closed())
+            return
         length = self._length(hold)
         # Of a full hold, a worker runs one that is still on the broker, if there is one.
         wait = _FULL_MICROS if length >= self._most else 0
-        if circuit is None or micros_until_probe(circuit, now) > -wait or not length:
+        if micros_until_probe(circuit, to_micros(now)) > -wait or not length:
             return
         after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
         if after is not None and ours:
@@ -89,19 +105,41 @@ class Recovery:
 
     def _release(self, hold: Hold, stopping: Callable[[], bool]) -> None:
         """Release the messages, slowly at first; go on with a release whose process died."""
+        circuit, job = hold.circuit, self._job(hold)
+        if circuit is None or stopping():
+            return
+        if job is not None and job.state == CANCELLED and self._length(hold):
+            same = CircuitBreaker(probe_every=circuit.probe_every, probes=circuit.probes)
+            why = f"its release, job {job.id}, was cancelled"
+            self._circuits.change(circuit.task, circuit.queue, Opened(), same, reason=why)
+            return
+        if circuit.state != RELEASING or not hold.in_force(self._store.now()):
+            return
         if not self._length(hold):
             emptied(self._circuits, hold)
             return
-        run = self._next_run(hold)
+        run = self._next_run(hold, job)
         if run is None:
             return
-        run.stopping = stopping
+        run.stopping = self._probing(stopping)
         if self._running.run(run).state == DONE:
             emptied(self._circuits, hold)
 
-    def _next_run(self, hold: Hold) -> JobRun | None:
-        """The release that this worker does; ``None`` if another does it, or nobody shall."""
-        job = self._job(hold)
+    def _probing(self, stopping: Callable[[], bool]) -> Callable[[], bool]:
+        """The same question; others' probes are sent meanwhile, for a release may take long."""
+        looked_at = time.monotonic()
+
+        def asked() -> bool:
+            nonlocal looked_at
+            if time.monotonic() - looked_at > _LOOK_SECONDS:
+                looked_at = time.monotonic()
+                self._each(self._probe)
+            return stopping()
+
+        return asked
+
+    def _next_run(self, hold: Hold, job: Job | None) -> JobRun | None:
+        """The release that this worker does; ``None`` if another does it, or not yet."""
         if job is None:
             options = {"growing": True, "marker": hold.marker}
             run = self._running.new_release(hold.id, options)

@@ -153,6 +153,45 @@ class Removal:
             f"no bin has a letter with the id {letter_id!r}; discarded letters stay there 24 hours"
         )
 
+    def restore_all(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        limit: int | None = None,
+        **fields: Any,
+    ) -> tuple[int, int]:
+        """Put discarded letters back, those discarded first as the oldest of them.
+
+        Args:
+            limit: At most this many letters, the last discarded; ``None`` for all.
+
+        Returns:
+            The number of restored letters; and of those that stay in the bin, because the queue
+            has a letter with their id again.
+
+        Raises:
+            NotFound: The queue does not exist.
+            StoreUnavailable: The store does not answer; another call restores the others.
+            DLQError: The limit or a field of the filter is not usable.
+        """
+        name, where = dead_letter_queue, where or LetterFilter(**fields)
+        DiscardOptions(limit=limit)  # checks it
+        found = (
+            one for one in self.discarded(name) if not where or where.matches_fields(one.fields)
+        )
+        keys = [one.key for one in islice(found, limit)]
+        done = {Restored.RESTORED: 0, Restored.TAKEN: 0, Restored.NOT_THERE: 0}
+        try:
+            for key in reversed(keys):
+                done[self._store.restore(name, key)] += 1
+        finally:
+            if done[Restored.RESTORED]:
+                detail = {"filter": where.to_json()}
+                self._running.record(Action.RESTORED, name, done[Restored.RESTORED], detail)
+        return done[Restored.RESTORED], done[Restored.TAKEN]
+
     def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
         """The letters in the bin of a queue, newest first."""
         self._reading.check_queue(dead_letter_queue)

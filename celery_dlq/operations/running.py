@@ -30,6 +30,7 @@ from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.policies.auto_redrive import AutoRedrive
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.record import from_micros
 
 _LOOK_SECONDS = 0.5
 _ACTIONS = {
@@ -324,11 +325,14 @@ class Running:
         if marker:
             loss = self._while_admitted(run.job.queue, marker, loss)
         message_of = partial(released, marker=marker)
+        options = RedriveOptions.from_json(run.job.options)
         return Redriver(self._app, self._held, self._clock, message_of=message_of).redrive(
             run,
             LetterFilter(),
-            RedriveOptions.from_json(run.job.options),
+            options,
             loss=loss,
+            # An unreadable entry at the head would be all that a limit, or a probe, ever meets.
+            due=None if options.limit is None else _is_readable,
             progress=progress,
             scanned=scanned,
         )
@@ -395,6 +399,14 @@ class _noting:  # noqa: N801 - used as a context manager only
         if isinstance(exc, KeyboardInterrupt):  # the command prints it
             job = self._run.job.id
             exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` goes on.",)
+
+
+def _is_readable(found: RawEntry) -> bool:
+    try:
+        released(found, RedriveOptions(), redrive_id="", now=from_micros(0))
+    except CorruptLetter:
+        return False
+    return True
 
 
 def _check_change(job: Job) -> None:

@@ -10,6 +10,7 @@
 | open | a person closes it | releasing |
 | releasing | a released message died, of what opened it | open |
 | releasing | enough executions died | open |
+| releasing, closed by hand | its release was cancelled | open |
 | releasing | the last held message was released | closed |
 
 Nothing else changes the state. Pure functions of facts: no I/O, no clock.
@@ -93,7 +94,7 @@ class ProbeDue:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A person opens it."""
+    """A person opens it, or has cancelled its release."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,9 @@ class Recoveries(Releases):
     thread_name = "dlq-recovery"
 
     def is_due(self) -> bool:
-        """True if a breaker releases, or a probe may be due."""
-        return any(map(self._may_act, self._holding.holds))
+        """True if a breaker releases, or a probe may be due, or a release may be cancelled."""
+        ended = any(hold.circuit and hold.job for hold in self._holding.ended)
+        return ended or any(map(self._may_act, self._holding.holds))
 
     def _may_act(self, hold: Hold) -> bool:
         releases = hold.circuit is not None and hold.circuit.state == RELEASING

@@ -100,7 +100,7 @@ def check_letters(
     assert _told(zip(*table.to_pydict().values(), strict=True)) == wanted
 
     # By force: no worker has the task of the one whose task is no text.
-    (report,) = dlq("redrive", "orders-DLQ", "--all", "--force", "--json").lines
+    (report,) = dlq("redrive", "orders-DLQ", "--yes", "--all", "--force", "--json").lines
     assert (report["published"], report["failed"]) == (len(expected), {})
     again = letters(count=len(expected), timeout_seconds=60)  # of the first ones, none is left
     assert not ids & {letter.id for letter in again}

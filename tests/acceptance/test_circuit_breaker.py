@@ -165,6 +165,31 @@ def test_a_released_message_that_dies_of_the_same_opens_again(
     assert actions["circuit_opened"] == 2
 
 
+def test_a_cancelled_release_and_a_restart_of_all_workers_leave_nothing_held(
+    poison: ModuleType,
+    redis_url: str,
+    start_worker: Callable[..., Worker],
+    downstream: redis.Redis,
+) -> None:
+    """The breaker opens, probes, and releases the rest, whoever runs by then."""
+    total, conf = 200, {**CONF, "dlq_lease": 5}
+    downstream.set("outage", 1)
+    workers = [start_worker(conf, arguments=("-n", f"w{n}@test")) for n in range(2)]
+    publish(redis_url, Place("redis"), 0, total)
+    poll(lambda: number_of_letters(poison) + held(poison) == total, timeout_seconds=60)
+    downstream.delete("outage")
+    poll(lambda: [job.state for job in poison.dlq.jobs()] == ["running"], timeout_seconds=60)
+    poison.dlq.cancel(poison.dlq.jobs()[0].id)
+    for worker in workers:
+        worker.kill()
+        worker.start(wait=False)
+    poll(lambda: states(poison) == [] and held(poison) == 0, timeout_seconds=90)
+    poll(
+        lambda: len(set(succeeded(downstream))) == total - number_of_letters(poison),
+        timeout_seconds=30,
+    )
+
+
 def test_without_a_breaker_nothing_is_held(
     poison: ModuleType,
     redis_url: str,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -129,10 +131,10 @@ def test_redrive_and_export_do_what_they_say(
     exported = dlq("export", str(tmp_path / "letters"), "--json").lines[0]
     assert (exported["letters"], exported["by_queue"]) == (3, {"orders-DLQ": 3})
     assert dlq("export", str(tmp_path / "letters"), "--json").lines[0]["letters"] == 0
-    report = dlq("redrive", "orders-DLQ", "--exception", "LookupError", "--json").lines[0]
+    report = dlq("redrive", "orders-DLQ", "--yes", "--exception", "LookupError", "--json").lines[0]
     assert (report["published"], report["failed"]) == (2, {})
     assert [letter.reason.value for letter in poison.dlq.letters("orders-DLQ")] == ["rejected"]
-    assert "1 letter" in dlq("redrive", "orders-DLQ", "--all").stdout
+    assert "1 letter" in dlq("redrive", "orders-DLQ", "--yes", "--all").stdout
 
 
 MISTAKES = [
@@ -143,7 +145,7 @@ MISTAKES = [
     (("list", "orders-DLQ", "--since", "never"), 2, "got 'never'"),
     (("list", "orders-DLQ", "--limit", "0"), 2, "0"),
     (("redrive", "orders-DLQ"), 2, "or with --all"),
-    (("redrive", "orders-DLQ", "--all", "--rate", "0"), 1, "rate to be more than 0"),
+    (("redrive", "orders-DLQ", "--yes", "--all", "--rate", "0"), 1, "rate to be more than 0"),
     (("redrive", "orders-DLQ", "no-such-id"), 1, "'no-such-id'"),
     (("export", "/proc/letters"), 1, "can be written"),
     (("export", "x", "--queue", "nowhere"), 1, "'nowhere'"),
@@ -163,12 +165,16 @@ MISTAKES = [
     (("export", "x", "--where", "kwargs.x"), 1, "of the condition 'kwargs.x', got its end"),
     (("show", "\udcff\udcfe"), 1, "found none"),
     (("show", "1-1"), 1, "'1-1', found none"),
-    (("redrive", "orders-DLQ", "--fingerprint", "ffff"), 1, "matches the filter"),
-    (("redrive", "orders-DLQ", "--all", "--rate", "fast"), 2, "got 'fast'"),
-    (("redrive", "orders-DLQ", "--all", "--delay", "soon"), 2, "got 'soon'"),
-    (("redrive", "orders-DLQ", "--all", "--limit", "0"), 1, "limit to be 1 or more"),
-    (("redrive", "orders-DLQ", "--all", "--canary", "0"), 1, "canary to be 1"),
-    (("redrive", "orders-DLQ", "--all", "--to-queue", "orders-DLQ"), 1, "got the dead-letter"),
+    (("redrive", "orders-DLQ", "--yes", "--fingerprint", "ffff"), 1, "matches the filter"),
+    (("redrive", "orders-DLQ", "--yes", "--all", "--rate", "fast"), 2, "got 'fast'"),
+    (("redrive", "orders-DLQ", "--yes", "--all", "--delay", "soon"), 2, "got 'soon'"),
+    (("redrive", "orders-DLQ", "--yes", "--all", "--limit", "0"), 1, "limit to be 1 or more"),
+    (("redrive", "orders-DLQ", "--yes", "--all", "--canary", "0"), 1, "canary to be 1"),
+    (
+        ("redrive", "orders-DLQ", "--yes", "--all", "--to-queue", "orders-DLQ"),
+        1,
+        "got the dead-letter",
+    ),
     (("redrive", "orders-DLQ", "--all", "--set", "kwargs.a=1"), 2, "the ID of exactly one letter"),
     (("redrive", "orders-DLQ", "--all", "--dry-run", "--to-queue", "no"), 1, ""),
     (("discard", "orders-DLQ"), 2, "or with --all"),
@@ -176,6 +182,20 @@ MISTAKES = [
     (("purge", "orders-DLQ", "--reason", "failed"), 2, "--yes is needed to purge 2 letters"),
     (("purge", "orders-DLQ", "--all", "--yes", "--export-first", "/proc/x"), 1, "can be written"),
     (("purge", "orders-DLQ", "--task", "nobody", "--yes"), 1, "matches the filter"),
+    (("redrive", "orders-DLQ", "--all"), 2, "--yes is needed to redrive 3 letters of orders-DLQ"),
+    (("redrive", "orders-DLQ", "--task", "poison_app.fails", "--at", "+1h"), 2, "--yes is needed"),
+    (("redrive", "orders-DLQ", "--all", "--limit", "-1"), 1, "limit to be 1 or more"),
+    (("discard", "orders-DLQ", "--reason", "failed", "--limit", "-1"), 1, "limit to be 1 or more"),
+    (("purge", "orders-DLQ", "--all", "--limit", "1"), 2, "--yes is needed to purge 1 letter of"),
+    (("restore",), 2, "choose letters by ID, or with --queue by a filter"),
+    (("restore", "--all"), 2, "or with --queue by a filter such as --fingerprint or with --all"),
+    (("restore", "x", "--all", "--queue", "orders-DLQ"), 2, "or by a filter or --all; got both"),
+    (("restore", "x", "y"), 2, "--yes is needed to restore 2 letters of all queues"),
+    (("restore", "--all", "--queue", "orders-DLQ"), 1, "no discarded letter of 'orders-DLQ'"),
+    (("breaker", "open", "shop.typo"), 1, "expected a task that the app or a live worker knows"),
+    (("breaker", "open", "poison_app.fale"), 1, "did you mean 'poison_app.fails'"),
+    (("breaker", "open", "poison_app.fails", "--queue", "ordres"), 1, "did you mean 'orders'"),
+    (("dead-letter", "nope"), 2, "--yes is needed to dead-letter nope if it comes to a worker"),
     (("restore", "no-such-id"), 1, "no bin has a letter"),
     (("restore", "x", "--queue", "nowhere"), 1, "'nowhere'"),
     (("jobs", "status", "no-such-job"), 1, "expected the id of a job"),
@@ -328,6 +348,50 @@ def test_a_discard_is_asked_for_and_can_be_taken_back(
     assert jobs[0]["id"] in dlq("jobs").stdout
 
 
+def test_many_discarded_letters_come_back_at_once(
+    dlq: Dlq, three: list[DeadLetter], poison: ModuleType
+) -> None:
+    """By ID, by filter, or all of a queue, in their order; one that cannot does not stop others."""
+    ids = [letter.id for letter in three]
+    there = [letter.id for letter in poison.dlq.letters("orders-DLQ")]
+    assert dlq("discard", "orders-DLQ", "--all", "--yes").exit_code == 0
+    assert "--yes is needed to restore 3" in dlq("restore", "--all", "--queue", "orders-DLQ").stderr
+    some = dlq("restore", ids[0], "0" * 36, ids[1], "--yes")
+    assert (some.exit_code, some.stdout.count("Restored")) == (1, 2)
+    assert "no bin has a letter with the id" in " ".join(some.stderr.split())
+    assert len(dlq("list", "orders-DLQ", "--json").lines) == 2
+    (task,) = {letter.task_name for letter in three if letter.id == ids[2]}
+    done = dlq("restore", "--queue", "orders-DLQ", "--task", task, "--limit", "1", "--yes")
+    assert "Restored 1 letter to orders-DLQ." in done.stdout
+    assert dlq("discard", "orders-DLQ", "--all", "--yes").exit_code == 0
+    assert "Restored 3 letters" in dlq("restore", "--queue", "orders-DLQ", "--all", "--yes").stdout
+    assert sorted(letter.id for letter in poison.dlq.letters("orders-DLQ")) == sorted(there)
+    change = dlq("audit", "--json").lines[0]
+    assert (change["action"], change["target"], change["letters"]) == ("restored", "orders-DLQ", 3)
+
+
+def test_a_terminal_is_asked(redis_url: str, three: list[DeadLetter], poison: ModuleType) -> None:
+    """No is no: nothing is changed."""
+    command = ["-m", "celery", "-A", "poison_app", "dlq", "purge", "orders-DLQ", "--all"]
+    for answer, left in (("n", 3), ("y", 0)):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(
+            [sys.executable, *command],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=HERE,
+            env=environment(redis_url),
+        ) as process:
+            os.write(ours, f"{answer}\n".encode())
+            said, _ = process.communicate(timeout=30)
+        os.close(ours)
+        os.close(theirs)
+        assert "Purge 3 letters of orders-DLQ? [y/N]" in said
+        assert sum(queue.letters for queue in poison.dlq.queues()) == left
+    assert three
+
+
 def test_letters_are_found_by_arguments_headers_and_ids(
     dlq: Dlq, three: list[DeadLetter], poison: ModuleType, tmp_path: Path
 ) -> None:
@@ -389,7 +453,7 @@ def test_a_redrive_can_be_tried_dry_edited_and_watched(
     (report,) = dlq("redrive", "orders-DLQ", letter.id, "--set", "kwargs.tenant=42", "--json").lines
     assert report["published"] == 1
     (report,) = dlq(
-        "redrive", "orders-DLQ", "--all", "--rate", "1000/s", "--delay", "1h", "--json"
+        "redrive", "orders-DLQ", "--yes", "--all", "--rate", "1000/s", "--delay", "1h", "--json"
     ).lines
     assert (report["published"], report["state"]) == (2, "done")
     (job, *_) = dlq("jobs", "--json").lines

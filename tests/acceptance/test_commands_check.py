@@ -56,13 +56,13 @@ def test_a_mistyped_queue_gets_nothing_unless_it_is_forced(
     """Exit code 1, the letter stays; with --force it goes, and the audit has it."""
     letter = put(poison)
     for more in (["--all"], [letter.id], [letter.id, "--set", "args.0=y"]):
-        said = refused(cli("redrive", QUEUE, *more, "--to-queue", "ordres"))
+        said = refused(cli("redrive", QUEUE, "--yes", *more, "--to-queue", "ordres"))
         assert "did you mean 'orders'?" in said
         assert "--force" in said
     with redis.Redis.from_url(redis_url) as broker:
         assert broker.llen("ordres") == 0
         assert [x.id for x in poison.dlq.letters(QUEUE)] == [letter.id]
-        done = cli("redrive", QUEUE, "--all", "--to-queue", "ordres", "--force")
+        done = cli("redrive", QUEUE, "--yes", "--all", "--to-queue", "ordres", "--force")
         assert done.returncode == 0, done.stderr
         assert broker.llen("ordres") == 1
     (change,) = poison.dlq.changes()
@@ -77,13 +77,13 @@ def test_letters_of_a_task_whose_code_is_gone_stay_and_the_others_go(
     start_worker()
     put(poison)
     gone = [put(poison, "poison_app.gone").id for _ in range(2)]
-    said = refused(cli("redrive", QUEUE, "--all"))
+    said = refused(cli("redrive", QUEUE, "--yes", "--all"))
     assert "Redriven from orders-DLQ: 1 letter" in said
     assert "refused 2 letters: task 'poison_app.gone' is not registered by" in said
     assert "2 would be lost and stay in orders-DLQ; --force" in said
     assert poll(lambda: ran("x"))
     assert {x.id for x in poison.dlq.letters(QUEUE)} == set(gone)
-    done = cli("redrive", QUEUE, "--task", "poison_app.gone", "--json")
+    done = cli("redrive", QUEUE, "--yes", "--task", "poison_app.gone", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["published"], report["refused"]) == (1, 0, 2)
     assert sum(report["refused_by"].values()) == 2

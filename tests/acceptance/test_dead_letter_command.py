@@ -18,7 +18,7 @@ from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, Outcome, Reason
 from celery_dlq.demands.waiting_letters import WaitingLetters
-from celery_dlq.errors import StoreUnavailable
+from celery_dlq.errors import NotFound, StoreUnavailable
 from celery_dlq.transport import delay_queues
 
 Start = Callable[..., Worker]
@@ -77,7 +77,7 @@ def test_a_waiting_message_becomes_a_letter_at_once(
     start_worker(conf)
     assert [before.get(timeout=20), after.get(timeout=10)] == ["before", "after"]
     assert ran("x") == 0
-    assert dlq("redrive", "orders-DLQ", "--all", conf=conf).exit_code == 0
+    assert dlq("redrive", "orders-DLQ", "--yes", "--all", conf=conf).exit_code == 0
     poll(lambda: ran("x") == 1, timeout_seconds=20)
 
 
@@ -157,7 +157,7 @@ def test_a_message_that_is_nowhere_is_dead_lettered_when_it_comes(
     """Unless the demand is withdrawn; a redrive of the letter runs."""
     start_worker()
     for task_id in ("spared", "x"):
-        (line,) = dlq("dead-letter", task_id, "--json").lines
+        (line,) = dlq("dead-letter", task_id, "--json", "--yes").lines
         assert (line["state"], line["worker"]) == ("demanded", None)
     assert dlq("dead-letter", "spared", "--withdraw").exit_code == 0
     again = dlq("dead-letter", "spared", "--withdraw")
@@ -168,12 +168,40 @@ def test_a_message_that_is_nowhere_is_dead_lettered_when_it_comes(
     (letter,) = letters()
     assert (letter.task_id, letter.reason, ran("x")) == ("x", Reason.OPERATOR, 0)
 
-    assert dlq("redrive", "orders-DLQ", "--all").exit_code == 0
+    assert dlq("redrive", "orders-DLQ", "--yes", "--all").exit_code == 0
     poll(lambda: ran("x") == 1, timeout_seconds=20)
 
     refused = dlq("dead-letter", "spared")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "which has succeeded" in " ".join(refused.stderr.split())
+
+
+def test_what_nobody_knows_or_is_a_letter_leaves_no_demand(
+    dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, redis_url: str
+) -> None:
+    """A typo would lie in wait for 72 hours; a letter is named."""
+    worker = start_worker()
+    poison.fails.apply_async(("x",), task_id="failed-one")
+    (letter,) = letters()
+    demands = poison.dlq.assembly.backend.demands
+    for wanted in ("failed-one", letter.id):
+        refused = dlq("dead-letter", wanted)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        said = " ".join(refused.stderr.split())
+        assert f"which is letter {letter.id} of orders-DLQ; nothing was done" in said
+    refused = dlq("dead-letter", "nope")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "which no queue, worker, letter or result knows" in " ".join(refused.stderr.split())
+    with pytest.raises(NotFound):
+        poison.dlq.dead_letter("nope", must_be_known=True)
+    assert demands.all() == []
+    assert [change.action.value for change in poison.dlq.changes()] == []
+    assert poison.dlq.dead_letter("nope").state == "demanded"
+
+    poison.healthy.apply_async(("late",), task_id="late", countdown=3600)
+    poll(lambda: held_by_workers(redis_url) == 1)
+    worker.process.send_signal(signal.SIGSTOP)
+    assert dlq("dead-letter", "late", "--json").lines[0]["state"] == "demanded", "a worker has it"
 
 
 @pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
@@ -288,7 +316,7 @@ def test_a_worker_that_is_killed_makes_one_letter(
     dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str
 ) -> None:
     """Killed between storing the letter and acknowledging an unguarded message."""
-    assert dlq("dead-letter", "x", "--json").lines[0]["state"] == "demanded"
+    assert dlq("dead-letter", "x", "--json", "--yes").lines[0]["state"] == "demanded"
     conf: dict[str, Any] = {"dlq_lease": 5}
     first = start_worker(conf, env={"POISON_DIE_AFTER_STORING": "1"})
     sent = poison.healthy.apply_async(("x",), task_id="x", queue="unguarded")

@@ -41,7 +41,7 @@ def test_worker_publisher_and_commands_of_such_an_app(
         starts = client.lrange("theirs", 0, -1)
     assert len(starts) == 2
     assert not any(start.endswith(b"None") for start in starts)  # the publisher set the delay
-    assert "1 letter" in dlq("redrive", "orders-DLQ", "--all")
+    assert "1 letter" in dlq("redrive", "orders-DLQ", "--yes", "--all")
 
 
 def test_a_mistake_in_the_settings_is_one_line_also_from_a_command_of_their_own(

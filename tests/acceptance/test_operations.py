@@ -561,7 +561,7 @@ def test_a_redrive_in_the_background_is_run_by_another_process(
     """The command ends at once; whoever runs jobs runs it, and `dlq jobs` shows it."""
     for number in range(5):
         put(poison, exception_type="shop.Bug" if number else "shop.Other")
-    shown = dlq("redrive", QUEUE, "--exception", "Bug", "--rate", "100/s", "--background")
+    shown = dlq("redrive", QUEUE, "--yes", "--exception", "Bug", "--rate", "100/s", "--background")
     assert shown.exit_code == 0, shown.stderr
     (job,) = dlq("jobs", "--json").lines
     assert (job["state"], job["total"], job["options"]) == ("waiting", 4, {"rate": 100.0})
@@ -575,7 +575,7 @@ def test_a_redrive_in_the_background_is_run_by_another_process(
         assert runner.close()
     assert (broker.llen("orders"), len(left(poison))) == (4, 1)
     assert dlq("redrive", QUEUE, "--all", "--background", "--dry-run").exit_code == 2
-    none = dlq("redrive", QUEUE, "--exception", "Bug", "--background")
+    none = dlq("redrive", QUEUE, "--yes", "--exception", "Bug", "--background")
     assert (none.exit_code, "no letter" in none.stderr.lower()) == (1, True)
 
 

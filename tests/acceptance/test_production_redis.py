@@ -78,7 +78,7 @@ def test_a_cluster_keeps_counts_and_letters(
 
     with redis.Redis.from_url(f"{redis_url.rpartition('/')[0]}/2") as client:
         client.set("fixed", "yes")
-    done = dlq("redrive", "orders-DLQ", "--reason", "failed")
+    done = dlq("redrive", "orders-DLQ", "--yes", "--reason", "failed")
     assert done.exit_code == 0, done.stderr
     poll(lambda: all(ran(f"order-{n}") == 2 for n in range(3)), timeout_seconds=30)
     done = dlq("discard", "orders-DLQ", row["id"])

@@ -77,7 +77,7 @@ def test_the_user_of_the_page_is_enough(
         ("show", of_fails["id"]),
         ("export", str(tmp_path / "letters")),
         ("redrive", "orders-DLQ", of_fails["id"]),
-        ("discard", "orders-DLQ", "--all"),
+        ("discard", "orders-DLQ", "--all", "--yes"),
         ("trim",),
         ("jobs",),
         ("audit",),

@@ -77,7 +77,7 @@ def test_apps_on_one_redis_do_not_mix(
         poll(lambda run=run: [x["letters"] for x in run("queues", "--json").lines] == [1])
         assert [x["task_id"] for x in run("list", "orders-DLQ", "--json").lines] == [task_id]
     fixed()
-    assert commands[0]("redrive", "orders-DLQ", "--all").exit_code == 0
+    assert commands[0]("redrive", "orders-DLQ", "--yes", "--all").exit_code == 0
     poll(lambda: ran("app0") == 2)
     poll(lambda: "succeeded" in workers[0].output)
 
@@ -107,7 +107,7 @@ def test_letters_are_where_messages_are_written_to(
         assert [x["task_id"] for x in run("list", "orders-DLQ", "--json").lines] == [task_id]
 
         fixed()
-        assert run("redrive", "orders-DLQ", "--all").exit_code == 0
+        assert run("redrive", "orders-DLQ", "--yes", "--all").exit_code == 0
         (entry,) = written.lrange("orders", 0, -1)
         assert json.loads(entry)["headers"]["id"] == task_id
         assert written.xlen("dlq:{orders-DLQ}:letters") == 0

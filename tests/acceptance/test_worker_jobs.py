@@ -81,7 +81,7 @@ def test_a_worker_runs_what_was_handed_to_the_background(
     letters = [put(poison) for _ in range(5)]
     kept = put(poison, exception_type="shop.Other")
     options = ("--exception", "ValueError", "--background", "--json")
-    done = dlq("redrive", QUEUE, *options)
+    done = dlq("redrive", QUEUE, "--yes", *options)
     assert done.exit_code == 0, done.stderr
     job = ended(poison, done.lines[0]["id"])
     assert job.counts["published"] == 5
@@ -164,9 +164,9 @@ def test_a_time_must_be_usable(poison: ModuleType, dlq: Dlq) -> None:
     """One sentence each, and no job."""
     put(poison)
     for at, text in (("25:00", "expected a time such as 09:00"), ("soon", "got 'soon'")):
-        done = dlq("redrive", QUEUE, "--all", "--at", at)
+        done = dlq("redrive", QUEUE, "--yes", "--all", "--at", at)
         assert (done.exit_code, text in done.stderr) == (2, True), done.stderr
-    done = dlq("redrive", QUEUE, "--all", "--at", "2020-01-31T18:00")
+    done = dlq("redrive", QUEUE, "--yes", "--all", "--at", "2020-01-31T18:00")
     assert (done.exit_code, "a time in the future" in done.stderr) == (1, True)
     assert dlq("discard", QUEUE, "--all", "--at", "+1h", "--export-first", "x").exit_code == 2
     plan = poison.dlq.plan("purge", QUEUE)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.base import OPEN_GROUP, Backend, GroupState, GroupStatus, Stored
+from celery_dlq.backends.base import OPEN_GROUP, Backend, GroupState, GroupStatus, Note, Stored
 from celery_dlq.backends.base.reports import Why
 from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.errors import DLQError, NotFound
@@ -270,6 +270,63 @@ def test_a_group_is_found_by_its_state_also_without_letters(parts: Backend) -> N
     assert (empty.first_seen_at, empty.example_id) == (letters[0].dead_lettered_at, "")
     with pytest.raises(DLQError, match="expected state to be one of open, muted, resolved, regr"):
         reading.groups(DLQ, state="fixed")
+
+
+def test_a_cause_whose_letters_are_gone_is_still_known(parts: Backend) -> None:
+    """People redrive its letters first, and then say that it is mended."""
+    notes, reading, _ = operations(parts)
+    letters = [letter_of(release="1"), letter_of(release="2")]
+    for letter in letters:
+        parts.letters.dead_letter(letter, key_of(letter))
+    parts.letters.remove(DLQ, [letter.id for letter in letters])
+    gone = reading.group(DLQ, GROUP)
+    assert (gone.letters, gone.task_name, gone.example_id) == (0, letters[0].task_name, "")
+    assert gone.status is OPEN_GROUP
+    assert gone.releases[0] == "2"
+    assert reading.groups(DLQ) == []
+    assert notes.notes(DLQ, GROUP) == []
+    notes.note(DLQ, GROUP, "gateway timeout raised")
+    status = notes.resolve(DLQ, GROUP, release="3")
+    assert (status.task_name, status.releases[0]) == (letters[0].task_name, "2")
+    assert [group.letters for group in reading.groups(DLQ, state="resolved")] == [0]
+    assert notes.mute(DLQ, GROUP).state is GroupState.MUTED
+    notes.reopen(DLQ, GROUP)
+    assert reading.group(DLQ, GROUP).status is OPEN_GROUP
+    with pytest.raises(NotFound, match="expected the fingerprint of letters"):
+        notes.resolve(DLQ, "a-typo")
+
+
+def test_a_note_alone_keeps_a_cause_known(parts: Backend) -> None:
+    """Of letters on a broker, Redis has nothing else."""
+    notes, reading, _ = operations(parts)
+    dies(parts, fingerprint=OTHER)
+    parts.notes.add(DLQ, GROUP, Note(at=NOW, actor="ann", text="see SHOP-17"))
+    assert (reading.group(DLQ, GROUP).letters, reading.group(DLQ, GROUP).task_name) == (0, "")
+    assert notes.resolve(DLQ, GROUP).state is GroupState.RESOLVED
+
+
+def test_groups_that_are_gone_are_bounded_and_forgotten(redis_url: str) -> None:
+    """The newest 1,000, for 90 days; a group that comes back is one with letters again."""
+    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    letters = [letter_of(fingerprint=f"f{number}") for number in range(1010)]
+    for letter in letters:
+        backend.letters.dead_letter(letter, key_of(letter))
+    backend.letters.remove(DLQ, [letter.id for letter in letters[:10]])
+    backend.letters.remove(DLQ, [letter.id for letter in letters[10:]])
+    key = backend.keys.gone_groups(DLQ)
+    assert backend.client.xlen(key) == 1000
+    assert 89 < backend.client.pttl(key) / 86_400_000 <= 90
+    assert backend.letters.group(DLQ, "f9") is None
+    assert backend.letters.group(DLQ, "f10") is not None
+    dies(backend, fingerprint="f10")
+    again = backend.letters.group(DLQ, "f10")
+    assert again is not None
+    assert again.letters == 1
+    backend.client.delete(key)
+    long_ago = int((NOW - timedelta(days=4000)).timestamp() * 1000)
+    backend.client.xadd(key, {"f9": "1|2||||1|{}"}, id=f"{long_ago}-0")
+    assert backend.letters.group(DLQ, "f9") is None
+    backend.close()
 
 
 def test_a_group_that_regressed_can_be_resolved_again_or_reopened(parts: Backend) -> None:

@@ -116,7 +116,7 @@ def test_every_table_is_harmless(shop: DeadLetters) -> None:
     ):
         run(shop, *command)
     run(shop, "redrive", STORED, "--all", "--dry-run")
-    run(shop, "redrive", STORED, "--all", "--to-queue", f"order{EVIL}", exit_code=1)
+    run(shop, "redrive", STORED, "--yes", "--all", "--to-queue", f"order{EVIL}", exit_code=1)
 
 
 def test_json_says_what_is_there(shop: DeadLetters) -> None:
@@ -143,10 +143,10 @@ def test_an_error_is_one_line(shop: DeadLetters, name: str) -> None:
     for command in (
         ["list", name],
         ["show", name],
-        ["redrive", name, "--all"],
+        ["redrive", name, "--yes", "--all"],
         ["jobs", "status", name],
         ["list", STORED, "--grep", name],
-        ["redrive", STORED, "--task", name],
+        ["redrive", STORED, "--yes", "--task", name],
         ["discard", STORED, "--exception", name, "--yes"],
         ["restore", name],
         ["policies", "--queue", name],

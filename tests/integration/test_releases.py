@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 import redis
 from builders import a_letter, an_app, key_of
+from click.testing import CliRunner
 from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base import Hold
+from celery_dlq.backends.base import Hold, WorkerInfo
 from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.operations import holds as operations
 from celery_dlq.operations.holds import Holds
@@ -215,6 +217,40 @@ def test_the_release_of_an_empty_hold_ends_it(make: Make) -> None:
     assert [change.action.value for change in dlq.changes()] == ["released", "held"]
 
 
+def test_a_second_release_has_nothing_to_release(make: Make) -> None:
+    """Nor has one of a part of nothing; the first of an empty hold ends it."""
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    with pytest.raises(DLQError, match="which has none; there is nothing to release"):
+        dlq.release(hold.id, limit=5)
+    put(dlq, hold, 2)
+    assert dlq.release(hold.id).published == 2
+    with pytest.raises(DLQError, match="has none and has ended; there is nothing to release"):
+        dlq.release(hold.id)
+    assert len(dlq.jobs()) == 1
+
+
+def test_a_task_that_no_live_worker_has_is_asked_for(make: Make) -> None:
+    """Without a live worker nobody knows; a pattern is fine if it fits one task."""
+    dlq = make()
+    holds = holds_of(dlq)
+    assert holds.doubt("shop.charge") == ""
+    now = datetime.now(timezone.utc)
+    info = WorkerInfo(hostname="w@1", pid=1, version="0", started_at=now, tasks=("shop.mail",))
+    dlq.registry.register(info)
+    assert "No live worker has registered a task 'shop.charge'" in holds.doubt("shop.charge")
+    assert [holds.doubt(task) for task in (None, "shop.*", "shop.mail")] == [""] * 3
+    obj = SimpleNamespace(app=dlq.app, no_color=True, quiet=False)
+    for command in (["hold", "--task", "shop.charge"], ["breaker", "open", "shop.charge"]):
+        done = CliRunner().invoke(commands, command, obj=obj)
+        assert done.exit_code == 2, done.output
+        assert "shop.charge all the same without a terminal" in done.output
+    assert dlq.holds() == []
+    done = CliRunner().invoke(commands, ["hold", "--task", "shop.charge", "--yes"], obj=obj)
+    assert done.exit_code == 0, done.output
+    assert len(dlq.holds()) == 1
+
+
 def test_killed_between_publishing_and_removing_the_next_run_knows(
     make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +371,57 @@ def test_workers_leave_a_release_alone_that_was_cancelled(make: Make) -> None:
     (one,) = dlq.holds()
     assert (one.state, one.held > 0) == ("ended", True)
     assert dlq.release(hold.id).published == one.held
+
+
+def test_a_message_that_cannot_go_back_does_not_keep_later_ones(
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that stood still may hold a message after the release has read the last one."""
+    monkeypatch.setattr(operations, "_RETRY", timedelta(0))
+    dlq = make()
+    hold = ended(dlq)
+    client.xadd(f"dlq:held:{{{hold.id}}}:letters", {"nonsense": "x"})
+    holds_of(dlq).release_ended(lambda: False)
+    assert dlq.jobs()[0].counts["corrupt"] == 1
+    ids = put(dlq, hold, 2)
+    holds_of(dlq).release_ended(lambda: False)
+    assert queued(client) == ids
+    holds_of(dlq).release_ended(lambda: False)
+    assert len(dlq.jobs()) == 2, "nothing is new"
+
+
+def test_an_unreadable_entry_does_not_use_up_a_limit(make: Make, client: redis.Redis) -> None:
+    """It is the oldest one each time."""
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    client.xadd(f"dlq:held:{{{hold.id}}}:letters", {"nonsense": "x"})
+    ids = put(dlq, hold, 2)
+    assert dlq.release(hold.id, limit=1).published == 1
+    assert queued(client) == ids[:1]
+
+
+def test_an_error_of_one_hold_does_not_stop_the_others(
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look tries it again."""
+    dlq = make()
+    put(dlq, ended(dlq), 1)
+    now = datetime.now(timezone.utc)
+    good = Hold(id="hold-2", created_at=now, until=now - timedelta(seconds=60))
+    assert dlq.assembly.backend.holds.replace(None, good)
+    ids = put(dlq, good, 2)
+    count = Holds._count
+
+    def fails(self: Holds, hold: Hold) -> int:
+        if hold.id == "hold-1":
+            raise DLQError("its messages cannot be counted")
+        return count(self, hold)
+
+    monkeypatch.setattr(Holds, "_tidy", lambda *_: None)
+    monkeypatch.setattr(Holds, "_count", fails)
+    with suppress(DLQError):
+        holds_of(dlq).release_ended(lambda: False)
+    assert queued(client) == ids
 
 
 def test_a_second_release_is_refused_while_one_runs(make: Make) -> None:

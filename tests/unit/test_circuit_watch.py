@@ -233,6 +233,11 @@ def test_by_hand(worker: Worker) -> None:
     (closed,) = worker.dlq.close_breaker("shop.charge", "orders")
     assert closed.circuit is not None
     assert closed.circuit.state == RELEASING
+    with pytest.raises(NotFound, match="expected a queue that the app or a live worker knows"):
+        worker.dlq.open_breaker("shop.charge", "mail")
+    with pytest.raises(NotFound, match=r"did you mean 'shop\.charge'"):
+        worker.dlq.open_breaker("shop.chrage")
+    worker.app.amqp.queues.add("mail")
     with pytest.raises(DLQError, match="expected a task with circuit_breaker in its policy"):
         worker.dlq.open_breaker("shop.charge", "mail")
 

@@ -25,6 +25,7 @@ def keys_of(keys: Keys, queue: str) -> list[str]:
         keys.allowance(queue),
         keys.groups(queue),
         keys.newest_groups(queue),
+        keys.gone_groups(queue),
         keys.notes(queue),
         keys.noted(queue),
         keys.arrivals(queue),

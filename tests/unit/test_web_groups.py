@@ -113,3 +113,16 @@ def test_who_may_only_look_sees_no_form_and_can_send_none() -> None:
     assert "Resolve" not in shown(web, PAGE)
     assert sent(web, "state=resolved") == 403
     assert state(web) is GroupState.OPEN
+
+
+def test_a_cause_that_was_mended_keeps_its_page_after_its_letters() -> None:
+    """It can be resolved there once they are redriven; a wrong fingerprint is still a 404."""
+    web = pages()
+    letter = stored(web)
+    web.assembly.backend.letters.remove(DLQ, [letter.id])
+    text = shown(web, PAGE)
+    for words in ("state open", letter.task_name, "no letters now", "All its letters are gone"):
+        assert words in text
+    assert sent(web, "state=resolved") == 303
+    assert "state resolved" in shown(web, PAGE)
+    assert web.handle(get(PAGE.replace(GROUP, "ffffffffffffffff"))).status == 404

@@ -375,7 +375,11 @@ class DeadLetterStore(Protocol):
         """Return at most ``most`` groups of a queue, in an order."""
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
-        """Return the group of a fingerprint, or ``None``."""
+        """Return the group of a fingerprint, or ``None``.
+
+        Where letters are in Redis, also one of the newest 1,000 groups whose last letter left, for
+        `KEPT_DAYS`.
+        """
 
     def claim(
         self,

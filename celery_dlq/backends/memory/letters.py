@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 
@@ -31,6 +32,7 @@ from celery_dlq.backends.memory.notes import MemoryNotes
 from celery_dlq.record import DeadLetter, Delivery, end_of, ended
 
 _HOUR = timedelta(hours=1)
+_MOST_GONE = 1000
 
 
 class MemoryStore:
@@ -52,6 +54,8 @@ class MemoryStore:
         self._exported: dict[str, str] = {}
         self._arrivals: dict[str, deque[tuple[datetime, str]]] = {}
         self._bin: dict[tuple[str, str], tuple[float, DeadLetter]] = {}
+        # The first and the last letter that left, of each group.
+        self._gone: dict[tuple[str, str], list[DeadLetter]] = {}
         self._lock = threading.RLock()
 
     def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
@@ -199,7 +203,12 @@ class MemoryStore:
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
         """Return one group."""
         groups = self.groups(dead_letter_queue)
-        return next((group for group in groups if group.fingerprint == fingerprint), None)
+        found = next((group for group in groups if group.fingerprint == fingerprint), None)
+        gone = self._gone.get((dead_letter_queue, fingerprint))
+        if found is None and gone is not None:
+            (last,) = groups_of(((one, None) for one in gone), self.now(), None, "letters")
+            found = replace(last, letters=0, example_id="")
+        return found
 
     def claim(
         self,
@@ -398,7 +407,13 @@ class MemoryStore:
         self._claims.pop((name, letter_id), None)
         found = self._queues.get(name, {}).pop(letter_id, None)
         self._stored_at.pop((name, letter_id), None)
-        return None if found is None else found[1]
+        if found is None:
+            return None
+        gone = self._gone.pop((name, found[1].fingerprint), [])
+        self._gone[name, found[1].fingerprint] = [*gone[:1], found[1]]
+        if len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+        return found[1]
 
     def _owner(self, name: str, letter_id: str) -> str | None:
         claim = self._claims.get((name, letter_id))

@@ -128,6 +128,10 @@ class Keys:
         """ZSET: fingerprints by when their newest letters died (microseconds, to the second)."""
         return f"{self._of(dead_letter_queue)}:newest_groups"
 
+    def gone_groups(self, dead_letter_queue: str) -> str:
+        """STREAM: fingerprint to the tally of a group whose last letter left; bounded; expires."""
+        return f"{self._of(dead_letter_queue)}:gone_groups"
+
     def notes(self, dead_letter_queue: str) -> str:
         """HASH: fingerprint to the notes on its group, as lines of JSON; bounded per group."""
         return f"{self._of(dead_letter_queue)}:notes"

@@ -498,6 +498,7 @@ class RedisStore(RedisPart):
             keys.groups(name),
             keys.ends(name),
             keys.newest_groups(name),
+            keys.gone_groups(name),
             *bin_places,
         ]
         removed = 0

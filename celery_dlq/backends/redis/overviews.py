@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -15,13 +15,14 @@ from urllib.parse import quote, unquote
 from redis.exceptions import ResponseError
 
 from celery_dlq.backends.base import Glance, Group, GroupOrder, QueueSummary, stored_at
+from celery_dlq.backends.base.notes import KEPT_DAYS
 from celery_dlq.backends.grouping import by_hour, by_minute, in_last_hour, in_order
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import spelled
 from celery_dlq.backends.redis.many import of_each
 from celery_dlq.backends.redis.part import RedisPart
 from celery_dlq.logs import readable
-from celery_dlq.record import Reason, from_micros
+from celery_dlq.record import Reason, from_micros, to_micros
 
 _MAX_RELEASE_CHARS = 100
 _SPANS_PER_HOUR = 12  # in parts/group.lua
@@ -101,11 +102,19 @@ class RedisOverviews(RedisPart):
         return in_order(found, by)
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
-        """Return one group, from the tally."""
+        """Return one group, from the tally; or as it was when its last letter left."""
+        name = spelled(fingerprint).encode()
         with translated(self._url):
-            ranked = self._sized(dead_letter_queue, [spelled(fingerprint).encode()])
+            ranked = self._sized(dead_letter_queue, [name])
             found = self._described(dead_letter_queue, ranked)
-        return found[0] if found else None
+            if found:
+                return found[0]
+            now = self.now()
+            oldest = to_micros(now - timedelta(days=KEPT_DAYS)) // 1000
+            gone = self._client.xrevrange(self._keys.gone_groups(dead_letter_queue), min=oldest)
+        texts = (fields[name] for _place, fields in gone if name in fields)
+        text = next(texts, None)
+        return None if text is None else _group(fingerprint, 0, text_of(text), now)
 
     def _sized(
         self, dead_letter_queue: str, fingerprints: Sequence[bytes]

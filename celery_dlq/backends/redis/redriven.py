@@ -72,6 +72,7 @@ class RedrivenMessages(RedisPart):
             keys.groups(name),
             keys.ends(name),
             keys.newest_groups(name),
+            keys.gone_groups(name),
             keys.redriven(name, job_id),
         ]
         numbers: dict[bytes, int] = {}

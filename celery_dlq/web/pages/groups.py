@@ -62,7 +62,7 @@ def group(call: Call) -> Response:
     return call.page(
         "group.html",
         section="overview",
-        title=f"{queue}: {found.exception_type or found.reason}",
+        title=f"{queue}: {found.exception_type or found.reason or fingerprint}",
         queue=queue,
         group=found,
         columns=columns_of_day(found),

@@ -1,8 +1,8 @@
 -- Purpose: publish the messages of letters on a broker that is this database, and remove the
 --          letters, in one step: each letter is either here or published.
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)  5 groups (zset)
---       6 ends (zset)  7 newest_groups (zset)  8 redriven (hash)  9 and more: queues of the
---       broker (list), and runs of messages with a seed (hash)
+--       6 ends (zset)  7 newest_groups (zset)  8 gone_groups (stream)  9 redriven (hash)
+--       10 and more: queues of the broker (list), and runs of messages with a seed (hash)
 -- ARGV: 1 owner
 --       2 previous_run_prefix (claims of owners with this prefix are taken over; empty = none)
 --       3 call (its id; a call that is sent again gets the reply of the first time)
@@ -20,11 +20,11 @@ local REDRIVEN_EXPIRE_MILLIS = 604800000  -- a week
 -- include: removal
 local call, states, pushed, now = ARGV[3] .. '|', {}, {}, redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
-local last = redis.call('HGET', KEYS[8], 'last')
+local last = redis.call('HGET', KEYS[9], 'last')
 if last and string.sub(last, 1, #call) == call then return string.sub(last, #call + 1) end
 -- Nothing is undone when a script fails. What may refuse a command below (a full or read-only
 -- Redis, a missing permission, a key of another type) refuses these, which change nothing.
-for i = 9, tonumber(ARGV[4]) do redis.call('LLEN', KEYS[i]) end
+for i = 10, tonumber(ARGV[4]) do redis.call('LLEN', KEYS[i]) end
 redis.call('ZADD', KEYS[5], 'XX', 0, '')
 redis.call('HDEL', KEYS[2], '')
 redis.call('XDEL', KEYS[1], '0-1')
@@ -47,8 +47,8 @@ for i = 6, #ARGV, 7 do
   states[#states + 1] = state
 end
 if remove_noted() > 0 then
-  redis.call('HSET', KEYS[8], 'last', call .. table.concat(states))
-  for _, state in ipairs(states) do redis.call('HINCRBY', KEYS[8], state, 1) end
-  redis.call('PEXPIRE', KEYS[8], REDRIVEN_EXPIRE_MILLIS)
+  redis.call('HSET', KEYS[9], 'last', call .. table.concat(states))
+  for _, state in ipairs(states) do redis.call('HINCRBY', KEYS[9], state, 1) end
+  redis.call('PEXPIRE', KEYS[9], REDRIVEN_EXPIRE_MILLIS)
 end
 return table.concat(states)

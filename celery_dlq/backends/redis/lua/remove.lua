@@ -1,6 +1,7 @@
 -- Purpose: remove letters with their index, tally and claims: to the bin, or for good.
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)  5 groups (zset)
---       6 ends (zset)  7 newest_groups (zset)  8 bin (stream)  9 binned (hash)
+--       6 ends (zset)  7 newest_groups (zset)  8 gone_groups (stream)  9 bin (stream)
+--       10 binned (hash)
 -- ARGV: 1 owner (only letters that it has claimed; empty = all)
 --       2 keep (milliseconds in the bin; 0 = for good)
 --       3... letter ids, or stream positions of entries that are not letters (at most 500)
@@ -9,7 +10,7 @@
 local MAX_PARTS = 4000  -- of an entry that can move to the bin: Lua's unpack has a limit
 -- include: removal
 local owner, keep = ARGV[1], tonumber(ARGV[2])
-if keep > 0 then redis.call('PEXPIRE', KEYS[8], keep) end  -- OOM-safe order, see README
+if keep > 0 then redis.call('PEXPIRE', KEYS[9], keep) end  -- OOM-safe order, see README
 for i = 3, #ARGV do
   local id, claim = ARGV[i], redis.call('HGET', KEYS[4], ARGV[i])
   if owner == '' or (claim and string.match(claim, '^%a+|(.*)|%d+$') == owner) then
@@ -18,9 +19,9 @@ for i = 3, #ARGV do
     local found = entry and not seen[entry] and redis.call('XRANGE', KEYS[1], entry, entry)[1]
     if found and (keep == 0 or #found[2] < MAX_PARTS) then
       if keep > 0 then
-        redis.call('HSET', KEYS[9], id, redis.call('XADD', KEYS[8], '*', '~key', id, unpack(found[2])))
-        redis.call('PEXPIRE', KEYS[8], keep)
+        redis.call('HSET', KEYS[10], id, redis.call('XADD', KEYS[9], '*', '~key', id, unpack(found[2])))
         redis.call('PEXPIRE', KEYS[9], keep)
+        redis.call('PEXPIRE', KEYS[10], keep)
       end
       local letter = {}
       for n = 1, #found[2], 2 do letter[found[2][n]] = found[2][n + 1] end

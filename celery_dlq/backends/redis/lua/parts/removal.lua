@@ -1,5 +1,7 @@
 -- Part of remove.lua and redrive.lua: note the letters to remove, then remove them all at once.
--- KEYS: 1 letters  2 ids  3 tally  4 claims  5 groups  6 ends  7 newest_groups, as in those scripts
+-- KEYS: 1 letters  2 ids  3 tally  4 claims  5 groups  6 ends  7 newest_groups  8 gone_groups, as in
+--       those scripts
+local MAX_GONE, GONE_EXPIRE_MILLIS = 1000, 7776000000  -- 90 days, as notes and states
 local entries, ids, claims, seen, reasons, groups = {}, {}, {}, {}, {}, {}
 local function note(entry, name, reason, group)  -- the last two only if it is tallied
   entries[#entries + 1], seen[entry] = entry, true
@@ -27,6 +29,11 @@ local function remove_noted()
       redis.call('ZREM', KEYS[5], fingerprint)
       redis.call('ZREM', KEYS[7], fingerprint)
       redis.call('HDEL', KEYS[3], 'group:' .. fingerprint)
+      if first then  -- people resolve a cause once its letters are redriven
+        redis.call('XADD', KEYS[8], 'MAXLEN', MAX_GONE, '*', fingerprint,
+          first .. '|' .. last .. '||' .. others)
+        redis.call('PEXPIRE', KEYS[8], GONE_EXPIRE_MILLIS)
+      end
     elseif example and seen[example] then
       redis.call('HSET', KEYS[3], 'group:' .. fingerprint, first .. '|' .. last .. '||' .. others)
     end

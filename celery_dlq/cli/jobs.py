@@ -104,11 +104,16 @@ def in_background(
         start_at: Returns when it may start; ``None``: at once.
         as_json: True for a program.
     """
-    dead_letters = dead_letters_of(ctx)
-    at = None if start_at is None else start_at(dead_letters.job_store.now())
-    plan = dead_letters.plan(kind, queue, where, **how)
+    plan = dead_letters_of(ctx).plan(kind, queue, where, **how)
     if where and plan.total == 0:
         raise none_matched(queue)
+    hand_over(ctx, plan, start_at, as_json=as_json)
+
+
+def hand_over(ctx: click.Context, plan: Job, start_at: StartAt | None, *, as_json: bool) -> None:
+    """Let another process run a plan."""
+    dead_letters = dead_letters_of(ctx)
+    at = None if start_at is None else start_at(dead_letters.job_store.now())
     _tell(ctx, dead_letters.start(plan.id, at=at), as_json=as_json)
 
 

@@ -133,6 +133,8 @@ def waiting(console: Console, found: Job) -> None:
     if found.start_at is not None:
         what += f", not before {utc(found.start_at)}"
     say(console, f"Job {found.id} is {found.state}: {what}.")
+    if found.note:
+        say(console, f"  {found.note}", "yellow")
     say(console, f"  `dlq jobs status {found.id}` shows how it does.")
 
 

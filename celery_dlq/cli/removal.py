@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,16 +14,19 @@ from celery_dlq.cli.context import (
     chosen,
     console_of,
     dead_letters_of,
-    known_count,
     none_matched,
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.jobs import StartAt, in_background
+from celery_dlq.cli.jobs import StartAt, hand_over, in_background
 from celery_dlq.cli.options import background_options, filter_options, json_option
 from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.results import DiscardReport
+
+if TYPE_CHECKING:
+    from celery_dlq.filters import LetterFilter
+    from celery_dlq.operations.jobs import JobRun
 
 
 def _removal_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,26 +134,26 @@ def _remove(
             "machine of a worker; run `dlq export` first"
         )
     where = chosen(dead_letters, queue, fields, letter_ids, everything=everything)
-    if where and where.ids is None:
-        most = 1 if yes else limit  # only the question needs the exact number
-        with counting(console, "scanned", quiet=as_json) as scanned:
-            matching = dead_letters.entries(queue, where, limit=most, scanned=scanned)
-            count = sum(1 for _ in matching)
-    else:
-        count = known_count(dead_letters, queue, where, limit) or 0
-    if where and not count:
-        raise none_matched(queue)
-    if count > 1 and not yes:
-        _confirm(verb, queue, count)
-    if background:
-        in_background(ctx, verb, queue, where, {"limit": limit, **how}, start_at, as_json=as_json)
+    how["limit"] = limit
+    if yes and background:
+        in_background(ctx, verb, queue, where, how, start_at, as_json=as_json)
         return
-    operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
+    if yes:
+        if where and not any(True for _ in dead_letters.entries(queue, where, limit=1)):
+            raise none_matched(queue)
+        operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
+        remove, count = partial(operation, queue, where, export_first=export_first, **how), None
+    else:
+        run = _agreed(ctx, verb, queue, where, how, as_json=as_json)
+        if background:
+            plan = dead_letters.assembly.plans().keep(run.job)
+            hand_over(ctx, plan, start_at, as_json=as_json)
+            return
+        remove = partial(dead_letters.assembly.removal().run, run, export_first)
+        count = run.job.total
     ready_for_many()
-    with counting(console, done.lower(), quiet=as_json, total=None if yes else count) as progress:
-        report = operation(
-            queue, where, limit=limit, export_first=export_first, progress=progress, **how
-        )
+    with counting(console, done.lower(), quiet=as_json, total=count) as progress:
+        report = remove(progress=progress)
     if as_json:
         print_lines([report.to_json()])
     else:
@@ -158,7 +162,29 @@ def _remove(
         ctx.exit(1)
 
 
-def _confirm(verb: str, queue: str, count: int) -> None:
-    if not sys.stdin.isatty():
+def _agreed(
+    ctx: click.Context,
+    verb: str,
+    queue: str,
+    where: LetterFilter,
+    how: dict[str, Any],
+    *,
+    as_json: bool,
+) -> JobRun:
+    """The job to which a person agreed: on the letters that the question counted."""
+    # Without a filter, nothing must be read to count them.
+    seconds = float("inf") if where or how["limit"] is not None else 0.0
+    with counting(console_of(ctx), "scanned", quiet=as_json) as scanned:
+        run, _ = (
+            dead_letters_of(ctx)
+            .assembly.plans()
+            .prepare(verb, queue, where, seconds=seconds, scanned=scanned, **how)
+        )
+    count = run.job.total or 0
+    if where and not count:
+        raise none_matched(queue)
+    if count > 1 and not sys.stdin.isatty():
         raise click.UsageError(f"--yes is needed to {verb} {count:,} letters without a terminal")
-    click.confirm(f"{verb.capitalize()} {count:,} letters of {one_line(queue)}?", abort=True)
+    if count > 1:
+        click.confirm(f"{verb.capitalize()} {count:,} letters of {one_line(queue)}?", abort=True)
+    return run

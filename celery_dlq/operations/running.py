@@ -29,6 +29,7 @@ from celery_dlq.operations.redrive import Loss, Redriver, first_failures
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.record import from_micros
 
 _LOOK_SECONDS = 0.5
 _ACTIONS = {
@@ -90,6 +91,8 @@ class Running:
         change: str = "",
     ) -> JobRun:
         """Make a job on the letters of a queue that are there now; listed once it has begun."""
+        # In this order: a letter that arrives in between is counted, but not worked on.
+        until = self._store.last_position(queue) or self._store.position_at(from_micros(0))
         total: int | None = None
         if where.ids is not None:
             total = len(where.ids)
@@ -100,7 +103,7 @@ class Running:
             queue,
             where=where.to_json(),
             options=options,
-            until=self._store.last_position(queue),
+            until=until,
             total=total,
             change=change,
             broker=self._broker() if kind in REDRIVES else "",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import command_line
@@ -187,23 +187,27 @@ MISTAKES = [
 ]
 
 
-@pytest.fixture
-def three(poison: ModuleType) -> list[DeadLetter]:
-    """Three letters, stored as a worker would have stored them."""
+def stored(poison: ModuleType, name: str) -> DeadLetter:
+    """A letter, stored as a worker would have stored it."""
     from builders import a_letter, a_request, key_of
 
-    made = []
+    letter = a_letter(
+        task_id=f"task-{name}",
+        task_name="poison_app.fails",
+        reason=Reason.REJECTED if name == "c" else Reason.FAILED,
+        headers=json.dumps(a_request(id=f"task-{name}", task="poison_app.fails")),
+        body=json.dumps([[name], {}, {"callbacks": None}]).encode(),
+        args_json=json.dumps([name]),
+    )
+    poison.dlq.store.dead_letter(letter, key_of(letter))
+    return letter
+
+
+@pytest.fixture
+def three(poison: ModuleType) -> list[DeadLetter]:
+    """Three letters."""
     for name in ("a", "b", "c"):
-        letter = a_letter(
-            task_id=f"task-{name}",
-            task_name="poison_app.fails",
-            reason=Reason.REJECTED if name == "c" else Reason.FAILED,
-            headers=json.dumps(a_request(id=f"task-{name}", task="poison_app.fails")),
-            body=json.dumps([[name], {}, {"callbacks": None}]).encode(),
-            args_json=json.dumps([name]),
-        )
-        poison.dlq.store.dead_letter(letter, key_of(letter))
-        made.append(letter)
+        stored(poison, name)
     return list(poison.dlq.letters("orders-DLQ"))
 
 
@@ -374,6 +378,42 @@ def test_letters_are_found_by_arguments_headers_and_ids(
     assert found("--discarded", "--release", "2026.3") == [other.id]
     (change, *_) = dlq("audit", "--json").lines
     assert change["detail"]["filter"] == {"conditions": ["kwargs.tenant=42"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--all"], ["--all", "--limit", "2"], ["--where", "args[0]!=x"]],
+)
+@pytest.mark.parametrize("more", [[], ["--background"]])
+@pytest.mark.parametrize("verb", ["discard", "purge"])
+def test_a_yes_is_for_the_letters_that_the_question_counted(
+    dlq: Dlq,
+    three: list[DeadLetter],
+    poison: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    more: list[str],
+    options: list[str],
+) -> None:
+    """While it is asked, another operator removes one of them, and other letters arrive."""
+    late: list[str] = []
+
+    def asked(question: str, **_: object) -> None:
+        assert question.startswith(
+            f"{verb.capitalize()} {2 if '--limit' in options else 3} letters"
+        )
+        poison.dlq.purge("orders-DLQ", ids=frozenset({three[0].id}))
+        late.append(stored(poison, "d").id)
+
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("celery_dlq.cli.removal.sys", terminal)
+    monkeypatch.setattr("click.confirm", asked)
+    done = dlq(verb, "orders-DLQ", *options, *more)
+    assert done.exit_code == 0, done.stderr
+    if more:
+        assert poison.dlq.assembly.running().run_next(lambda: False).state == "done"
+    expected = {late[0], three[2].id} if "--limit" in options else {late[0]}
+    assert {letter.id for letter in poison.dlq.letters("orders-DLQ")} == expected
 
 
 def test_a_redrive_can_be_tried_dry_edited_and_watched(

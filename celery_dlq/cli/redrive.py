@@ -27,8 +27,10 @@ from celery_dlq.cli.options import (
 )
 from celery_dlq.cli.terminal import counting
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
-from celery_dlq.operations.edit import Edit, assignment
+from celery_dlq.operations.checks import redrive_options
+from celery_dlq.operations.edit import Edit
 from celery_dlq.plugin import DeadLetters
 
 _EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force")
@@ -89,7 +91,8 @@ _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_w
     "assignments",
     multiple=True,
     metavar="PATH=VALUE",
-    help="First set an argument of one letter, e.g. kwargs.tenant=42.",
+    help="First set an argument or a header of one letter, e.g. kwargs.tenant=42; paths as for "
+    "--where.",
 )
 @background_options
 @json_option
@@ -120,17 +123,21 @@ def redrive(
     dead_letters = dead_letters_of(ctx)
     where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
     how = {name: options[name] for name in _OPTIONS}
+    redrive_options(**how)  # whatever is done with them
     background = background or start_at is not None
     if background and (dry_run or in_editor or assignments):
         raise click.UsageError(
             "--background and --at go with neither --dry-run nor --edit nor --set"
         )
+    change = None
+    if in_editor or assignments:
+        change = _change(ctx, queue, where, assignments, in_editor=in_editor)
     if background:
         in_background(ctx, "redrive", queue, where, how, start_at, as_json=as_json)
     elif dry_run:
-        _dry_run(ctx, queue, where, how, as_json=as_json)
-    elif in_editor or assignments:
-        _edit(ctx, queue, where, how, assignments, in_editor=in_editor, as_json=as_json)
+        _dry_run(ctx, queue, where, how, change, as_json=as_json)
+    elif change is not None:
+        _edit(ctx, queue, where, how, change, as_json=as_json)
     else:
         _redrive(ctx, queue, where, how, as_json=as_json)
 
@@ -154,13 +161,20 @@ def _redrive(
 
 
 def _dry_run(
-    ctx: click.Context, queue: str, where: LetterFilter, how: dict[str, Any], *, as_json: bool
+    ctx: click.Context,
+    queue: str,
+    where: LetterFilter,
+    how: dict[str, Any],
+    change: Edit | None,
+    *,
+    as_json: bool,
 ) -> None:
-    console = console_of(ctx)
+    console, kind = console_of(ctx), "redrive"
+    if change is not None:
+        kind, how = "edit", {name: how[name] for name in _EDIT_OPTIONS}
+    plans = dead_letters_of(ctx).assembly.plans()
     with counting(console, "scanned", quiet=as_json) as scanned:
-        plan = dead_letters_of(ctx).dry_run(
-            queue, where, limit=how["limit"], to_queue=how["to_queue"], scanned=scanned
-        )
+        _, plan = plans.prepare(kind, queue, where, change=change, scanned=scanned, **how)
     if where and not plan.letters + plan.corrupt:
         raise none_matched(queue)
     if as_json:
@@ -171,24 +185,34 @@ def _dry_run(
         ctx.exit(1)
 
 
+def _change(
+    ctx: click.Context,
+    queue: str,
+    where: LetterFilter,
+    assignments: tuple[str, ...],
+    *,
+    in_editor: bool,
+) -> Edit:
+    if where.ids is None or len(where.ids) != 1:
+        raise click.UsageError("--edit and --set need the ID of exactly one letter")
+    assign = dict(map(assignment, assignments))
+    (letter_id,) = where.ids
+    new = _edited(dead_letters_of(ctx), letter_id, queue) if in_editor else {}
+    return Edit(assign=assign, **new)
+
+
 def _edit(
     ctx: click.Context,
     queue: str,
     where: LetterFilter,
     how: dict[str, Any],
-    assignments: tuple[str, ...],
+    change: Edit,
     *,
-    in_editor: bool,
     as_json: bool,
 ) -> None:
-    if where.ids is None or len(where.ids) != 1:
-        raise click.UsageError("--edit and --set need the ID of exactly one letter")
-    dead_letters, (letter_id,) = dead_letters_of(ctx), where.ids
-    new = _edited(dead_letters, letter_id, queue) if in_editor else {}
-    change = Edit(assign=dict(map(assignment, assignments)), **new)
-    report = dead_letters.edit(
-        letter_id, change, queue, **{name: how[name] for name in _EDIT_OPTIONS}
-    )
+    (letter_id,) = where.ids or ("",)
+    options = {name: how[name] for name in _EDIT_OPTIONS}
+    report = dead_letters_of(ctx).edit(letter_id, change, queue, **options)
     if as_json:
         print_lines([report.to_json()])
     else:

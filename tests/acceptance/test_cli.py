@@ -416,6 +416,56 @@ def test_a_yes_is_for_the_letters_that_the_question_counted(
     assert {letter.id for letter in poison.dlq.letters("orders-DLQ")} == expected
 
 
+REFUSED_REDRIVES = [
+    (["--rate", "0"], "rate to be more than 0"),
+    (["--rate", "-1/s"], "rate to be more than 0"),
+    (["--limit", "0"], "limit to be 1 or more"),
+    (["--delay", "inf"], "seconds"),
+    (["--canary", "0"], "canary to be 1"),
+    (["--canary", "1001"], "canary to be 1"),
+    (["--canary", "1", "--max-failures", "-1"], "max_failures to be 0 or more"),
+    (["--canary", "1", "--canary-wait", "0"], "canary_wait to be more than 0"),
+    (["--to-queue", "orders-DLQ"], "got the dead-letter"),
+    (["--to-queue", " "], "to_queue to be the name of a queue"),
+    (["--set", "tenant=1"], "args, kwargs or headers at character 1 of the assignment"),
+    (["--set", "args[7]=1"], "does not exist in the message"),
+    (["--set", "headers.id=1"], "expected a header of your own"),
+    (["--set", "args[0]=1", "--rate", "0"], "rate to be more than 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), REFUSED_REDRIVES)
+def test_what_a_redrive_refuses_its_dry_run_and_its_plan_refuse(
+    dlq: Dlq,
+    three: list[DeadLetter],
+    poison: ModuleType,
+    options: list[str],
+    text: str,
+) -> None:
+    """With the same line; nothing is changed, nothing is planned."""
+    ways: list[list[str]] = [[], ["--dry-run"], *([] if "--set" in options else [["--background"]])]
+    said = []
+    for more in ways:
+        done = dlq("redrive", "orders-DLQ", three[0].id, *options, *more)
+        assert done.exit_code > 0, more
+        said.append(done.stderr.strip().splitlines()[-1])
+    assert set(said) == {said[0]}
+    assert said[0].startswith("Error: ")
+    assert text in said[0]
+    assert poison.dlq.jobs() == poison.dlq.changes() == []
+    assert len(list(poison.dlq.letters("orders-DLQ"))) == 3
+
+
+def test_a_dry_run_of_several_letters_takes_no_edit(dlq: Dlq, three: list[DeadLetter]) -> None:
+    """As the redrive, which edits one."""
+    for edit in (["--set", "args[0]=1"], ["--edit"]):
+        for more in ([], ["--dry-run"]):
+            done = dlq("redrive", "orders-DLQ", "--all", *edit, *more)
+            assert (done.exit_code, "the ID of exactly one letter" in done.stderr) == (2, True)
+    dry = dlq("redrive", "orders-DLQ", three[0].id, "--set", "args[0]=1", "--dry-run")
+    assert (dry.exit_code, "Would redrive 1 letter" in dry.stdout) == (0, True)
+
+
 def test_a_redrive_can_be_tried_dry_edited_and_watched(
     dlq: Dlq, three: list[DeadLetter], poison: ModuleType
 ) -> None:

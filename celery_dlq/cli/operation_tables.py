@@ -43,6 +43,8 @@ def dry_run(console: Console, queue: str, plan: DryRun) -> None:
             rows.add_row(line(check.name), f"{check.letters:,}", _there(check), line(check.why))
         if checks:
             console.print(rows)
+    for what, letters in plan.waits_for.items():
+        say(console, f"  {letters_text(letters)} would wait for {what}.", "yellow")
 
 
 def redriven(console: Console, queue: str, report: RedriveReport) -> None:
@@ -183,8 +185,9 @@ def audit(console: Console, changes: Sequence[Change]) -> None:
 
 def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
     if report.canary is not None:
-        said = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} still open."
-        yield said.format(**report.canary), ""
+        said = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} did not end"
+        held = f", held by {', '.join(report.canary['holds'])}" if report.canary["holds"] else ""
+        yield f"{said.format(**report.canary)}{held}. Verdict: {report.canary['verdict']}.", ""
     if report.state != "done":
         yield _unfinished("redrive", report.state, report.redrive_id), "red"
     if report.corrupt:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from celery_dlq.backends.base import Backend
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.operations.canary import too_late
 from celery_dlq.operations.checks import redrive_options
 from celery_dlq.operations.discard import DiscardOptions
 from celery_dlq.operations.dry_run import DryRun, dry_run, refuse_lost
@@ -24,6 +25,7 @@ from celery_dlq.operations.running import Running
 from celery_dlq.operations.selection import PositionRange, RawEntry, select
 
 _PREVIEW_SECONDS = 10.0
+_GLANCED, _GLANCE_SECONDS = 500, 1.0
 _PLANNED = (*REDRIVES, *REMOVALS)
 
 
@@ -161,6 +163,16 @@ class Plans:
         after = apply(self._checks.message(found, job.options))
         return _arguments(before), _arguments(after)
 
+    def waits_for(self, dead_letter_queue: str, where: LetterFilter) -> list[str]:
+        """What the messages of the oldest letters would wait for; see `DryRun`."""
+
+        def matching(check: Progress) -> Iterator[RawEntry]:
+            return islice(select(self._store, dead_letter_queue, where, scanned=check), _GLANCED)
+
+        targets = self._checks.targets(None)
+        found = Preview(matching, seconds=_GLANCE_SECONDS).entries()
+        return list(dict.fromkeys(chain.from_iterable(map(targets.waits_for, found))))
+
     def _planned_options(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if kind in REDRIVES:
             kept = redrive_options(**options)
@@ -193,6 +205,7 @@ class Plans:
         preview = Preview(matching, seconds=seconds, scanned=scanned)
         if job.kind in REDRIVES:
             seen = dry_run(preview.entries(), self._checks.targets(job.options.get("to_queue")))
+            seen = replace(seen, waits_for={**too_late(job.options), **seen.waits_for})
         else:
             seen = preview.removal()
         letters = seen.letters + seen.corrupt

@@ -82,6 +82,7 @@ class Preview:
         for name in ("queues", "tasks"):
             shown[name] = sorted(shown[name], key=lambda each: each["found"] is not False)
             shown[name] = shown[name][:_MOST_NAMES]
+        shown["waits_for"] = dict([*dry_run.waits_for.items()][:_MOST_NAMES])
         groups = [
             {"fingerprint": fingerprint, "letters": count}
             for fingerprint, count in self._groups.most_common(_MOST_NAMES)
@@ -109,4 +110,5 @@ def dry_run_of(preview: Mapping[str, Any]) -> DryRun:
         bytes=int(preview.get("bytes", 0)),
         queues=queues,
         tasks=tasks,
+        waits_for=preview.get("waits_for", {}),
     )

@@ -42,6 +42,7 @@ def _form(call: Call, kind: str) -> Response:
     letters, exact = call.dlq.reading().count(
         queue, where, most=COUNTED, deadline_seconds=COUNT_SECONDS
     )
+    waits_for = call.dlq.plans().waits_for(queue, where) if kind == "redrive" else ()
     return call.page(
         f"{kind}.html",
         section="overview",
@@ -51,6 +52,7 @@ def _form(call: Call, kind: str) -> Response:
         query=query_of(where),
         letters=letters,
         exact=exact,
+        waits_for=waits_for,
     )
 
 

@@ -516,7 +516,7 @@ class Assembly:
                 holding.obey,
                 demands.obey,
                 job_waits=jobs.wake,
-                queues=lambda: self.app.amqp.queues.consume_from,
+                queues=lambda: guard.queues,
             ),
             Releases(holding, self._release_ended),
             watch,

@@ -373,7 +373,7 @@ class Running:
             away = run.job.note or "the broker took nothing"
             note = why_stopped(run.job.canary) if report.state == STOPPED else away
         elif report.state == DONE and run.job.preview.get("exact") and run.job.run == 1:
-            gone = (run.job.total or 0) - report.touched
+            gone = (run.job.total or 0) - report.touched - counts.get("refused", 0)
             note = f"{gone:,} of the {run.job.total:,} planned letters had gone" if gone > 0 else ""
         if run.end(report.state, counts, note).state != WAITING:
             self._record_job(run, action, counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -48,8 +48,8 @@ class Heartbeat:
         obey_demands: Called with the demands in force whenever there are new ones.
         clock: Returns monotonic seconds.
         job_waits: Called while a job waits to be run.
-        queues: Returns the queues that the worker consumes now: ``celery control cancel_consumer``
-            and ``add_consumer`` change them. ``None``: those of the info, always.
+        queues: Returns the queues that the worker consumes now, sorted, which ``celery control
+            cancel_consumer`` and ``add_consumer`` change; ``None`` while that is not known.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         *,
         job_waits: Callable[[], object] = bool,
-        queues: Callable[[], Iterable[str]] | None = None,
+        queues: Callable[[], tuple[str, ...] | None] = lambda: None,
     ) -> None:
         self._registry = registry
         self._info = info
@@ -104,8 +104,8 @@ class Heartbeat:
         known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
         if job_waits:
             self._job_waits()
-        queues = self._info.queues if self._queues is None else tuple(sorted(self._queues()))
-        if queues != self._info.queues:
+        queues = self._queues()
+        if queues not in (None, self._info.queues):
             self._info, known = replace(self._info, queues=queues), False
         if not (known and self._registered):  # known may be a dead worker of the same node name
             self._registry.register(self._info)

@@ -11,6 +11,7 @@ from typing import Any
 from celery_dlq.backends.base import Backend
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters import json_codec
 from celery_dlq.operations.canary import too_late
 from celery_dlq.operations.checks import redrive_options
 from celery_dlq.operations.discard import DiscardOptions
@@ -125,7 +126,7 @@ class Plans:
             kept["force"] = True
         run = self._running.new(kind, dead_letter_queue, where, kept, text)
         try:
-            return run, self._preview(run, where, seconds, scanned)
+            return run, self._preview(run, where, seconds, scanned, change)
         finally:
             self._store.done()  # who runs it needs the queue
 
@@ -186,7 +187,12 @@ class Plans:
         return removal.to_json()
 
     def _preview(
-        self, run: JobRun, where: LetterFilter, seconds: float, scanned: Progress | None
+        self,
+        run: JobRun,
+        where: LetterFilter,
+        seconds: float,
+        scanned: Progress | None,
+        change: Edit | None,
     ) -> DryRun:
         """Make a dry run; from then on the job has only letters that this has counted."""
         job, limit, last = run.job, run.job.options.get("limit"), run.job.until
@@ -197,7 +203,7 @@ class Plans:
             span = PositionRange(until=job.until)
             found = select(self._store, job.queue, where, span=span, scanned=check)
             for one in islice(found, limit):
-                yield one
+                yield one if change is None else self._edited(one, change, job.options)
                 last = one.position  # it was counted in time
                 if where.ids is not None:
                     keys.add(one.key)
@@ -220,6 +226,14 @@ class Plans:
                 run.tell(until=last)
         run.tell(preview=preview.to_json(seen))
         return seen
+
+    def _edited(self, found: RawEntry, change: Edit, options: Mapping[str, Any]) -> RawEntry:
+        """The entry of a letter with the arguments and headers that its message would have."""
+        sent = self._checks.edited(change)(self._checks.message(found, options))
+        parts = {**_arguments(sent), "headers": sent.headers}
+        new = {name: json_codec.dumps(part).encode() for name, part in parts.items()}
+        named = {b"args_json": new["args"], b"kwargs_json": new["kwargs"]}
+        return RawEntry(found.position, {**found.fields, **named, b"headers": new["headers"]})
 
 
 def _cut(letters: int, limit: int, seconds: float) -> str:

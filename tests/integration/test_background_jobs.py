@@ -340,6 +340,23 @@ def test_a_plan_with_a_limit_has_what_was_read_in_time(
     assert left(dlq) == set(ids[plan.total :])
 
 
+def test_the_plan_of_an_edit_names_the_holds_of_the_edited_message(operators: Operators) -> None:
+    """An edit may lead a message out of a hold, or into it."""
+    dlq = operators()
+    (letter,) = put(
+        dlq, body=b'[[], {"tenant": 1}, {}]', args_json="[]", kwargs_json='{"tenant": 1}'
+    )
+    holds = [
+        dlq.hold(queue="orders", conditions=[f"kwargs.tenant={tenant}"]).id for tenant in (1, 2)
+    ]
+    waits = []
+    for change in (Edit(assign={"headers.x": 1}), Edit(assign={"kwargs.tenant": 2})):
+        plan = dlq.plan("edit", DLQ, LetterFilter(ids=frozenset({letter})), change=change)
+        waits.append([what for what in plan.preview["waits_for"] if what.startswith("hold-")])
+    assert [len(found) for found in waits] == [1, 1]
+    assert [found[0].partition(" ")[0] for found in waits] == holds
+
+
 DIES = """
 import os, signal, sys
 from builders import an_app

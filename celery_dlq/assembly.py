@@ -452,7 +452,7 @@ class Assembly:
         from celery_dlq.worker.jobs import WorkerJobs
         from celery_dlq.worker.letter_writer import LetterWriter
         from celery_dlq.worker.lifecycle import HANDLING
-        from celery_dlq.worker.policy_cache import PolicyCache, warn_of_exceptions
+        from celery_dlq.worker.policy_cache import PolicyCache
         from celery_dlq.worker.releases import Releases
         from celery_dlq.worker.sampling import Sampler
         from celery_dlq.worker.spool import Spool
@@ -471,12 +471,7 @@ class Assembly:
         if settings.store == "broker":
             _check_consumed(table, self.app.amqp.queues.consume_from)
         policy_cache = PolicyCache(table, self.app.amqp.queues, self.app.conf.task_default_queue)
-        for name, hint in table.unknown_queues(KnownQueues.of(self.app)).items():
-            logger.warning(
-                "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
-            )
-        for where, policy in table.named():
-            warn_of_exceptions(where, policy)
+        self._warn_of_names(table)
         self.check_exchanges()
         limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
         used_up = partial(_used_up, policy_cache)
@@ -566,6 +561,7 @@ class Assembly:
                 holding.obey,
                 demands.obey,
                 job_waits=jobs.wake,
+                queues=lambda: guard.queues,
             ),
             Releases(holding, self._release_ended),
             watch,
@@ -717,6 +713,17 @@ class Assembly:
                 self._publisher = ExchangePublisher(self.app, self.backend.separate(), targets)
                 self.events.subscribe(self._publisher.stored, _is_death)
             return self._publisher
+
+    def _warn_of_names(self, table: PolicyTable) -> None:
+        """Warn of queues and exceptions in policies that nothing here has."""
+        from celery_dlq.worker.policy_cache import warn_of_exceptions
+
+        for name, hint in table.unknown_queues(KnownQueues.of(self.app)).items():
+            logger.warning(
+                "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
+            )
+        for where, policy in table.named():
+            warn_of_exceptions(where, policy)
 
     def check_exchanges(self) -> None:
         """Check that the broker's exchanges and queues match the policies.

@@ -11,10 +11,9 @@ import click
 from rich.console import Console
 
 from celery_dlq.cli.options import FILTER_NAMES
-from celery_dlq.cli.terminal import counting, letters_text
+from celery_dlq.cli.terminal import letters_text
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
-from celery_dlq.operations.message import RedriveOptions
 from celery_dlq.plugin import DeadLetters
 
 
@@ -105,37 +104,6 @@ def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool) -> Non
     """Ask before letters are changed, unless one is named by its ID."""
     if count > (1 if by_id else 0):
         ask(f"{verb} {letters_text(count)} of {queue}", yes=yes)
-
-
-def ask_for_matching(
-    ctx: click.Context,
-    verb: str,
-    queue: str,
-    where: LetterFilter,
-    limit: int | None,
-    *,
-    yes: bool,
-    quiet: bool,
-) -> int:
-    """As `ask_for`, for those that match; return their number, with ``--yes`` perhaps a lower one.
-
-    Raises:
-        ClickException: None matches.
-        DLQError: The limit is not usable.
-    """
-    RedriveOptions(limit=limit)  # checks it
-    dead_letters = dead_letters_of(ctx)
-    if where and where.ids is None:
-        most = 1 if yes else limit  # only the question needs the exact number
-        with counting(console_of(ctx), "scanned", quiet=quiet) as scanned:
-            matching = dead_letters.entries(queue, where, limit=most, scanned=scanned)
-            count = sum(1 for _ in matching)
-    else:
-        count = known_count(dead_letters, queue, where, limit) or 0
-    if where and not count:
-        raise none_matched(queue)
-    ask_for(verb, queue, count, by_id=where.ids is not None, yes=yes)
-    return count
 
 
 def none_matched(queue: str) -> click.ClickException:

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_dlq.cli import operation_tables
-from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
+from celery_dlq.cli.context import (
+    ask_for,
+    console_of,
+    dead_letters_of,
+    none_matched,
+    print_lines,
+)
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.terminal import counting, say
 
 if TYPE_CHECKING:
     from celery_dlq.filters import LetterFilter
     from celery_dlq.operations.job import Job
+    from celery_dlq.operations.jobs import JobRun
 
 StartAt = Callable[[datetime], datetime]
 """Returns when a job may start, given the present by the store's clock."""
@@ -104,11 +111,40 @@ def in_background(
         start_at: Returns when it may start; ``None``: at once.
         as_json: True for a program.
     """
-    dead_letters = dead_letters_of(ctx)
-    at = None if start_at is None else start_at(dead_letters.job_store.now())
-    plan = dead_letters.plan(kind, queue, where, **how)
+    plan = dead_letters_of(ctx).plan(kind, queue, where, **how)
     if where and plan.total == 0:
         raise none_matched(queue)
+    hand_over(ctx, plan, start_at, as_json=as_json)
+
+
+def agreed(
+    ctx: click.Context,
+    kind: str,
+    queue: str,
+    where: LetterFilter,
+    how: Mapping[str, Any],
+    *,
+    as_json: bool,
+) -> JobRun:
+    """The job to which a person agreed: on the letters that the question counted."""
+    # Without a filter, nothing must be read to count them; a second finds what is in the way.
+    seconds = float("inf") if where or how["limit"] is not None else 1.0
+    with counting(console_of(ctx), "scanned", quiet=as_json) as scanned:
+        plans = dead_letters_of(ctx).assembly.plans()
+        run, seen = plans.prepare(kind, queue, where, seconds=seconds, scanned=scanned, **how)
+    count = run.job.total or 0
+    if where and not count:
+        raise none_matched(queue)
+    if not as_json:
+        operation_tables.in_the_way(console_of(ctx), seen)
+    ask_for(kind, queue, count, by_id=where.ids is not None, yes=False)
+    return run
+
+
+def hand_over(ctx: click.Context, plan: Job, start_at: StartAt | None, *, as_json: bool) -> None:
+    """Let another process run a plan."""
+    dead_letters = dead_letters_of(ctx)
+    at = None if start_at is None else start_at(dead_letters.job_store.now())
     _tell(ctx, dead_letters.start(plan.id, at=at), as_json=as_json)
 
 

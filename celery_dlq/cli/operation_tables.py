@@ -43,6 +43,13 @@ def dry_run(console: Console, queue: str, plan: DryRun) -> None:
             rows.add_row(line(check.name), f"{check.letters:,}", _there(check), line(check.why))
         if checks:
             console.print(rows)
+    in_the_way(console, plan)
+
+
+def in_the_way(console: Console, plan: DryRun) -> None:
+    """What the messages would wait for."""
+    for what, letters in plan.waits_for.items():
+        say(console, f"  {letters_text(letters)} would wait for {what}.", "yellow")
 
 
 def redriven(console: Console, queue: str, report: RedriveReport) -> None:
@@ -136,6 +143,8 @@ def waiting(console: Console, found: Job) -> None:
     if found.start_at is not None:
         what += f", not before {utc(found.start_at)}"
     say(console, f"Job {found.id} is {found.state}: {what}.")
+    if found.note:
+        say(console, f"  {found.note}", "yellow")
     say(console, f"  `dlq jobs status {found.id}` shows how it does.")
 
 
@@ -184,8 +193,9 @@ def audit(console: Console, changes: Sequence[Change]) -> None:
 
 def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
     if report.canary is not None:
-        said = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} still open."
-        yield said.format(**report.canary), ""
+        said = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} did not end"
+        held = f", held by {', '.join(report.canary['holds'])}" if report.canary["holds"] else ""
+        yield f"{said.format(**report.canary)}{held}. Verdict: {report.canary['verdict']}.", ""
     if report.state != "done":
         yield _unfinished("redrive", report.state, report.redrive_id), "red"
     if report.corrupt:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import (
-    ask_for_matching,
     chosen,
     console_of,
     dead_letters_of,
@@ -18,7 +18,7 @@ from celery_dlq.cli.context import (
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.jobs import StartAt, in_background
+from celery_dlq.cli.jobs import StartAt, agreed, hand_over, in_background
 from celery_dlq.cli.options import (
     Duration,
     Rate,
@@ -29,9 +29,14 @@ from celery_dlq.cli.options import (
 )
 from celery_dlq.cli.terminal import counting
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
-from celery_dlq.operations.edit import Edit, assignment
+from celery_dlq.operations.checks import redrive_options
+from celery_dlq.operations.edit import Edit
 from celery_dlq.plugin import DeadLetters
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.jobs import JobRun
 
 _EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force")
 _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
@@ -91,7 +96,8 @@ _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_w
     "assignments",
     multiple=True,
     metavar="PATH=VALUE",
-    help="First set an argument of one letter, e.g. kwargs.tenant=42.",
+    help="First set an argument or a header of one letter, e.g. kwargs.tenant=42; paths as for "
+    "--where.",
 )
 @background_options
 @yes_option
@@ -124,31 +130,48 @@ def redrive(
     dead_letters = dead_letters_of(ctx)
     where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
     how = {name: options[name] for name in _OPTIONS}
+    redrive_options(**how)  # whatever is done with them
     background = background or start_at is not None
     if background and (dry_run or in_editor or assignments):
         raise click.UsageError(
             "--background and --at go with neither --dry-run nor --edit nor --set"
         )
-    if not (yes or dry_run or in_editor or assignments):
-        ask_for_matching(ctx, "redrive", queue, where, how["limit"], yes=yes, quiet=as_json)
-    if background:
+    change = None
+    if in_editor or assignments:
+        change = _change(ctx, queue, where, assignments, in_editor=in_editor)
+    if dry_run:
+        _dry_run(ctx, queue, where, how, change, as_json=as_json)
+    elif change is not None:
+        _edit(ctx, queue, where, how, change, as_json=as_json)
+    elif background and yes:
         in_background(ctx, "redrive", queue, where, how, start_at, as_json=as_json)
-    elif dry_run:
-        _dry_run(ctx, queue, where, how, as_json=as_json)
-    elif in_editor or assignments:
-        _edit(ctx, queue, where, how, assignments, in_editor=in_editor, as_json=as_json)
     else:
-        _redrive(ctx, queue, where, how, as_json=as_json)
+        run = None if yes else agreed(ctx, "redrive", queue, where, how, as_json=as_json)
+        if run is not None and background:
+            plan = dead_letters.assembly.plans().keep(run.job)
+            hand_over(ctx, plan, start_at, as_json=as_json)
+        else:
+            _redrive(ctx, queue, where, how, run, as_json=as_json)
 
 
 def _redrive(
-    ctx: click.Context, queue: str, where: LetterFilter, how: dict[str, Any], *, as_json: bool
+    ctx: click.Context,
+    queue: str,
+    where: LetterFilter,
+    how: dict[str, Any],
+    run: JobRun | None,
+    *,
+    as_json: bool,
 ) -> None:
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    total = known_count(dead_letters, queue, where, how["limit"])
+    if run is not None:
+        redrive, total = partial(dead_letters.assembly.running().run, run), run.job.total
+    else:
+        redrive = partial(dead_letters.redrive, queue, where, **how)
+        total = known_count(dead_letters, queue, where, how["limit"])
     ready_for_many()
     with counting(console, "redriven", quiet=as_json, total=total) as progress:
-        report = dead_letters.redrive(queue, where, progress=progress, **how)
+        report = redrive(progress=progress)
     if where and not report.touched + report.refused and report.state == "done":
         raise none_matched(queue)
     if as_json:
@@ -160,13 +183,20 @@ def _redrive(
 
 
 def _dry_run(
-    ctx: click.Context, queue: str, where: LetterFilter, how: dict[str, Any], *, as_json: bool
+    ctx: click.Context,
+    queue: str,
+    where: LetterFilter,
+    how: dict[str, Any],
+    change: Edit | None,
+    *,
+    as_json: bool,
 ) -> None:
-    console = console_of(ctx)
+    console, kind = console_of(ctx), "redrive"
+    if change is not None:
+        kind, how = "edit", {name: how[name] for name in _EDIT_OPTIONS}
+    plans = dead_letters_of(ctx).assembly.plans()
     with counting(console, "scanned", quiet=as_json) as scanned:
-        plan = dead_letters_of(ctx).dry_run(
-            queue, where, limit=how["limit"], to_queue=how["to_queue"], scanned=scanned
-        )
+        _, plan = plans.prepare(kind, queue, where, change=change, scanned=scanned, **how)
     if where and not plan.letters + plan.corrupt:
         raise none_matched(queue)
     if as_json:
@@ -177,24 +207,34 @@ def _dry_run(
         ctx.exit(1)
 
 
+def _change(
+    ctx: click.Context,
+    queue: str,
+    where: LetterFilter,
+    assignments: tuple[str, ...],
+    *,
+    in_editor: bool,
+) -> Edit:
+    if where.ids is None or len(where.ids) != 1:
+        raise click.UsageError("--edit and --set need the ID of exactly one letter")
+    assign = dict(map(assignment, assignments))
+    (letter_id,) = where.ids
+    new = _edited(dead_letters_of(ctx), letter_id, queue) if in_editor else {}
+    return Edit(assign=assign, **new)
+
+
 def _edit(
     ctx: click.Context,
     queue: str,
     where: LetterFilter,
     how: dict[str, Any],
-    assignments: tuple[str, ...],
+    change: Edit,
     *,
-    in_editor: bool,
     as_json: bool,
 ) -> None:
-    if where.ids is None or len(where.ids) != 1:
-        raise click.UsageError("--edit and --set need the ID of exactly one letter")
-    dead_letters, (letter_id,) = dead_letters_of(ctx), where.ids
-    new = _edited(dead_letters, letter_id, queue) if in_editor else {}
-    change = Edit(assign=dict(map(assignment, assignments)), **new)
-    report = dead_letters.edit(
-        letter_id, change, queue, **{name: how[name] for name in _EDIT_OPTIONS}
-    )
+    (letter_id,) = where.ids or ("",)
+    options = {name: how[name] for name in _EDIT_OPTIONS}
+    report = dead_letters_of(ctx).edit(letter_id, change, queue, **options)
     if as_json:
         print_lines([report.to_json()])
     else:

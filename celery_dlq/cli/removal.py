@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -11,15 +12,15 @@ import click
 from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import (
     ask_for,
-    ask_for_matching,
     chosen,
     console_of,
     dead_letters_of,
     letter_filter,
+    none_matched,
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.jobs import StartAt, in_background
+from celery_dlq.cli.jobs import StartAt, agreed, hand_over, in_background
 from celery_dlq.cli.options import background_options, filter_options, json_option, yes_option
 from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.errors import DLQError, StoreUnavailable
@@ -199,16 +200,26 @@ def _remove(
             "machine of a worker; run `dlq export` first"
         )
     where = chosen(dead_letters, queue, fields, letter_ids, everything=everything)
-    count = ask_for_matching(ctx, verb, queue, where, limit, yes=yes, quiet=as_json)
-    if background:
-        in_background(ctx, verb, queue, where, {"limit": limit, **how}, start_at, as_json=as_json)
+    how["limit"] = limit
+    if yes and background:
+        in_background(ctx, verb, queue, where, how, start_at, as_json=as_json)
         return
-    operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
+    if yes:
+        if where and not any(True for _ in dead_letters.entries(queue, where, limit=1)):
+            raise none_matched(queue)
+        operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
+        remove, count = partial(operation, queue, where, export_first=export_first, **how), None
+    else:
+        run = agreed(ctx, verb, queue, where, how, as_json=as_json)
+        if background:
+            plan = dead_letters.assembly.plans().keep(run.job)
+            hand_over(ctx, plan, start_at, as_json=as_json)
+            return
+        remove = partial(dead_letters.assembly.removal().run, run, export_first)
+        count = run.job.total
     ready_for_many()
-    with counting(console, done.lower(), quiet=as_json, total=None if yes else count) as progress:
-        report = operation(
-            queue, where, limit=limit, export_first=export_first, progress=progress, **how
-        )
+    with counting(console, done.lower(), quiet=as_json, total=count) as progress:
+        report = remove(progress=progress)
     if as_json:
         print_lines([report.to_json()])
     else:

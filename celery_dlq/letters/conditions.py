@@ -1,4 +1,4 @@
-r"""Conditions on the arguments and headers of a message, such as ``kwargs.tenant=42``.
+r"""Conditions on the arguments and headers of a message, such as ``kwargs.tenant=42``; paths.
 
 ::
 
@@ -7,6 +7,7 @@ r"""Conditions on the arguments and headers of a message, such as ``kwargs.tenan
     part        .name | [number] | ["any name, as JSON writes it"]
     operator    = | != | < | <= | > | >= | ~
     value       text, or a text in double quotes, as JSON writes it
+    assignment  root part+ = value, which may be any JSON
 
 ``.0`` and ``[0]`` mean the same. White space around the operator and at both ends is ignored.
 
@@ -52,8 +53,17 @@ _DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
 _CONSTANTS = {True: "true", False: "false", None: "null"}
 _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _OPERATORS = ("=", "!=", *_ORDERS, "~")
+_UNCLOSED = "a text that ends with a double quote"
 _TAGS = {"__type__", "__value__"}
 _NOTHING = object()
+_EXAMPLES = {
+    "condition": "conditions look like kwargs.tenant=42, args[0].id!=7, headers.x-tenant~acme",
+    "assignment": "assignments look like kwargs.tenant=42, args[0].id=7, headers.x-tenant=acme",
+    "path": "paths look like kwargs.tenant, args[0].id, headers.x-tenant",
+}
+
+Path = tuple[tuple[str, int | None], ...]
+"""Names; each with the index that it is in a list, or ``None``."""
 
 _decode = json.JSONDecoder().decode
 
@@ -64,12 +74,12 @@ class Condition:
 
     Attributes:
         root: ``args``, ``kwargs`` or ``headers``.
-        path: Names; each with the index that it is in a list, or ``None``.
+        path: Where the value is.
         test: Whether it holds for the value at the path.
     """
 
     root: str
-    path: tuple[tuple[str, int | None], ...]
+    path: Path
     test: Callable[[Any], bool]
 
     def holds(self, value: Any) -> bool:
@@ -138,36 +148,72 @@ def _parsed(text: str) -> Condition:
             f"expected a condition of at most {MAX_CHARS} characters, got {len(text)} in "
             f"{text[:40]!r}…"
         )
+    root, path, at = _path(text, "condition")
+    sign, at = _sign(text, at, _OPERATORS, "condition")
+    return Condition(root, path, _test(text, sign, at))
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """Parse ``kwargs.tenant=42``: a path, and a value that is JSON or else plain text.
+
+    Raises:
+        DLQError: The text has another form; the message names the place.
+    """
+    end = _path(text, "assignment")[2]
+    at = _sign(text, end, ("=",), "assignment")[1]
+    given = text[at:].rstrip()
+    try:
+        return text[:end].strip(), json.loads(given, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        if given.startswith('"'):
+            raise _malformed(text, at, _UNCLOSED, "assignment") from None
+        return text[:end].strip(), given
+
+
+def path_of(text: str) -> tuple[str, Path]:
+    """Parse a path alone: its root, and the names below it.
+
+    Raises:
+        DLQError: The text is no path; the message names the place.
+    """
+    root, path, at = _path(text, "path")
+    if text[at:].strip():
+        raise _malformed(text, at, '.name, [number], ["name"] or its end', "path")
+    return root, path
+
+
+def _path(text: str, kind: str) -> tuple[str, Path, int]:
+    """The root and the names of the path that begins a text, and where it ends."""
     root = _ROOT.match(text)
     if root is None:
-        raise _malformed(text, 0, "args, kwargs or headers")
-    path, at = _path(text, root.end())
-    found = _OPERATOR.match(text, at)
-    if found is None:
-        raise _malformed(text, at, f'.name, [number], ["name"] or one of {" ".join(_OPERATORS)}')
-    if found[1] not in _OPERATORS:
-        expected = f"one of {' '.join(_OPERATORS)}, and in double quotes a value that begins so,"
-        raise _malformed(text, found.start(1), expected)
-    return Condition(root[1], path, _test(text, found[1], found.end()))
-
-
-def _path(text: str, at: int) -> tuple[tuple[tuple[str, int | None], ...], int]:
-    """The names of a path, and where it ends."""
-    names: list[str] = []
+        raise _malformed(text, 0, "args, kwargs or headers", kind)
+    names, at = [], root.end()
     while found := _PART.match(text, at):
         try:
             names.append(found[1] or found[2] or json.loads(found[3]))
         except ValueError:
-            raise _malformed(text, at, "a name as JSON writes it") from None
+            raise _malformed(text, at, "a name as JSON writes it", kind) from None
         at = found.end()
     if not names:
-        raise _malformed(text, at, '.name, [number] or ["name"]')
+        raise _malformed(text, at, '.name, [number] or ["name"]', kind)
     if len(names) > MAX_DEPTH:
         raise DLQError(
-            f"expected a path of at most {MAX_DEPTH} names, got {len(names)} in the condition "
-            f"{text!r}"
+            f"expected a path of at most {MAX_DEPTH} names, got {len(names)} in the {kind} {text!r}"
         )
-    return tuple((name, int(name) if _INDEX.fullmatch(name) else None) for name in names), at
+    path = tuple((name, int(name) if _INDEX.fullmatch(name) else None) for name in names)
+    return root[1], path, at
+
+
+def _sign(text: str, at: int, operators: tuple[str, ...], kind: str) -> tuple[str, int]:
+    """The operator at a place, and where the value begins."""
+    found, several = _OPERATOR.match(text, at), len(operators) > 1
+    one = f"one of {' '.join(operators)}" if several else operators[0]
+    if found is None:
+        raise _malformed(text, at, f'.name, [number], ["name"] or {one}', kind)
+    if found[1] not in operators:
+        expected = f"{one}, and in double quotes a value that begins so,"
+        raise _malformed(text, found.start(1), expected, kind)
+    return found[1], found.end()
 
 
 def _test(text: str, sign: str, at: int) -> Callable[[Any], bool]:
@@ -222,7 +268,7 @@ def _literal(text: str, at: int) -> _Literal:
         value = json.loads(given, parse_constant=_refuse)
     except (ValueError, RecursionError):
         if given.startswith('"'):
-            raise _malformed(text, at, "a text that ends with a double quote") from None
+            raise _malformed(text, at, _UNCLOSED) from None
         return _Literal(given, None, quoted=False)
     if isinstance(value, (list, dict)):
         raise _malformed(text, at, "one value, not a list or an object,")
@@ -250,9 +296,9 @@ def _untagged(value: dict[str, Any]) -> Any:
     return inner
 
 
-def _malformed(text: str, at: int, expected: str) -> DLQError:
+def _malformed(text: str, at: int, expected: str, kind: str = "condition") -> DLQError:
     got = repr(text[at : at + 20]) if text[at:] else "its end"
     return DLQError(
-        f"expected {expected} at character {at + 1} of the condition {text!r}, got {got}; "
-        f"conditions look like kwargs.tenant=42, args[0].id!=7, headers.x-tenant~acme"
+        f"expected {expected} at character {at + 1} of the {kind} {text!r}, got {got}; "
+        f"{_EXAMPLES[kind]}"
     )

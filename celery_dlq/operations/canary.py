@@ -15,6 +15,8 @@ _MAX_LETTERS = 1000
 _MAX_ENTRIES_SCANNED = 100_000
 _MAX_GROUPS = 1000
 
+PASSED = "passed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
@@ -65,26 +67,61 @@ class CanaryResult:
         succeeded: Their tasks succeeded.
         died: They have a new letter.
         open: They had not ended when the watch did.
+        held: Of these, the number that a hold has, or an open circuit breaker.
+        holds: The ids of those holds.
     """
 
     redriven: int
     succeeded: int
     died: int
     open: int
+    held: int = 0
+    holds: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, outcomes: Sequence[RedriveOutcome]) -> CanaryResult:
-        """Count outcomes."""
+    def of(cls, outcomes: Sequence[RedriveOutcome], holds: Sequence[str] = ()) -> CanaryResult:
+        """Count outcomes, and the holds that have some of the messages."""
         return cls(
             redriven=len(outcomes),
             succeeded=outcomes.count(RedriveOutcome.SUCCEEDED),
             died=outcomes.count(RedriveOutcome.DIED),
             open=outcomes.count(RedriveOutcome.OPEN),
+            held=len(holds),
+            holds=tuple(sorted(set(holds))),
         )
 
-    def to_json(self) -> dict[str, int]:
+    def verdict(self, max_failures: int) -> str:
+        """One of ``passed``, ``died again``, ``held`` and ``not finished``."""
+        if self.died + self.open <= max_failures:
+            return PASSED
+        if self.died > max_failures:
+            return "died again"
+        return "held" if self.died + self.open - self.held <= max_failures else "not finished"
+
+    def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
-        return asdict(self)
+        return {**asdict(self), "holds": list(self.holds)}
+
+
+def why_stopped(canary: Mapping[str, Any]) -> str:
+    """Why a canary stopped its redrive, from its job."""
+    letters, verdict = canary.get("letters", 0), canary.get("verdict")
+    if verdict == "died again":
+        return f"{canary['died']:,} of {letters:,} letters of the canary died again"
+    if verdict == "held":
+        holds = ", ".join(canary["holds"])
+        return f"the canary is held by {holds}; after its release, resume this job"
+    unfinished, seconds = canary.get("open", 0), canary.get("wait_seconds", 0)
+    return f"{unfinished:,} of {letters:,} letters of the canary did not end in {seconds:g} s"
+
+
+def too_late(options: Mapping[str, Any]) -> dict[str, int]:
+    """A delay that lets no canary end in time, as `DryRun.waits_for` has it."""
+    canary, delay = Canary.from_json(options.get("canary")), options.get("delay_seconds", 0)
+    if canary is None or delay < canary.wait_seconds:
+        return {}
+    watched = f"longer than the canary is watched, {canary.wait_seconds:g} s"
+    return {f"the delay of {delay:g} s, which is {watched}": canary.letters}
 
 
 def chosen(entries: Iterable[RawEntry], letters: int) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from celery_dlq.backends.base import Backend, Clock
+from celery_dlq.backends.base import Backend, Clock, Hold
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, NotSupported
 from celery_dlq.events import whoami
@@ -15,6 +15,7 @@ from celery_dlq.operations.dry_run import Check, DryRun, Targets, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, edited
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.redaction.masking import Redaction
 
@@ -37,6 +38,7 @@ class Checks:
         self._settings = settings
         self._store = backend.letters
         self._registry = backend.workers
+        self._holds = backend.holds
         self._policies = policies
         self._clock = clock
 
@@ -65,8 +67,13 @@ class Checks:
             self._registry.workers(),
             configured=self._policies.configured_queues(),
             guarded=self._policies.guarded_queues(),
+            holds=self._holds_in_force,
             to_queue=to_queue,
         )
+
+    def _holds_in_force(self) -> Sequence[Hold]:
+        now, brokers = self._holds.now(), ("", broker_name(self._app))
+        return [one for one in self._holds.all() if one.in_force(now) and one.broker in brokers]
 
     def loss(self, to_queue: str | None) -> Callable[[RawEntry], str]:
         """What says why the message of a letter would be lost.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from celery_dlq.backends.base import MAX_TASKS, WorkerInfo
+from celery_dlq.backends.base import MAX_TASKS, Hold, WorkerInfo
 from celery_dlq.errors import RedriveError
+from celery_dlq.letters import conditions
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.transport.aws import is_sqs, queue_exists
@@ -49,6 +50,9 @@ class DryRun:
         bytes: Total size of the bodies.
         queues: The queues that it would publish to.
         tasks: The tasks that would run.
+        waits_for: What stands in the way of their execution, with the number of letters: a hold,
+            an open circuit breaker, a queue that no live worker consumes, a delay that is longer
+            than the canary is watched.
     """
 
     letters: int = 0
@@ -56,6 +60,7 @@ class DryRun:
     bytes: int = 0
     queues: tuple[Check, ...] = field(default=())
     tasks: tuple[Check, ...] = field(default=())
+    waits_for: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -79,6 +84,7 @@ class Targets:
         workers: The infos of live workers.
         configured: The queues in the app's configuration.
         guarded: The queues that have a policy, or letters.
+        holds: Returns the holds that are in force.
         to_queue: The queue that an operator chose; ``None`` for each message's own.
     """
 
@@ -89,13 +95,16 @@ class Targets:
         *,
         configured: frozenset[str] = frozenset(),
         guarded: frozenset[str] = frozenset(),
+        holds: Callable[[], Sequence[Hold]] = tuple,
         to_queue: str | None = None,
     ) -> None:
         self._app = app
         self._workers = workers
         self._configured = configured
         self._guarded = guarded
+        self._holds = holds
         self._to_queue = to_queue
+        self._in_force: Sequence[Hold] | None = None
         self._queues: dict[str, Finding] = {}
         self._losses: dict[tuple[bytes | None, bytes | None], str] = {}
 
@@ -138,6 +147,17 @@ class Targets:
             text = self._losses[names] = self._loss(self.queue_of(found), found.text("task_name"))
         return text
 
+    def waits_for(self, found: RawEntry) -> Iterator[str]:
+        """What the message of a letter would wait for, when it is in its queue."""
+        if self._in_force is None:
+            self._in_force = self._holds()
+        queue, task = self.queue_of(found), found.text("task_name")
+        for hold in self._in_force:
+            if hold.covers(task, queue) and conditions.all_hold(hold.where, found.text):
+                yield _end_of(hold)
+        if queue and not self._consumers(queue):
+            yield f"a live worker that consumes queue {queue!r}"
+
     def _loss(self, queue: str, task: str) -> str:
         if not queue:  # publishing it says so
             return ""
@@ -172,6 +192,15 @@ class Targets:
         return name != self._to_queue or name in self._guarded
 
 
+def _end_of(hold: Hold) -> str:
+    """The end of a hold; its reason and conditions may quote messages, which a plan must not."""
+    if hold.circuit is not None:
+        what = f"task {hold.circuit.task!r}, queue {hold.circuit.queue!r}"
+        return f"the circuit breaker of {what}, which is {hold.circuit.state}"
+    until = "is released" if hold.until is None else f"ends at {hold.until:%Y-%m-%d %H:%M} UTC"
+    return f"{hold.id} of {hold.actor}, until it {until}"
+
+
 def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
     """Report what a redrive would do; changes nothing.
 
@@ -180,6 +209,7 @@ def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
         targets: Their queues and tasks.
     """
     needed: Counter[tuple[str, str]] = Counter()
+    waits_for: Counter[str] = Counter()
     letters = corrupt = size = 0
     for entry in found:
         if not entry.is_letter:
@@ -187,6 +217,9 @@ def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
             continue
         letters += 1
         size += len(entry.fields.get(b"body", b""))
+        for what in targets.waits_for(entry):
+            if what in waits_for or len(waits_for) < _MAX_NAMES:
+                waits_for[what] += 1
         pair = targets.queue_of(entry), entry.text("task_name")
         needed[pair if pair in needed or len(needed) < _MAX_NAMES else (_OTHERS, _OTHERS)] += 1
     return DryRun(
@@ -199,6 +232,7 @@ def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
         tasks=_checks(
             (task, count, _task(targets, task, queue)) for (queue, task), count in needed.items()
         ),
+        waits_for=dict(waits_for.most_common()),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -12,6 +12,7 @@ from typing import Any
 
 from celery_dlq.errors import DLQError, RedriveError
 from celery_dlq.headers import EDITED_HEADER
+from celery_dlq.letters.conditions import Path, path_of
 from celery_dlq.letters.printable import shortened
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.record import iso
@@ -25,6 +26,34 @@ MAX_SHOWN_CHARS = 2000
 MAX_DESCRIBED_CHARS = 1024
 MAX_CHANGE_CHARS = 65_536  # a longer change is not kept with its job
 _MAX_PATHS_NAMED = 20
+# Of protocol 2: https://docs.celeryq.dev/en/stable/internals/protocol.html
+_CELERYS = frozenset(
+    {
+        "argsrepr",
+        "compression",
+        "delivery_info",
+        "eta",
+        "expires",
+        "group",
+        "group_index",
+        "id",
+        "ignore_result",
+        "kwargsrepr",
+        "lang",
+        "method",
+        "origin",
+        "parent_id",
+        "redelivered",
+        "replaced_task_nesting",
+        "retries",
+        "root_id",
+        "shadow",
+        "stamped_headers",
+        "stamps",
+        "task",
+        "timelimit",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +65,9 @@ class Edit:
     Attributes:
         args: The new positional arguments; ``None`` keeps them.
         kwargs: The new keyword arguments; ``None`` keeps them.
-        assign: Single values by their path, e.g. ``{"kwargs.tenant": 42, "args.0": "x"}``;
-            applied after ``args`` and ``kwargs``.
+        assign: Single values by their path, e.g. ``{"kwargs.tenant": 42, "args[0].id": "x"}``;
+            applied after ``args`` and ``kwargs``. The paths are those of
+            `celery_dlq.letters.conditions`; a header is one of your own, not of Celery.
     """
 
     args: Sequence[Any] | None = None
@@ -57,21 +87,6 @@ class Edit:
     def from_text(cls, text: str) -> Edit:
         """Read what `to_text` wrote."""
         return cls(**json.loads(text))
-
-
-def assignment(text: str) -> tuple[str, Any]:
-    """Parse ``kwargs.tenant=42``: a path, and a value that is JSON or else plain text.
-
-    Raises:
-        DLQError: The text has another form.
-    """
-    path, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"(args\.\d+|kwargs\.[^.]+)(\.[^.]+)*", path):
-        raise DLQError(f"expected kwargs.NAME=VALUE or args.NUMBER=VALUE, got {text!r}")
-    try:
-        return path, json.loads(value)
-    except ValueError:
-        return path, value
 
 
 def arguments(
@@ -122,13 +137,16 @@ def _apply(
     edit: Edit, message: Outgoing, *, actor: str, now: datetime, redaction: Redaction
 ) -> Outgoing:
     args, kwargs, links = arguments(message.content_type, message.body, message.headers)
-    before = _shown(*redaction.arguments(args, kwargs))
+    before = redaction.arguments(args, kwargs)
     new: dict[str, Any] = {
         "args": list(args if edit.args is None else edit.args),
         "kwargs": dict(kwargs if edit.kwargs is None else edit.kwargs),
     }
-    for path, value in edit.assign.items():
-        _assign(new, path.split("."), value, path)
+    paths = {path: path_of(path) for path in edit.assign}
+    own = _own_headers(message, paths.values(), redaction)
+    new["headers"] = deepcopy(own)
+    for path, (root, below) in paths.items():
+        _assign(new[root], below, edit.assign[path], path)
     # Once more, because `_assign` may have changed the others.
     old_args, old_kwargs, _ = arguments(message.content_type, message.body, message.headers)
     new_args, new_kwargs = redaction.restored((old_args, old_kwargs), (new["args"], new["kwargs"]))
@@ -147,31 +165,53 @@ def _apply(
         {
             "at": iso(now),
             "actor": actor,
-            "from": before,
-            "to": _shown(*redaction.arguments(new_args, new_kwargs)),
+            "from": _shown(*before, own),
+            "to": _shown(
+                *redaction.arguments(new_args, new_kwargs), redaction.headers(new["headers"])
+            ),
         }
     )
+    message.headers.update(new["headers"])
     message.headers[EDITED_HEADER] = json.dumps(trail[-MAX_EDITS:])
     message.body, message.content_encoding = body, "utf-8"
     return message
 
 
-def _assign(target: Any, keys: Sequence[str], value: Any, path: str) -> None:
-    *parents, last = keys
+def _own_headers(
+    message: Outgoing, paths: Iterable[tuple[str, Path]], redaction: Redaction
+) -> dict[str, Any]:
+    """The headers that paths name, which must be the publisher's own, and known to people."""
+    names = sorted({below[0][0] for root, below in paths if root == "headers"})
+    for name in names:
+        if name in _CELERYS or name.startswith(("dlq_", "x-death")):
+            raise DLQError(
+                f"expected a header of your own, got {name!r}, which belongs to Celery or to this "
+                f"package"
+            )
+    own = {name: message.headers[name] for name in names if name in message.headers}
+    if redaction.headers(own) != own:
+        raise DLQError(f"expected headers that dlq_redact does not mask, got {', '.join(own)}")
+    return own
+
+
+def _assign(within: dict[str, Any], path: Path, value: Any, text: str) -> None:
+    target: Any = within
+    *parents, (last, index) = path
     try:
-        for key in parents:
-            target = target[int(key)] if isinstance(target, list) else target[key]
-        target[int(last) if isinstance(target, list) else last] = value
-    except (KeyError, IndexError, ValueError, TypeError):
-        raise DLQError(f"{path!r} does not exist in the arguments") from None
+        for name, place in parents:
+            target = target[place if isinstance(target, list) else name]
+        target[index if isinstance(target, list) else last] = value
+    except (KeyError, IndexError, TypeError):
+        raise DLQError(f"{text!r} does not exist in the message") from None
 
 
 def _described(value: object) -> str:
     return shortened(repr(value), MAX_DESCRIBED_CHARS)
 
 
-def _shown(args: object, kwargs: object) -> str:
-    return shortened(json.dumps([args, kwargs], ensure_ascii=False), MAX_SHOWN_CHARS)
+def _shown(args: object, kwargs: object, headers: Mapping[str, Any]) -> str:
+    parts = [args, kwargs, headers] if headers else [args, kwargs]
+    return shortened(json.dumps(parts, ensure_ascii=False, default=str), MAX_SHOWN_CHARS)
 
 
 def _trail(header: object) -> list[Any]:

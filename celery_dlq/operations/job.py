@@ -68,9 +68,10 @@ class Job:
             ``amqp /shop``; only a process with the same one runs it. Empty for any.
         preview: What the dry run of a plan found: numbers as in `DryRun`, ``exact`` (false if
             there are more letters than it could read in time), ``groups`` and ``examples`` (ids).
-        canary: How its canary does: ``letters``, ``succeeded``, ``died``, ``open``,
-            ``waited_seconds`` of ``wait_seconds``, ``verdict`` (``running``, ``passed`` or
-            ``stopped``), and ``died_ids``, the ids of the first new letters.
+        canary: How its canary does: ``letters``, ``succeeded``, ``died``, ``open``, ``held`` (of
+            those that are open) and the ids of their ``holds``, ``waited_seconds`` of
+            ``wait_seconds``, ``verdict`` (``running``, ``passed``, ``died again``, ``held`` or
+            ``not finished``), and ``died_ids``, the ids of the first new letters.
         failed: Errors by letter id, of the first letters whose message the broker did not take.
         change: The change of an edit, as JSON text. It may hold secrets: `to_json` leaves it out.
     """

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.backends.base import Backend
 from celery_dlq.errors import DLQError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters import json_codec
+from celery_dlq.operations.canary import too_late
 from celery_dlq.operations.checks import RedriveKeys, redrive_options
 from celery_dlq.operations.discard import DiscardOptions
-from celery_dlq.operations.dry_run import dry_run, refuse_lost
+from celery_dlq.operations.dry_run import DryRun, dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments
 from celery_dlq.operations.job import REDRIVES, REMOVALS, Job
-from celery_dlq.operations.jobs import Jobs
+from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.message import Outgoing
 from celery_dlq.operations.preview import Preview, dry_run_of
 from celery_dlq.operations.reading import Progress, Reading
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _PREVIEW_SECONDS = 10.0
+_GLANCED, _GLANCE_SECONDS = 500, 1.0
 _PLANNED = (*REDRIVES, *REMOVALS)
 
 
@@ -68,8 +71,9 @@ class Plans:
     ) -> Job:
         """Make a dry run and keep it as a job, which `start` starts within 15 minutes.
 
-        The job works on the letters that match now: those that go meanwhile are left out and
-        counted in its note, those that arrive are not touched. The newest 50 plans are kept.
+        The job works on the letters that match now, and with a limit on the oldest of them: those
+        that go meanwhile are left out and counted in its note, no others take their place. The
+        newest 50 plans are kept.
 
         Args:
             kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
@@ -77,6 +81,7 @@ class Plans:
             change: The change of an edit.
             force: Publish also what would be lost.
             seconds: Time for the dry run; after it, the plan counts *at least* so many letters.
+                With a limit, the plan has those that were found in time, and its note says so.
             **options: As of the method with the name of the kind.
 
         Returns:
@@ -86,8 +91,32 @@ class Plans:
             NotFound: The queue or letter does not exist.
             NotSupported: The store has no bin.
             StoreUnavailable: The store does not answer.
-            DLQError: The kind, an option or the change is not usable.
+            DLQError: The kind, an option or the change is not usable; or there is a limit, and no
+                letter was found in time.
         """
+        run, _ = self.prepare(
+            kind, dead_letter_queue, where, change=change, force=force, seconds=seconds, **options
+        )
+        return self.keep(run.job)
+
+    def keep(self, job: Job) -> Job:
+        """Keep a plan that was prepared, so that `start` finds it."""
+        return self._jobs.plan(job)
+
+    def prepare(
+        self,
+        /,
+        kind: str,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        change: Edit | None = None,
+        force: bool = False,
+        seconds: float = float("inf"),
+        scanned: Progress | None = None,
+        **options: Any,
+    ) -> tuple[JobRun, DryRun]:
+        """As `plan`, but nothing is kept: a run that this process may begin, and its dry run."""
         where = where or LetterFilter()
         self._reading.check_queue(dead_letter_queue)
         kept, text = self._planned_options(kind, options), ""
@@ -106,9 +135,9 @@ class Plans:
             kept["changed"] = change.paths()
         if force and kind in REDRIVES:
             kept["force"] = True
-        job = self._running.new(kind, dead_letter_queue, where, kept, text).job
+        run = self._running.new(kind, dead_letter_queue, where, kept, text)
         try:
-            return self._jobs.plan(self._previewed(job, where, seconds))
+            return run, self._preview(run, where, seconds, scanned, change)
         finally:
             self._store.done()  # who runs it needs the queue
 
@@ -139,12 +168,22 @@ class Plans:
         job = self._jobs.get(job_id)
         if not job.change:
             raise DLQError(f"expected a planned edit, got job {job_id}, a {job.kind}")
-        (letter_id,) = job.filter["ids"]
+        letter_id = next(iter(job.filter["ids"]), "")  # none if it went while it was planned
         _, found = self._reading.entry(letter_id, job.queue)
         apply = self._checks.edited(Edit.from_text(job.change), job.actor)
         before = self._checks.message(found, job.options)
         after = apply(self._checks.message(found, job.options))
         return _arguments(before), _arguments(after)
+
+    def waits_for(self, dead_letter_queue: str, where: LetterFilter) -> list[str]:
+        """What the messages of the oldest letters would wait for; see `DryRun`."""
+
+        def matching(check: Progress) -> Iterator[RawEntry]:
+            return islice(select(self._store, dead_letter_queue, where, scanned=check), _GLANCED)
+
+        targets = self._checks.targets(None)
+        found = Preview(matching, seconds=_GLANCE_SECONDS).entries()
+        return list(dict.fromkeys(chain.from_iterable(map(targets.waits_for, found))))
 
     def _planned_options(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if kind in REDRIVES:
@@ -161,23 +200,64 @@ class Plans:
             self._checks.check_bin()
         return removal.to_json()
 
-    def _previewed(self, job: Job, where: LetterFilter, seconds: float) -> Job:
-        """A job with what a dry run finds, and the number of its letters."""
-        limit, span = job.options.get("limit"), PositionRange(until=job.until)
+    def _preview(
+        self,
+        run: JobRun,
+        where: LetterFilter,
+        seconds: float,
+        scanned: Progress | None,
+        change: Edit | None,
+    ) -> DryRun:
+        """Make a dry run; from then on the job has only letters that this has counted."""
+        job, limit, last = run.job, run.job.options.get("limit"), run.job.until
+        keys: set[str] = set()
 
-        def matching(scanned: Progress) -> Iterator[RawEntry]:
-            found = select(self._store, job.queue, where, span=span, scanned=scanned)
-            return islice(found, limit)
+        def matching(check: Progress) -> Iterator[RawEntry]:
+            nonlocal last
+            span = PositionRange(until=job.until)
+            found = select(self._store, job.queue, where, span=span, scanned=check)
+            for one in islice(found, limit):
+                yield one if change is None else self._edited(one, change, job.options)
+                last = one.position  # it was counted in time
+                if where.ids is not None:
+                    keys.add(one.key)
 
-        preview = Preview(matching, seconds=seconds)
+        preview = Preview(matching, seconds=seconds, scanned=scanned)
         if job.kind in REDRIVES:
             seen = dry_run(preview.entries(), self._checks.targets(job.options.get("to_queue")))
+            seen = replace(seen, waits_for={**too_late(job.options), **seen.waits_for})
         else:
             seen = preview.removal()
-        total = seen.letters + seen.corrupt if preview.exact else job.total
-        if total is not None and limit is not None:
-            total = min(total, limit)
-        return replace(job, preview=preview.to_json(seen), total=total)
+        letters = seen.letters + seen.corrupt
+        if limit is not None and not preview.exact:
+            run.tell(note=_cut(letters, limit, seconds))
+            preview.exact = True  # it has these, and no others
+        if preview.exact:
+            run.tell(total=letters)
+            if where.ids is not None:
+                run.tell(filter=replace(where, ids=frozenset(keys)).to_json())
+            elif limit is not None:
+                run.tell(until=last)
+        run.tell(preview=preview.to_json(seen))
+        return seen
+
+    def _edited(self, found: RawEntry, change: Edit, options: Mapping[str, Any]) -> RawEntry:
+        """The entry of a letter with the arguments and headers that its message would have."""
+        sent = self._checks.edited(change)(self._checks.message(found, options))
+        parts = {**_arguments(sent), "headers": sent.headers}
+        new = {name: json_codec.dumps(part).encode() for name, part in parts.items()}
+        named = {b"args_json": new["args"], b"kwargs_json": new["kwargs"]}
+        return RawEntry(found.position, {**found.fields, **named, b"headers": new["headers"]})
+
+
+def _cut(letters: int, limit: int, seconds: float) -> str:
+    """What a plan says that has fewer letters than its limit, because time ran out."""
+    if not letters:
+        raise DLQError(
+            f"expected letters for a plan with a limit of {limit:,}, found none in {seconds:g} s; "
+            f"narrow the filter or leave out limit"
+        )
+    return f"the time for the plan ended at {letters:,} letters of at most {limit:,}"
 
 
 def _refuse_lost(job: Job) -> None:

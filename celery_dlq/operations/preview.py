@@ -25,15 +25,23 @@ class Preview:
     Args:
         select: Finds the letters; its argument is to be called for each page that it reads.
         seconds: Time to read them.
+        scanned: Called with the number of entries in every page read.
 
     Attributes:
         exact: False if there are more letters than could be read in time.
     """
 
-    def __init__(self, select: Callable[[Progress], Iterable[RawEntry]], *, seconds: float) -> None:
+    def __init__(
+        self,
+        select: Callable[[Progress], Iterable[RawEntry]],
+        *,
+        seconds: float,
+        scanned: Progress | None = None,
+    ) -> None:
         self.exact = True
         self._select = select
         self._seconds = seconds
+        self._scanned = scanned
         self._examples: list[str] = []
         self._groups: Counter[str] = Counter()
         self._tasks: Counter[str] = Counter()
@@ -42,7 +50,9 @@ class Preview:
         """The letters, until the deadline."""
         deadline = time.monotonic() + self._seconds
 
-        def check(_entries: int = 0) -> None:
+        def check(entries: int = 0) -> None:
+            if entries and self._scanned is not None:
+                self._scanned(entries)
             if time.monotonic() >= deadline:
                 raise _LateError
 
@@ -72,6 +82,7 @@ class Preview:
         for name in ("queues", "tasks"):
             shown[name] = sorted(shown[name], key=lambda each: each["found"] is not False)
             shown[name] = shown[name][:_MOST_NAMES]
+        shown["waits_for"] = dict([*dry_run.waits_for.items()][:_MOST_NAMES])
         groups = [
             {"fingerprint": fingerprint, "letters": count}
             for fingerprint, count in self._groups.most_common(_MOST_NAMES)
@@ -99,4 +110,5 @@ def dry_run_of(preview: Mapping[str, Any]) -> DryRun:
         bytes=int(preview.get("bytes", 0)),
         queues=queues,
         tasks=tasks,
+        waits_for=preview.get("waits_for", {}),
     )

@@ -27,7 +27,7 @@ from celery_dlq.filters import LetterFilter
 from celery_dlq.headers import REPLACED_TASK_NESTING, whole_number
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.operations.background import Background
-from celery_dlq.operations.canary import Canary, CanaryResult, chosen
+from celery_dlq.operations.canary import PASSED, Canary, CanaryResult, chosen
 from celery_dlq.operations.job import DONE, FAILED, STOPPED, Job
 from celery_dlq.operations.jobs import CancelledError, JobRun
 from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
@@ -55,6 +55,7 @@ Confirmed = Callable[[str, Sequence[RawEntry], str], None]
 CountedIn = Callable[[str | None, str, str], str]
 Loss = Callable[[RawEntry], str]
 Chooses = Callable[[RawEntry], bool]
+HeldOf = Callable[[Sequence[tuple[MessageKey, Outgoing]]], Sequence[str]]
 
 
 class MessageOf(Protocol):
@@ -185,6 +186,7 @@ class Redriver:
         confirmed: Called for each batch that the broker took, with the queue, the letters and
             the id of the redrive.
         message_of: Makes the message of a letter.
+        held: Returns the ids of the holds that have some of the redriven messages.
     """
 
     def __init__(
@@ -197,6 +199,7 @@ class Redriver:
         lease_seconds: float = LEASE_SECONDS,
         confirmed: Confirmed | None = None,
         message_of: MessageOf = outgoing,
+        held: HeldOf = lambda _messages: (),
     ) -> None:
         self._app = app
         self._store = store
@@ -205,6 +208,7 @@ class Redriver:
         self._lease = lease_seconds
         self._confirmed = confirmed
         self._message_of = message_of
+        self._held = held
 
     def redrive(
         self,
@@ -485,11 +489,12 @@ class Redriver:
             work.transform, work.published = inner, None
         result = self._watch(work, canary, watched)
         work.report.canary = result.to_json()
-        passed = result.died + result.open <= canary.max_failures
-        work.run.tell(canary={**work.run.job.canary, "verdict": "passed" if passed else "stopped"})
-        if passed:
+        verdict = result.verdict(canary.max_failures)
+        work.report.canary["verdict"] = verdict
+        work.run.tell(canary={**work.run.job.canary, "verdict": verdict})
+        if verdict == PASSED:
             work.run.keep(canary={**canary.to_json(), "passed": True})
-        return passed
+        return verdict == PASSED
 
     def _watch(self, work: Work, canary: Canary, watched: Sequence[Outgoing]) -> CanaryResult:
         keys = [self._key(work, message) for message in watched]
@@ -504,14 +509,19 @@ class Redriver:
                 else outcome
                 for message, outcome in zip(watched, outcomes, strict=True)
             ]
-            result = CanaryResult.of(ended)
+            left = [
+                (key, message)
+                for key, message, outcome in zip(keys, watched, ended, strict=True)
+                if outcome is RedriveOutcome.OPEN
+            ]
+            result = CanaryResult.of(ended, self._held(left))
             if result.died > died and len(died_ids) < MOST_DIED_IDS:
                 died_ids = [*islice(died_again(self._store, work.run.job), MOST_DIED_IDS)]
             died = result.died
             waited = time.monotonic() - began
             late = waited >= canary.wait_seconds
             work.run.tell(canary=_live(canary, result, waited, died_ids))
-            if not result.open or result.died > canary.max_failures or late:
+            if result.open <= result.held or result.died > canary.max_failures or late:
                 return result
             work.beat()
             time.sleep(_POLL_SECONDS)
@@ -551,6 +561,8 @@ def _live(
         "succeeded": result.succeeded,
         "died": result.died,
         "open": result.open,
+        "held": result.held,
+        "holds": list(result.holds),
         "waited_seconds": round(waited, 1),
         "wait_seconds": canary.wait_seconds,
         "verdict": "running",

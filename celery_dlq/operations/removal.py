@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.auto_redrive import numbers
 from celery_dlq.operations.discard import DiscardOptions
+from celery_dlq.operations.jobs import JobRun
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
 from celery_dlq.operations.results import MOST_COUNTED, DiscardReport, PolicyEffect
@@ -117,6 +117,20 @@ class Removal:
             scanned,
         )
 
+    def run(
+        self,
+        run: JobRun,
+        export_first: str | Path | None = None,
+        progress: Progress | None = None,
+        scanned: Progress | None = None,
+    ) -> DiscardReport:
+        """Run a discard or a purge, e.g. one that was prepared as a plan."""
+        if export_first is not None:
+            path = _parquet_path(Path(export_first), run.job.id)
+            run.tell(options={**run.job.options, "export_path": str(path.absolute())})
+        report: DiscardReport = self._running.run(run, progress, scanned)
+        return report
+
     def restore(self, letter_id: str, dead_letter_queue: str | None = None) -> str:
         """Put a discarded letter back, as the newest of its queue.
 
@@ -160,7 +174,7 @@ class Removal:
         where: LetterFilter | None = None,
         *,
         limit: int | None = None,
-        **fields: Any,
+        **fields: Unpack[FilterFields],
     ) -> tuple[int, int]:
         """Put discarded letters back, those discarded first as the oldest of them.
 
@@ -176,7 +190,7 @@ class Removal:
             StoreUnavailable: The store does not answer; another call restores the others.
             DLQError: The limit or a field of the filter is not usable.
         """
-        name, where = dead_letter_queue, where or LetterFilter(**fields)
+        name, where = dead_letter_queue, filter_of(where, fields)
         DiscardOptions(limit=limit)  # checks it
         found = (
             one for one in self.discarded(name) if not where or where.matches_fields(one.fields)
@@ -295,12 +309,7 @@ class Removal:
         if not options.forever:
             self._checks.check_bin()
         run = self._running.new(kind, queue, where, options.to_json())
-        if export_first is not None:
-            path = _parquet_path(Path(export_first), run.job.id)
-            options = replace(options, export_path=str(path.absolute()))
-            run.tell(options=options.to_json())
-        report: DiscardReport = self._running.run(run, progress, scanned)
-        return report
+        return self.run(run, export_first, progress, scanned)
 
     def _discarded_id(self, names: Sequence[str], prefix: str) -> str:
         """The only id in the bins with this prefix; the prefix itself if there is none."""

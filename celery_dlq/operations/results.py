@@ -31,7 +31,9 @@ class RedriveReport:
         doubtful: Of those failures, how many the broker may have taken nevertheless.
         refused: Number of letters that stay because their message would be lost.
         refused_by: Such letters by queue or task, with the reason. The first 1,000 are listed.
-        canary: Result of the canary, if there was one.
+        canary: Result of the canary, if there was one: numbers of letters, the ids of the
+            ``holds`` that have some, and the ``verdict`` (``passed``, ``died again``, ``held`` or
+            ``not finished``).
         state: ``done``, ``cancelled``, ``stopped`` (by the canary), ``failed`` (the broker
             refused every batch, or blocks publishers) or ``interrupted`` (another process goes
             on with the job).
@@ -48,7 +50,7 @@ class RedriveReport:
     doubtful: int = 0
     refused: int = 0
     refused_by: dict[str, int] = field(default_factory=dict)
-    canary: dict[str, int] | None = None
+    canary: dict[str, Any] | None = None
     state: str = "done"
 
     @property

@@ -6,22 +6,23 @@ import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from celery_dlq.backends.base import Backend, Clock
+from celery_dlq.backends.base import Backend, Clock, MessageKey
 from celery_dlq.errors import CorruptLetter, DLQError
 from celery_dlq.events import Action, Change, Events, Redriven, on_behalf_of, whoami
 from celery_dlq.filters import LetterFilter
 from celery_dlq.metrics import Measuring
 from celery_dlq.operations.auto_redrive import AutoRedrives, Due
-from celery_dlq.operations.canary import Canary
+from celery_dlq.operations.canary import Canary, why_stopped
 from celery_dlq.operations.checks import Checks
 from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.job import DONE, FAILED, REDRIVES, STOPPED, WAITING, Job
 from celery_dlq.operations.jobs import CancelledError, JobRun, Jobs
-from celery_dlq.operations.message import RedriveOptions, released
+from celery_dlq.operations.message import Outgoing, RedriveOptions, released
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import Progress
@@ -92,6 +93,8 @@ class Running:
         change: str = "",
     ) -> JobRun:
         """Make a job on the letters of a queue that are there now; listed once it has begun."""
+        # In this order: a letter that arrives in between is counted, but not worked on.
+        until = self._store.last_position(queue) or self._store.position_at(from_micros(0))
         total: int | None = None
         if where.ids is not None:
             total = len(where.ids)
@@ -102,7 +105,7 @@ class Running:
             queue,
             where=where.to_json(),
             options=options,
-            until=self._store.last_position(queue),
+            until=until,
             total=total,
             change=change,
             broker=self._broker() if kind in REDRIVES else "",
@@ -305,7 +308,20 @@ class Running:
             self._clock,
             counted_in=self._policies.counted_in,
             confirmed=self._redriven,
+            held=self._holds_of,
         )
+
+    def _holds_of(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
+        """The ids of the holds that have some of these messages, one for each of them."""
+        holds, found = self._holds.all() if messages else [], []
+        for key, message in messages:
+            for hold in holds:
+                entry = replace(key, dead_letter_queue=hold.id).letter_id
+                task = str(message.headers.get("task"))
+                if hold.covers(task, message.queue) and self._held.entry(hold.id, entry):
+                    found.append(hold.id)
+                    break
+        return found
 
     def _redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:
         """Count a published batch; decode its letters only if somebody subscribed."""
@@ -359,9 +375,9 @@ class Running:
         note = ""
         if isinstance(report, RedriveReport) and report.state in (STOPPED, FAILED):
             away = run.job.note or "the broker took nothing"
-            note = "the canary died" if report.state == STOPPED else away
+            note = why_stopped(run.job.canary) if report.state == STOPPED else away
         elif report.state == DONE and run.job.preview.get("exact") and run.job.run == 1:
-            gone = (run.job.total or 0) - report.touched
+            gone = (run.job.total or 0) - report.touched - counts.get("refused", 0)
             note = f"{gone:,} of the {run.job.total:,} planned letters had gone" if gone > 0 else ""
         if run.end(report.state, counts, note).state != WAITING:
             self._record_job(run, action, counts)

@@ -109,15 +109,15 @@ class Replacement:
         return value
 
     def _edits(self, text: str) -> str:
-        """The trail of edits: its old and new arguments are JSON text, maybe cut."""
+        """The trail of edits: its old and new values are JSON text, maybe cut."""
         trail = parsed(text)
         if not isinstance(trail, list) or not all(isinstance(one, dict) for one in trail):
             return text if _IS_DONE.fullmatch(text) else self._token(text)
         for one in trail:
             for side in ("from", "to"):
                 found = parsed(one.get(side)) if isinstance(one.get(side), str) else None
-                if isinstance(found, list) and len(found) == 2:  # noqa: PLR2004 - args, kwargs
-                    shown = [self.root("args", found[0]), self.root("kwargs", found[1])]
+                if isinstance(found, list) and len(found) in {2, 3}:
+                    shown = list(map(self.root, ("args", "kwargs", "headers"), found))
                     one[side] = json.dumps(shown, ensure_ascii=False)
                 elif one.get(side) is not None and self._rules.hide_arguments():
                     one[side] = self._token(one[side])

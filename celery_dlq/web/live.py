@@ -27,7 +27,7 @@ MAX_STREAMS = 100
 MAX_QUEUES = 200
 MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
-_CANARY = ("letters", "succeeded", "died", "open", "verdict")
+_CANARY = ("letters", "succeeded", "died", "open", "held", "verdict")
 _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
 
 

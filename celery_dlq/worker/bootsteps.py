@@ -118,6 +118,9 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(assembly_of(consumer.app).warn_of_low_limits, consumer.connection)
 
         def tick() -> None:
+            if consumer.task_consumer is not None:
+                # Not `consume_from` of the app: before Celery 5.7 that has all it published to.
+                guard.queues = tuple(sorted(one.name for one in consumer.task_consumer.queues))
             _quietly(guard.look_for_missing_ends, consumer.pool)
             if self._fetch is not None:
                 _quietly(self._fetch.count, guard.counts)

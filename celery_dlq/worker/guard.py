@@ -143,6 +143,7 @@ class Guard:
         )
         self.periodic_tasks = PeriodicTasks()
         self.jobs: WorkerJobs | None = None
+        self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
         self.guards_all = policy_cache.may_guard(None)
 
     def may_guard(self, task: Any) -> bool:

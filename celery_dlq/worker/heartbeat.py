@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from celery_dlq.backends.base import (
@@ -47,6 +48,8 @@ class Heartbeat:
         obey_demands: Called with the demands in force whenever there are new ones.
         clock: Returns monotonic seconds.
         job_waits: Called while a job waits to be run.
+        queues: Returns the queues that the worker consumes now, sorted, which ``celery control
+            cancel_consumer`` and ``add_consumer`` change; ``None`` while that is not known.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         *,
         job_waits: Callable[[], object] = bool,
+        queues: Callable[[], tuple[str, ...] | None] = lambda: None,
     ) -> None:
         self._registry = registry
         self._info = info
@@ -71,6 +75,7 @@ class Heartbeat:
         self._obey_demands = obey_demands
         self._clock = clock
         self._job_waits = job_waits
+        self._queues = queues
         self._ticks = 0
         self._registered = False
         self._revision = 0
@@ -99,6 +104,9 @@ class Heartbeat:
         known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
         if job_waits:
             self._job_waits()
+        queues = self._queues()
+        if queues not in (None, self._info.queues):
+            self._info, known = replace(self._info, queues=queues), False
         if not (known and self._registered):  # known may be a dead worker of the same node name
             self._registry.register(self._info)
             self._registered = True

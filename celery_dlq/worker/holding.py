@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
 
 from celery_dlq.backends.base import OPEN, Clock, DeadLetterStore, Hold, MessageKey
 from celery_dlq.errors import StoreUnavailable
@@ -187,11 +186,7 @@ class Holding:
     ) -> tuple[Hold, Message] | tuple[None, None]:
         released, message = request.request_dict.get(HOLD_HEADER), None
         for hold in self.holds:
-            if (
-                not hold.admits(released)
-                and fnmatchcase(request.task.name, hold.task)
-                and fnmatchcase(queue, hold.queue)
-            ):
+            if not hold.admits(released) and hold.covers(request.task.name, queue):
                 message = message or captured(request.message, request.request_dict)
                 if not hold.where or _meets(hold.where, message):
                     return hold, message

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import command_line
@@ -207,23 +207,27 @@ MISTAKES = [
 ]
 
 
-@pytest.fixture
-def three(poison: ModuleType) -> list[DeadLetter]:
-    """Three letters, stored as a worker would have stored them."""
+def stored(poison: ModuleType, name: str) -> DeadLetter:
+    """A letter, stored as a worker would have stored it."""
     from builders import a_letter, a_request, key_of
 
-    made = []
+    letter = a_letter(
+        task_id=f"task-{name}",
+        task_name="poison_app.fails",
+        reason=Reason.REJECTED if name == "c" else Reason.FAILED,
+        headers=json.dumps(a_request(id=f"task-{name}", task="poison_app.fails")),
+        body=json.dumps([[name], {}, {"callbacks": None}]).encode(),
+        args_json=json.dumps([name]),
+    )
+    poison.dlq.store.dead_letter(letter, key_of(letter))
+    return letter
+
+
+@pytest.fixture
+def three(poison: ModuleType) -> list[DeadLetter]:
+    """Three letters."""
     for name in ("a", "b", "c"):
-        letter = a_letter(
-            task_id=f"task-{name}",
-            task_name="poison_app.fails",
-            reason=Reason.REJECTED if name == "c" else Reason.FAILED,
-            headers=json.dumps(a_request(id=f"task-{name}", task="poison_app.fails")),
-            body=json.dumps([[name], {}, {"callbacks": None}]).encode(),
-            args_json=json.dumps([name]),
-        )
-        poison.dlq.store.dead_letter(letter, key_of(letter))
-        made.append(letter)
+        stored(poison, name)
     return list(poison.dlq.letters("orders-DLQ"))
 
 
@@ -438,6 +442,92 @@ def test_letters_are_found_by_arguments_headers_and_ids(
     assert found("--discarded", "--release", "2026.3") == [other.id]
     (change, *_) = dlq("audit", "--json").lines
     assert change["detail"]["filter"] == {"conditions": ["kwargs.tenant=42"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--all"], ["--all", "--limit", "2"], ["--where", "args[0]!=x"]],
+)
+@pytest.mark.parametrize("more", [[], ["--background"]])
+@pytest.mark.parametrize("verb", ["discard", "purge"])
+def test_a_yes_is_for_the_letters_that_the_question_counted(
+    dlq: Dlq,
+    three: list[DeadLetter],
+    poison: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    more: list[str],
+    options: list[str],
+) -> None:
+    """While it is asked, another operator removes one of them, and other letters arrive."""
+    late: list[str] = []
+
+    def asked(question: str, **_: object) -> None:
+        assert question.startswith(
+            f"{verb.capitalize()} {2 if '--limit' in options else 3} letters"
+        )
+        poison.dlq.purge("orders-DLQ", ids=frozenset({three[0].id}))
+        late.append(stored(poison, "d").id)
+
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("celery_dlq.cli.removal.sys", terminal)
+    monkeypatch.setattr("click.confirm", asked)
+    done = dlq(verb, "orders-DLQ", *options, *more)
+    assert done.exit_code == 0, done.stderr
+    if more:
+        assert poison.dlq.assembly.running().run_next(lambda: False).state == "done"
+    expected = {late[0], three[2].id} if "--limit" in options else {late[0]}
+    assert {letter.id for letter in poison.dlq.letters("orders-DLQ")} == expected
+
+
+REFUSED_REDRIVES = [
+    (["--rate", "0"], "rate to be more than 0"),
+    (["--rate", "-1/s"], "rate to be more than 0"),
+    (["--limit", "0"], "limit to be 1 or more"),
+    (["--delay", "inf"], "seconds"),
+    (["--canary", "0"], "canary to be 1"),
+    (["--canary", "1001"], "canary to be 1"),
+    (["--canary", "1", "--max-failures", "-1"], "max_failures to be 0 or more"),
+    (["--canary", "1", "--canary-wait", "0"], "canary_wait to be more than 0"),
+    (["--to-queue", "orders-DLQ"], "got the dead-letter"),
+    (["--to-queue", " "], "to_queue to be the name of a queue"),
+    (["--set", "tenant=1"], "args, kwargs or headers at character 1 of the assignment"),
+    (["--set", "args[7]=1"], "does not exist in the message"),
+    (["--set", "headers.id=1"], "expected a header of your own"),
+    (["--set", "args[0]=1", "--rate", "0"], "rate to be more than 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), REFUSED_REDRIVES)
+def test_what_a_redrive_refuses_its_dry_run_and_its_plan_refuse(
+    dlq: Dlq,
+    three: list[DeadLetter],
+    poison: ModuleType,
+    options: list[str],
+    text: str,
+) -> None:
+    """With the same line; nothing is changed, nothing is planned."""
+    ways: list[list[str]] = [[], ["--dry-run"], *([] if "--set" in options else [["--background"]])]
+    said = []
+    for more in ways:
+        done = dlq("redrive", "orders-DLQ", three[0].id, *options, *more)
+        assert done.exit_code > 0, more
+        said.append(done.stderr.strip().splitlines()[-1])
+    assert set(said) == {said[0]}
+    assert said[0].startswith("Error: ")
+    assert text in said[0]
+    assert poison.dlq.jobs() == poison.dlq.changes() == []
+    assert len(list(poison.dlq.letters("orders-DLQ"))) == 3
+
+
+def test_a_dry_run_of_several_letters_takes_no_edit(dlq: Dlq, three: list[DeadLetter]) -> None:
+    """As the redrive, which edits one."""
+    for edit in (["--set", "args[0]=1"], ["--edit"]):
+        for more in ([], ["--dry-run"]):
+            done = dlq("redrive", "orders-DLQ", "--all", *edit, *more)
+            assert (done.exit_code, "the ID of exactly one letter" in done.stderr) == (2, True)
+    dry = dlq("redrive", "orders-DLQ", three[0].id, "--set", "args[0]=1", "--dry-run")
+    assert (dry.exit_code, "Would redrive 1 letter" in dry.stdout) == (0, True)
 
 
 def test_a_redrive_can_be_tried_dry_edited_and_watched(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from celery_dlq.errors import NotFound, RedriveError
 from celery_dlq.events import Action, Change
 from celery_dlq.operations.canary import Canary
 from celery_dlq.operations.edit import Edit
+from celery_dlq.policies.circuit_breaker import CircuitBreaker, Opened
 
 Letters = Callable[..., list[DeadLetter]]
 Start = Callable[..., Worker]
@@ -261,7 +263,8 @@ def test_a_canary_that_dies_stops_the_redrive(poison: ModuleType, start_worker: 
     assert report.canary is not None
     assert report.canary["died"] >= 1
     live = poison.dlq.job(report.redrive_id).canary
-    assert (live["letters"], live["verdict"]) == (2, "stopped")
+    assert (live["letters"], live["verdict"]) == (2, "died again")
+    assert poison.dlq.job(report.redrive_id).note.endswith("of 2 letters of the canary died again")
     assert (live["died"], len(live["died_ids"])) == (report.canary["died"],) * 2
     assert {poison.dlq.get(letter_id).redrives for letter_id in live["died_ids"]} == {1}
     again = poll(lambda: [x for x in poison.dlq.letters(QUEUE) if x.redrives == 1])
@@ -277,7 +280,8 @@ def test_a_canary_that_lives_lets_the_rest_go(poison: ModuleType, start_worker: 
         put(poison, task="healthy", fingerprint=f"{n % 3:016x}")
     report = poison.dlq.redrive(QUEUE, canary=3, canary_wait=30)
     assert (report.state, report.published) == ("done", 10)
-    assert report.canary == {"redriven": 3, "succeeded": 3, "died": 0, "open": 0}
+    numbers = {"redriven": 3, "succeeded": 3, "died": 0, "open": 0, "held": 0}
+    assert report.canary == {**numbers, "holds": [], "verdict": "passed"}
     live = poison.dlq.job(report.redrive_id).canary
     assert (live["verdict"], live["succeeded"], live["died_ids"]) == ("passed", 3, [])
     assert poll(
@@ -311,7 +315,88 @@ def test_a_canary_nobody_runs_stops_the_redrive(poison: ModuleType) -> None:
         put(poison)
     report = poison.dlq.redrive(QUEUE, canary=1, canary_wait=0.3)
     assert (report.state, report.published) == ("stopped", 1)
+    assert report.canary["verdict"] == "not finished"
+    note = poison.dlq.job(report.redrive_id).note
+    assert note == "1 of 1 letters of the canary did not end in 0.3 s"
     assert len(left(poison)) == 2
+
+
+def held_by(poison: ModuleType, how: str) -> str:
+    """Let messages of the task be held; the id of the hold."""
+    if how == "task":
+        return str(poison.dlq.hold("poison_app.healthy").id)
+    if how == "queue":
+        return str(poison.dlq.hold(queue="orders", conditions=["args[0]!=x"]).id)
+    circuits = poison.dlq.assembly.breakers()._circuits
+    breaker = CircuitBreaker(probe_every=3600)
+    hold, _ = circuits.change("poison_app.healthy", "orders", Opened(), breaker)
+    return str(hold.id)
+
+
+@pytest.mark.parametrize("how", ["task", "queue", "breaker"])
+def test_a_canary_that_is_held_has_not_died(
+    poison: ModuleType, start_worker: Start, dlq: Dlq, how: str
+) -> None:
+    """Plan, page and dry run name the hold before; the verdict comes at once and names it after."""
+    worker = start_worker()
+    hold_id = held_by(poison, how)
+    poll(lambda: f"{hold_id} of" in worker.output, timeout_seconds=30)
+    for n in range(5):
+        put(poison, task="healthy", fingerprint=f"{n:016x}")
+    named = "circuit breaker of task 'poison_app.healthy'" if how == "breaker" else hold_id
+
+    ((what, letters),) = poison.dlq.plan("redrive", QUEUE).preview["waits_for"].items()
+    assert (named in what, letters) == (True, 5)
+    assert poison.dlq.dry_run(QUEUE).waits_for == {what: 5}
+    assert f"5 letters would wait for {what}." in dlq("redrive", QUEUE, "--all", "--dry-run").stdout
+    (shown,) = dlq("redrive", QUEUE, "--all", "--dry-run", "--json").lines
+    assert shown["waits_for"] == {what: 5}
+
+    began = time.monotonic()
+    done = dlq("redrive", QUEUE, "--all", "--canary", "3", "--canary-wait", "120s")
+    assert (done.exit_code, time.monotonic() - began < 60) == (1, True)
+    assert f"3 did not end, held by {hold_id}. Verdict: held." in done.stdout
+    job = poison.dlq.jobs()[0]
+    assert (job.state, job.canary["verdict"], job.counts["published"]) == ("stopped", "held", 3)
+    assert [job.canary[name] for name in ("died", "open", "held")] == [0, 3, 3]
+    assert job.note == f"the canary is held by {hold_id}; after its release, resume this job"
+    assert len(left(poison)) == 2
+
+    poison.dlq.release(hold_id)
+    assert poison.dlq.resume(job.id).state == "done"
+    assert left(poison) == []
+
+
+def test_a_plan_names_a_queue_without_a_worker_and_a_delay_that_is_too_long(
+    poison: ModuleType, start_worker: Start, dlq: Dlq
+) -> None:
+    """What nobody consumes, or may not run yet, cannot end while it is watched."""
+    start_worker()
+    for _ in range(3):
+        put(poison, task="healthy")
+    assert poison.dlq.plan("redrive", QUEUE, canary=2).preview["waits_for"] == {}
+    late = {"canary": 2, "delay": 60, "canary_wait": 5}
+    waits = {"the delay of 60 s, which is longer than the canary is watched, 5 s": 2}
+    assert poison.dlq.plan("redrive", QUEUE, **late).preview["waits_for"] == waits
+    report = poison.dlq.redrive(QUEUE, **{**late, "canary_wait": 0.5})
+    assert report.canary["verdict"] == "not finished"
+    poison.app.control.cancel_consumer("orders", reply=True)
+    what = "a live worker that consumes queue 'orders'"
+    poll(lambda: poison.dlq.dry_run(QUEUE).waits_for == {what: 1}, timeout_seconds=60)
+    said = dlq(
+        "redrive",
+        QUEUE,
+        "--all",
+        "--dry-run",
+        "--delay",
+        "9s",
+        "--canary",
+        "1",
+        "--canary-wait",
+        "8s",
+    ).stdout
+    assert "1 letter would wait for the delay of 9 s, which is longer" in said
+    assert f"1 letter would wait for {what}." in said
 
 
 def test_a_stopped_canary_is_followed_by_another_one(poison: ModuleType) -> None:

@@ -47,7 +47,7 @@ def has_ended(page: Any, dlq: DeadLetters, runs: redis.Redis, charges: list[int]
     """The page of the job says so, and it is so."""
     said = page.locator("main").inner_text()
     assert f"{LETTERS} of {LETTERS} letters" in said
-    assert re.search(r"5 succeeded, 0 died again, 0 not ended\.\s+Verdict: passed", said)
+    assert re.search(r"5 succeeded, 0 died again, 0 not ended \(0 held\)\.\s+Verdict: passed", said)
     assert list(dlq.letters(QUEUE, exception_type="shop.payments.GatewayTimeout")) == []
     assert len(list(dlq.letters(QUEUE))) == 3 * LETTERS - 12  # others stay
     poll(lambda: all(runs.llen(f"charge:{order}") == 1 for order in charges), timeout_seconds=30)
@@ -68,6 +68,25 @@ def test_a_redrive_from_click_to_verdict(
     has_ended(page, dlq, runs, charges)
     page.goto(f"{pages.url}/audit")
     assert "redriven" in page.locator("tbody tr").first.inner_text()
+
+
+def test_a_hold_is_named_on_the_way_and_is_no_death(
+    page: Any, pages: Pages, worker: Worker, dlq: DeadLetters, charges: list[int]
+) -> None:
+    """The form and the plan name it before, the page of the job with its verdict after."""
+    hold = dlq.hold(queue="orders", reason="gateway down")
+    poll(lambda: hold.id in worker.output, timeout_seconds=30)
+    page.goto(f"{pages.url}/queues/{QUEUE}/redrive?exception_type=GatewayTimeout")
+    assert f"Messages would wait for {hold.id} of " in page.locator("main").inner_text()
+    page.get_by_label("Letters in the canary").fill("5")
+    press(page, "button", "Show what would happen")
+    said = page.locator("main").inner_text()
+    assert f"{LETTERS} messages would wait for {hold.id} of " in said
+    press(page, "button", f"Redrive {LETTERS} letters")
+    expect(page.locator("[data-job-state]")).to_have_text("stopped", timeout=30_000)
+    said = page.locator("main").inner_text()
+    assert re.search(r"0 died again, 5 not ended \(5 held\)\.\s+Verdict: held", said)
+    assert f"the canary is held by {hold.id}; after its release, resume this job" in said
 
 
 def test_a_redrive_without_javascript(

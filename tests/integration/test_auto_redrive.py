@@ -213,7 +213,11 @@ def test_if_the_canary_dies_the_rest_waits(make: Make, monkeypatch: pytest.Monke
     )
     aged(dlq, 1)
     (job,) = look(dlq)
-    assert (job.state, job.counts["published"], job.note) == ("stopped", 1, "the canary died")
+    assert (job.state, job.counts["published"], job.note) == (
+        "stopped",
+        1,
+        "1 of 1 letters of the canary died again",
+    )
     assert (look(dlq), len(left(dlq))) == ([], 3)
     (again,) = poll(lambda: look(dlq))
     assert (again.state, len(left(dlq))) == ("stopped", 2)

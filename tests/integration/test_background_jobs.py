@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +27,7 @@ from celery_dlq.backends.memory import MemoryBackend
 from celery_dlq.errors import NotFound
 from celery_dlq.events import Redriven, acting_as
 from celery_dlq.operations import jobs as jobs_module
+from celery_dlq.operations import preview as preview_module
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.jobs import MOST_PLANS, CancelledError, Jobs
 from celery_dlq.operations.runner import Runner
@@ -227,6 +233,179 @@ def test_unusable_plans_are_refused(operators: Operators) -> None:
     with pytest.raises(NotFound):
         dlq.start("x")
     assert dlq.jobs() == []
+
+
+# -- a plan is a set of letters ----------------------------------------------------------
+
+
+def ran(dlq: DeadLetters, job_id: str) -> Any:
+    """A plan that was started, once this process has run it."""
+    dlq.start(job_id)
+    job = dlq.assembly.running().run_next(lambda: False)
+    assert job is not None
+    assert (job.id, job.state) == (job_id, "done")
+    return job
+
+
+def removes(dlq: DeadLetters, kind: str) -> None:
+    """Skip a discard where there is no bin."""
+    if kind == "discard" and not dlq.store.capabilities.bin:
+        pytest.skip("this store has no bin")
+
+
+KINDS = ["redrive", "discard", "purge"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_plans_of_the_same_letters_work_on_them_once(operators: Operators, kind: str) -> None:
+    """Both show the same ten; whoever comes second finds none of them and takes no others."""
+    dlq = operators()
+    removes(dlq, kind)
+    ids = put(dlq, 15)
+    plans = [dlq.plan(kind, DLQ, limit=10) for _ in range(2)]
+    assert [plan.preview["examples"] for plan in plans] == [ids[:10]] * 2
+    first, second = (ran(dlq, plan.id) for plan in plans)
+    assert (first.handled, second.handled) == (10, 0)
+    assert second.note == "10 of the 10 planned letters had gone"
+    assert left(dlq) == set(ids[10:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", [{}, {"task_name": "shop.charge"}])
+def test_a_plan_with_a_limit_only_shrinks(
+    operators: Operators, kind: str, where: dict[str, Any]
+) -> None:
+    """Half of its letters went, others came: it takes the other half."""
+    dlq = operators()
+    removes(dlq, kind)
+    ids = put(dlq, 15)
+    plan = dlq.plan(kind, DLQ, LetterFilter(**where), limit=10)
+    dlq.purge(DLQ, ids=frozenset(ids[:5]))
+    late = put(dlq, 5)
+    assert ran(dlq, plan.id).handled == 5
+    assert left(dlq) == {*ids[10:], *late}
+
+
+def test_a_plan_of_chosen_letters_has_those_that_were_shown(operators: Operators) -> None:
+    """Not one that came back since, nor, with a limit, those that were left out."""
+    dlq = operators()
+    removes(dlq, "discard")
+    ids = put(dlq, 4)
+    dlq.discard(DLQ, ids=frozenset(ids[:1]))
+    where = LetterFilter(ids=frozenset(ids))
+    every, two = dlq.plan("purge", DLQ, where), dlq.plan("purge", DLQ, where, limit=2)
+    assert (every.total, two.total) == (3, 2)
+    dlq.restore(ids[0])
+    shown = set(two.preview["examples"])
+    assert ran(dlq, two.id).counts["removed"] == 2
+    assert left(dlq) == set(ids) - shown
+    assert ran(dlq, every.id).counts["removed"] == 1
+    assert left(dlq) == {ids[0]}
+    dlq.discard(DLQ)
+    nothing = dlq.plan("purge", DLQ, where)
+    dlq.restore(ids[0])
+    assert (nothing.total, ran(dlq, nothing.id).handled) == (0, 0)
+    assert left(dlq) == {ids[0]}
+
+
+@pytest.mark.parametrize("options", [{}, {"limit": 2}])
+def test_a_plan_of_an_empty_queue_stays_empty(
+    operators: Operators, options: dict[str, Any]
+) -> None:
+    """Letters arrive before it is started."""
+    dlq = operators()
+    put(dlq)
+    dlq.purge(DLQ)
+    plan = dlq.plan("purge", DLQ, **options)
+    late = put(dlq, 3)
+    assert ran(dlq, plan.id).handled == 0
+    assert left(dlq) == set(late)
+
+
+def test_a_plan_with_a_limit_has_what_was_read_in_time(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so; a plan that found none is refused, because nobody would know what it does."""
+    dlq = operators()
+    ids = put(dlq, 6)
+    with pytest.raises(DLQError, match="found none in 0 s; narrow the filter or leave out limit"):
+        dlq.plan("purge", DLQ, LetterFilter(task_name="none"), limit=5, seconds=0)
+    ticks = iter(range(100))
+    monkeypatch.setattr(preview_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    plan = dlq.plan("purge", DLQ, limit=5, seconds=3.5)
+    assert plan.total in {2, 3}  # some stores read page by page
+    assert (plan.preview["letters"], plan.preview["exact"]) == (plan.total, True)
+    assert plan.note == f"the time for the plan ended at {plan.total} letters of at most 5"
+    assert ran(dlq, plan.id).counts["removed"] == plan.total
+    assert left(dlq) == set(ids[plan.total :])
+
+
+def test_the_plan_of_an_edit_names_the_holds_of_the_edited_message(operators: Operators) -> None:
+    """An edit may lead a message out of a hold, or into it."""
+    dlq = operators()
+    (letter,) = put(
+        dlq, body=b'[[], {"tenant": 1}, {}]', args_json="[]", kwargs_json='{"tenant": 1}'
+    )
+    holds = [
+        dlq.hold(queue="orders", conditions=[f"kwargs.tenant={tenant}"]).id for tenant in (1, 2)
+    ]
+    waits = []
+    for change in (Edit(assign={"headers.x": 1}), Edit(assign={"kwargs.tenant": 2})):
+        plan = dlq.plan("edit", DLQ, LetterFilter(ids=frozenset({letter})), change=change)
+        waits.append([what for what in plan.preview["waits_for"] if what.startswith("hold-")])
+    assert [len(found) for found in waits] == [1, 1]
+    assert [found[0].partition(" ")[0] for found in waits] == holds
+
+
+DIES = """
+import os, signal, sys
+from builders import an_app
+from celery_dlq import DeadLetters
+from celery_dlq.operations import discard
+url, job, broker = sys.argv[1:]
+app = an_app(dlq_url=url, **({"broker_url": url} if broker == "redis" else {}))
+app.conf.task_default_queue = "orders"
+dlq = DeadLetters(app)
+if dlq.job(job).kind == "redrive":
+    from celery_dlq.operations.redrive import Redriver
+    inner = Redriver._wait
+    def wait(self, publisher, work):
+        inner(self, publisher, work)
+        os.kill(os.getpid(), signal.SIGKILL)
+    Redriver._wait = wait
+else:
+    inner = discard.Discarder._batch
+    def batch(self, run, found, options, report):
+        inner(self, run, found, options, report)
+        os.kill(os.getpid(), signal.SIGKILL)
+    discard.Discarder._batch = batch
+dlq.start(job)
+dlq.assembly.running().run_next(lambda: False)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("operators", ["redis", "elsewhere"], indirect=True)
+def test_a_plan_that_was_killed_takes_no_other_letters(
+    operators: Operators, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """Its process dies after a batch, before it could say how many letters that had."""
+    dlq = operators()
+    ids = put(dlq, 15)
+    plan = dlq.plan(kind, DLQ, limit=10)
+    url, broker = request.getfixturevalue("redis_url"), request.node.callspec.params["operators"]
+    done = subprocess.run(
+        [sys.executable, "-c", DIES, url, plan.id, broker],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    poll(lambda: dlq.job(plan.id).state == "interrupted", timeout_seconds=30)
+    dlq.resume(plan.id)
+    assert left(dlq) == set(ids[10:])
 
 
 # -- starting ---------------------------------------------------------------------------

@@ -135,6 +135,19 @@ def test_letters_that_would_be_lost_stay_and_are_counted_by_name(shop: Shop) -> 
     assert (forced.published, forced.refused) == (3, 0)
 
 
+def test_a_plan_whose_letters_stay_does_not_say_that_they_had_gone(shop: Shop) -> None:
+    """They were refused; with a limit, no others go instead."""
+    shop.works("orders")
+    for name in ("shop.gone", "shop.charge", "shop.charge"):
+        shop.put(task_name=name)
+    plan = shop.dlq.plan("redrive", DLQ, limit=2)
+    shop.dlq.start(plan.id)
+    job = shop.dlq.assembly.running().run_next(lambda: False)
+    assert job is not None
+    assert (job.counts["published"], job.counts["refused"], job.note) == (1, 1, "")
+    assert shop.left == 2
+
+
 def test_a_limit_counts_what_goes(shop: Shop) -> None:
     """Letters that stay do not use it up."""
     shop.works("orders")

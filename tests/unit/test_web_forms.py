@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import logging
 from typing import Any
 from unittest import mock
 
 import pytest
+from builders import a_letter, key_of
 from web_pages import ALL, HOST, POSTS, SAME_SITE, form_of, get, pages, path_of, post, recorded
 
 from celery_dlq.web.forms import MAX_AGE_SECONDS, SignedForms
@@ -127,6 +129,26 @@ def test_a_refused_form_gives_back_what_was_typed_but_no_token() -> None:
     body = web.handle(request).body
     assert b"all of my note" in body
     assert token.encode() not in body.partition(b"<main")[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ("canary=1&canary_wait=0", b"expected canary_wait to be more than 0 seconds, got 0.0"),
+        ("canary=1001", b"expected canary to be 1 to 1000 letters, got 1001"),
+        ("to_queue=orders-DLQ", b"expected to_queue to be a queue of tasks"),
+    ],
+)
+def test_a_form_of_a_redrive_refuses_what_the_redrive_refuses(fields: str, text: bytes) -> None:
+    """In its words; a plan of something else would be made otherwise."""
+    web = pages()
+    letter = a_letter()
+    web.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    cookie, token = form_of(web)
+    path = path_of(ROUTE["plan_redrive"])
+    answer = web.handle(post(path, cookie, token, headers=SAME_SITE, fields=fields))
+    assert (answer.status, text in html.unescape(answer.body.decode()).encode()) == (400, True)
+    assert web.assembly.operations().jobs() == []
 
 
 PERMISSIONS = {

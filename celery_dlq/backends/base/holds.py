@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from celery_dlq.backends.base.circuits import Circuit
@@ -50,6 +51,10 @@ class Hold:
     def in_force(self, now: datetime) -> bool:
         """True before its end."""
         return self.until is None or now < self.until
+
+    def covers(self, task: str, queue: str) -> bool:
+        """True for the messages of a task in a queue; ``where`` may leave some of them out."""
+        return fnmatchcase(task, self.task) and fnmatchcase(queue, self.queue)
 
     @property
     def marker(self) -> str:

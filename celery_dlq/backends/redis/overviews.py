@@ -114,7 +114,11 @@ class RedisOverviews(RedisPart):
             gone = self._client.xrevrange(self._keys.gone_groups(dead_letter_queue), min=oldest)
         texts = (fields[name] for _place, fields in gone if name in fields)
         text = next(texts, None)
-        return None if text is None else _group(fingerprint, 0, text_of(text), now)
+        if text is None:
+            return None
+        read = partial(_group, fingerprint, 0, now=now)
+        what = f"what is known of the group {fingerprint}"
+        return readable(what, partial(read, text_of(text))) or read("")
 
     def _sized(
         self, dead_letter_queue: str, fingerprints: Sequence[bytes]

@@ -287,11 +287,11 @@ def findings(
         check_folder(successes)
     with (
         _here(path, spark) as place,
-        _here(successes or "", spark) as others,
+        _here(successes or "", spark) as ended_well,
         session_for(spark, check_folder(place)) as session,
         readable_errors(name),
     ):
-        good = None if successes is None else successful(session, others)
+        good = None if successes is None else successful(session, ended_well)
         columns = dict.fromkeys(
             (*COLUMNS, *WHY_COLUMNS, *(["history"] if good is not None else []))
         )

@@ -42,6 +42,7 @@ def _form(call: Call, kind: str) -> Response:
     letters, exact = call.dlq.reading().count(
         queue, where, most=COUNTED, deadline_seconds=COUNT_SECONDS
     )
+    waits_for = call.dlq.plans().waits_for(queue, where) if kind == "redrive" else ()
     return call.page(
         f"{kind}.html",
         section="overview",
@@ -51,12 +52,13 @@ def _form(call: Call, kind: str) -> Response:
         query=query_of(where),
         letters=letters,
         exact=exact,
+        waits_for=waits_for,
     )
 
 
 def plan_redrive(call: Call) -> Response:
     """Make the plan of a redrive."""
-    value = call.request.value
+    value, wait = call.request.value, _number(call, "canary_wait")
     options = {
         "rate": _number(call, "rate", at_least=0.01),
         "limit": _whole(call, "limit"),
@@ -66,7 +68,7 @@ def plan_redrive(call: Call) -> Response:
         "keep_count": bool(value("keep_count")),
         "canary": _whole(call, "canary"),
         "max_failures": _whole(call, "max_failures", at_least=0) or 0,
-        "canary_wait": _number(call, "canary_wait") or 60,
+        "canary_wait": 60 if wait is None else wait,
         "force": bool(value("force")),
     }
     return _planned(call, "redrive", options)

@@ -44,7 +44,8 @@ _NOT_YOURS = "Your line of the users' file does not have it: `dlq web-user NAME 
     "--host-name",
     metavar="NAME",
     multiple=True,
-    help="Name under which browsers may ask, beside localhost and dlq_web_url; may be repeated.",
+    help="Name under which browsers may ask, beside localhost, IP addresses and dlq_web_url; may "
+    "be repeated.",
 )
 @click.option("--title", default="", help="Name of the environment, e.g. production.")
 @click.option("--root-path", default="", metavar="PATH", help="Path below which a proxy serves it.")
@@ -79,7 +80,7 @@ def web(ctx: click.Context, /, **options: Any) -> None:
         access=access or (lambda _: User(permissions=may, why_not=_READ_ONLY)),
         forms=forms.SignedForms(secret, settings.web_origin),
         login=login,
-        hosts=_hosts(options, settings.web_url),
+        hosts=(options["host"], *options["host_name"]),
         title=options["title"],
         stream=True,
         runs_jobs=changes,
@@ -118,16 +119,6 @@ def _check(options: dict[str, Any], *, loopback: bool) -> None:
             f"expected --auth-file or --trusted-header with --host {options['host']}, which others "
             f"can reach, got neither; make a file with `dlq web-user NAME`, or stay at 127.0.0.1"
         )
-
-
-def _hosts(options: dict[str, Any], web_url: str | None) -> frozenset[str]:
-    """The names under which browsers may ask."""
-    named = [*options["host_name"], urlsplit(web_url or "").hostname or ""]
-    if options["host"] not in ("", "0.0.0.0", "::"):  # noqa: S104 - not bound here
-        named.append(options["host"])
-    found = {"localhost", "127.0.0.1", "[::1]"}
-    found |= {f"[{name}]" if ":" in name else name.lower() for name in named if name}
-    return frozenset(found)
 
 
 def _said(url: str, options: dict[str, Any], settings: Settings) -> str:

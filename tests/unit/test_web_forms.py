@@ -58,7 +58,7 @@ def test_a_form_that_is_not_ours_is_refused(
     route: str, how: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before any page is reached, with a page that says why, and a line in the log."""
-    web = pages(hosts=frozenset({"127.0.0.1"}))
+    web = pages()
     reached = recorded(web)
     with caplog.at_level(logging.WARNING, "celery_dlq.web"):
         response = sent(web, route, how)
@@ -102,7 +102,7 @@ def test_our_own_form_is_taken(
     route: str, headers: dict[str, str], scheme: str, url: str | None
 ) -> None:
     """From all addresses that browsers use for these pages."""
-    web = pages(forms=SignedForms("secret of two processes", url))
+    web = pages(forms=SignedForms("secret of two processes", url), hosts=["ops", "ops.example"])
     reached = recorded(web)
     cookie, token = form_of(web)
     request = post(path_of(ROUTE[route]), cookie, token, headers=headers, scheme=scheme)
@@ -202,7 +202,7 @@ def test_a_refusal_is_logged_without_what_was_sent(caplog: pytest.LogCaptureFixt
 
 def test_every_answer_has_the_content_policy() -> None:
     """Also refusals, unknown pages and files."""
-    web = pages(hosts=frozenset({"127.0.0.1"}))
+    web = pages()
     for request in (get("/nowhere"), get("/"), get(headers={"host": "evil"}), post("/logout")):
         headers = dict(web.handle(request).headers)
         assert "script-src 'self'" in headers["content-security-policy"]

@@ -369,8 +369,10 @@ class Call:
 
 
 def _check_permission(route: Route, user: User) -> None:
-    if route.permission is not None and not user.may(route.permission):
-        raise RequestError(403, f"expected the permission {route.permission}. {user.why_not}")
+    # A refused form shows what it would change: who may not look sends none.
+    for needed in () if route.permission is None else (Permission.VIEW, route.permission):
+        if not user.may(needed):
+            raise RequestError(403, f"expected the permission {needed}. {user.why_not}")
 
 
 def _log_refusal(request: Request, why: str, user: str = "") -> None:

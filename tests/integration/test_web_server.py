@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -28,7 +29,9 @@ from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.cli.commands import dlq
 
 PROJECT = """
-import os
+import os, resource
+if files := int(os.environ.get("PROJ_FILES", 0)):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 from celery import Celery
 from celery_dlq import DeadLetters
 app = Celery("proj", broker=os.environ["PROJ_REDIS"])
@@ -275,3 +278,25 @@ def fields(page: str, name: str, password: str) -> dict[str, str]:
         "name": name,
         "password": password,
     }
+
+
+def test_idle_connections_neither_stop_the_server_nor_fill_its_log(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """More of them than the process may have files; whoever asks for a page gets it."""
+    with Server(tmp_path, redis_url, PROJ_FILES="256") as server:
+        address = urlsplit(server.url)
+        idle = []
+        try:
+            for _ in range(600):
+                idle.append(socket.create_connection((address.hostname, address.port), timeout=5))
+                idle[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")  # and no more
+            assert httpx.get(f"{server.url}healthz", timeout=10).text == "ok\n"
+            assert httpx.get(server.url, timeout=10).status_code == 200
+            files = Path(f"/proc/{server.process.pid}/fd")
+            poll(lambda: len([*files.iterdir()]) < 60, timeout_seconds=40)  # all are closed
+        finally:
+            for one in idle:
+                one.close()
+        said = server.end(signal.SIGTERM)[2]
+    assert len(said) < 10_000, said[:2000]

@@ -174,7 +174,7 @@ def test_it_lives_beside_django_in_asgi_py() -> None:
         "application = Starlette(routes=[Mount('/dlq', dlq.asgi()), Mount('/', django)])\n"
         "async def main():\n"
         "    transport = httpx.ASGITransport(application)\n"
-        "    async with httpx.AsyncClient(transport=transport, base_url='http://[::1]') as client:\n"
+        "    async with httpx.AsyncClient(transport=transport, base_url='http://[::]') as client:\n"
         "        for path in ('/dlq/events/poll', '/elsewhere'):\n"
         "            print((await client.get(path)).status_code)\n"
         "asyncio.run(main())\n"

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_dlq.backends.base import MAX_TASKS, WorkerInfo
 from celery_dlq.errors import RedriveError
+from celery_dlq.letters.links import is_in_chord
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.transport.aws import is_sqs, queue_exists
@@ -49,6 +50,8 @@ class DryRun:
         bytes: Total size of the bodies.
         queues: The queues that it would publish to.
         tasks: The tasks that would run.
+        chords: Number of letters whose message is a part of a chord. The chord fails with it, and
+            the redrive does not run its body.
     """
 
     letters: int = 0
@@ -56,6 +59,7 @@ class DryRun:
     bytes: int = 0
     queues: tuple[Check, ...] = field(default=())
     tasks: tuple[Check, ...] = field(default=())
+    chords: int = 0
 
     @property
     def ready(self) -> bool:
@@ -180,13 +184,15 @@ def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
         targets: Their queues and tasks.
     """
     needed: Counter[tuple[str, str]] = Counter()
-    letters = corrupt = size = 0
+    letters = corrupt = size = chords = 0
     for entry in found:
         if not entry.is_letter:
             corrupt += 1
             continue
         letters += 1
-        size += len(entry.fields.get(b"body", b""))
+        body = entry.fields.get(b"body", b"")
+        size += len(body)
+        chords += is_in_chord(entry.fields.get(b"content_type", b""), body)
         pair = targets.queue_of(entry), entry.text("task_name")
         needed[pair if pair in needed or len(needed) < _MAX_NAMES else (_OTHERS, _OTHERS)] += 1
     return DryRun(
@@ -199,6 +205,7 @@ def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
         tasks=_checks(
             (task, count, _task(targets, task, queue)) for (queue, task), count in needed.items()
         ),
+        chords=chords,
     )
 
 

@@ -253,10 +253,10 @@ class Jobs:
 
     def _resumable(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state, job = self._read(job_id)
-        if job.state in (PLANNED, EXPIRED, RUNNING, DONE):
-            raise DLQError(
-                f"expected a job that was interrupted, got {job_id}, which is {job.state}"
-            )
+        never_started = job.state == CANCELLED and job.expires_at is not None
+        if job.state in (PLANNED, EXPIRED, RUNNING, DONE) or never_started:
+            what = "a plan that was cancelled; make a new one" if never_started else job.state
+            raise DLQError(f"expected a job that was interrupted, got {job_id}, which is {what}")
         if job.state != WAITING:  # a request to cancel one that waits was made since
             self._store.cancel(job_id, wanted=False)
         return state, job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -70,9 +70,15 @@ class Jobs:
 
     def all(self) -> list[Job]:
         """All jobs in the store, newest first."""
-        states = self._store.all()
-        now = self._store.now()
-        return [Job.from_stored(state, now) for state in states]
+        return [job for _, job in self._readable()]
+
+    def _readable(self) -> Iterator[tuple[Mapping[str, Any], Job]]:
+        states, now = self._store.all(), self._store.now()
+        for state in states:
+            try:
+                yield state, Job.from_stored(state, now)
+            except (TypeError, ValueError, OverflowError) as exc:  # one that is damaged
+                logger.warning("Skipped a job that cannot be read: %r", exc)
 
     def get(self, job_id: str) -> Job:
         """One job.
@@ -141,11 +147,11 @@ class Jobs:
     def plan(self, job: Job) -> Job:
         """Keep a new job as a plan; forget plans that expired long ago, or are too many."""
         now = self._store.now()
-        plans = [state for state in self._store.all() if state.get("state") == PLANNED]
-        for place, state in enumerate(plans):
-            expires_at = Job.from_stored(state, now).expires_at or now
+        plans = (pair for pair in self._readable() if pair[0].get("state") == PLANNED)
+        for place, (state, plan) in enumerate(plans):
+            expires_at = plan.expires_at or now
             if place >= MOST_PLANS - 1 or now - expires_at > _EXPIRED_KEPT:
-                self._store.replace(state["id"], state, None)
+                self._store.replace(plan.id, state, None)
         planned = replace(
             job, state=PLANNED, run=0, pid=0, host="", updated_at=now, expires_at=now + PLAN_VALID
         )
@@ -228,10 +234,12 @@ class Jobs:
             may_run: False for a job that another process must run.
         """
         for job_id in self._store.due():
-            state = self._store.read(job_id)
-            if state is None or state.get("state") != WAITING:
+            try:
+                state, job = self._read(job_id)
+            except DLQError:
+                continue  # it is forgotten, or damaged
+            if job.state != WAITING:
                 continue  # another process was faster
-            job = Job.from_stored(state, self._store.now())
             run = self._take(state, job) if may_run(job) else None
             if run is not None:
                 return run
@@ -249,7 +257,10 @@ class Jobs:
         state = self._store.read(job_id)
         if state is None:
             raise NotFound(f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them")
-        return state, Job.from_stored(state, self._store.now())
+        try:
+            return state, Job.from_stored(state, self._store.now())
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise DLQError(f"expected the record of job {job_id} to be readable: {exc}") from exc
 
     def _resumable(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state, job = self._read(job_id)

@@ -123,10 +123,14 @@ class RedisOverviews(RedisPart):
             return []
         now, names = self.now(), [b"group:" + fingerprint for fingerprint, _letters in ranked]
         texts = self._client.hmget(self._keys.tally(dead_letter_queue), names)
-        return [
-            _group(text_of(fingerprint), int(letters), text_of(text or b""), now)
-            for (fingerprint, letters), text in zip(ranked, texts, strict=True)
-        ]
+        found = []
+        for (name, letters), text in zip(ranked, texts, strict=True):
+            facts = text_of(name), int(letters)
+            try:
+                found.append(_group(*facts, text_of(text or b""), now))
+            except (KeyError, ValueError, TypeError, AttributeError, OverflowError):  # damaged
+                found.append(_group(*facts, "", now))
+        return found
 
     def _looked_into(
         self, names: Sequence[str], *asks: Callable[[Any, str], object]
@@ -176,13 +180,13 @@ def release_text(release: str | None) -> str:
 def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
     (letters, _oldest, oldest_died, newest_died, _end, _now), counts, slots = replies
     arrivals = _arrivals(slots, now)
-    pairs = zip(Reason, counts, strict=True)
+    pairs = zip(Reason, map(_whole, counts), strict=True)
     return QueueSummary(
         name=name,
         letters=letters,
         oldest_at=moment(oldest_died),
         newest_at=moment(newest_died),
-        reasons=dict(sorted((reason.value, int(count)) for reason, count in pairs if count)),
+        reasons=dict(sorted((reason.value, count) for reason, count in pairs if count)),
         last_hour=sum(map(sum, arrivals.values())),
         arrivals=arrivals,
     )
@@ -211,6 +215,13 @@ def _group(fingerprint: str, letters: int, text: str, now: datetime) -> Group:
     )
 
 
+def _whole(text: bytes | None) -> int:
+    """Read a count; one that is damaged counts as none."""
+    with suppress(ValueError):
+        return int(text or 0)
+    return 0
+
+
 def _counts(text: str) -> Counter[int]:
     """Read the counts of ``parts/group.lua``."""
     pairs = (pair.split(":") for pair in text.split(",") if pair)
@@ -221,6 +232,6 @@ def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[in
     """Read the counts of ``parts/arrival.lua``."""
     found = {}
     for place, slot in slots.items():
-        minute, letters = slot.split(b":")
-        found[text_of(place.partition(b":")[2]), int(minute)] = int(letters)
+        minute, _, letters = slot.partition(b":")
+        found[text_of(place.partition(b":")[2]), _whole(minute)] = _whole(letters)
     return by_minute(found, now)

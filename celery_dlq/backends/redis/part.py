@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_dlq.backends.redis.check import check
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import Scripts
+from celery_dlq.logs import get_logger
 from celery_dlq.record import from_micros
+
+logger = get_logger("celery_dlq.store")
+
+_Record = TypeVar("_Record")
 
 
 class RedisPart:
@@ -51,3 +56,23 @@ class RedisPart:
         with translated(self._url):
             seconds, micros = self._client.time()
         return from_micros(seconds * 1_000_000 + micros)
+
+
+def read_each(
+    what: str, read: Callable[..., _Record], stored: Iterable[Iterable[Any]]
+) -> list[_Record]:
+    """The records that can be read; others are skipped, with a warning.
+
+    Args:
+        what: What they are, for the log.
+        read: Reads one.
+        stored: The arguments for each.
+    """
+    found = []
+    for one in stored:
+        try:
+            found.append(read(*one))
+        except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as exc:
+            # for example from a later version
+            logger.warning("Skipped a %s that cannot be read: %r", what, exc)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
@@ -11,14 +11,11 @@ from typing import Any
 from celery_dlq.backends.base import HeartbeatReply, Override, WorkerInfo
 from celery_dlq.backends.redis.connect import translated
 from celery_dlq.backends.redis.keys import Keys, spelled
-from celery_dlq.backends.redis.part import RedisPart
+from celery_dlq.backends.redis.part import RedisPart, read_each
 from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.backends.redis.scripts import NodeReply, script_text
 from celery_dlq.events import Change
-from celery_dlq.logs import get_logger
 from celery_dlq.record import from_micros, to_micros
-
-logger = get_logger("celery_dlq.store")
 
 SILENT_SECONDS = 30.0
 """A worker without a heartbeat for this long is no longer live."""
@@ -67,11 +64,8 @@ class RedisWorkerRegistry(RedisPart):
             live = self._live()
             infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
             tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
-        return [
-            _info(json.loads(info), json.loads(names or b"[]"))
-            for info, names in zip_longest(infos, tasks)
-            if info is not None
-        ]
+        found = (pair for pair in zip_longest(infos, tasks) if pair[0] is not None)
+        return read_each("worker's info", _info, found)
 
     def record(self, change: Change) -> None:
         """Add a change to the audit log."""
@@ -87,13 +81,7 @@ class RedisWorkerRegistry(RedisPart):
         """Return the newest changes."""
         with translated(self._url):
             entries = self._client.xrevrange(self._keys.changes(), count=limit)
-        found = []
-        for entry, fields in entries:
-            try:
-                found.append(Change.from_stored(json.loads(fields[b"change"])))
-            except (KeyError, ValueError, TypeError) as exc:  # for example from a later version
-                logger.warning("Skipped the change %s, which cannot be read: %r", entry, exc)
-        return found
+        return read_each("change", lambda _, fields: _change(fields), entries)
 
     def override(self, override: Override) -> None:
         """Set an override."""
@@ -116,7 +104,7 @@ class RedisWorkerRegistry(RedisPart):
         with translated(self._url):
             fields = self._client.hgetall(self._keys.overrides())
         fields.pop(_REVISION, None)
-        found = [_override(json.loads(name), json.loads(text)) for name, text in fields.items()]
+        found = read_each("policy override", _override, fields.items())
         ended = [_json([o.queue, o.key]) for o in found if o.until <= present]
         if ended:
             self._lift(ended)
@@ -153,7 +141,12 @@ def _json(value: Any) -> str:
     return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
 
 
-def _info(text: Mapping[str, Any], tasks: Sequence[str]) -> WorkerInfo:
+def _change(fields: Mapping[bytes, bytes]) -> Change:
+    return Change.from_stored(json.loads(fields[b"change"]))
+
+
+def _info(info: bytes, names: bytes | None) -> WorkerInfo:
+    text, tasks = json.loads(info), json.loads(names or b"[]")
     return WorkerInfo(
         hostname=str(text["hostname"]),
         pid=int(text["pid"]),
@@ -165,10 +158,11 @@ def _info(text: Mapping[str, Any], tasks: Sequence[str]) -> WorkerInfo:
     )
 
 
-def _override(place: list[str], text: Mapping[str, Any]) -> Override:
+def _override(name: bytes, value: bytes) -> Override:
+    (queue, key), text = json.loads(name), json.loads(value)
     return Override(
-        queue=place[0],
-        key=place[1],
+        queue=queue,
+        key=key,
         value=text["value"],
         until=from_micros(int(text["until"])),
         actor=str(text["actor"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 from builders import DLQ, a_letter, key_of
 from celery import Celery
 from click.testing import CliRunner, Result
+from servers import _free_port, require
 from waiting import poll
 
 from celery_dlq.backends.redis.connect import connect
@@ -194,6 +196,47 @@ def test_a_proxy_names_the_user(redis_url: str, tmp_path: Path) -> None:
         assert "trusted proxy" in refused.text
 
 
+def test_nginx_with_the_lines_of_the_docs_serves_them_at_any_port(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Over plain http, where browsers send the address of the page as Origin, with its port."""
+    nginx = require(shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"), "nginx")
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "web.md"
+    lines = page.read_text().partition("```text\nlocation")[2].partition("```")[0]
+    users = str(tmp_path / "users")
+    run(redis_url, "web-user", "alice", "--file", users, typed=PASSWORD)
+    options = ("--root-path", "/dlq", "--auth-file", users, "--trusted-proxy", "127.0.0.1")
+    with Server(tmp_path, redis_url, *options) as server:
+        port, upstream = _free_port(), f"127.0.0.1:{urlsplit(server.url).port}"
+        conf = tmp_path / "nginx.conf"
+        conf.write_text(
+            f"daemon off; pid {tmp_path}/pid; error_log stderr; events {{}} http {{ access_log off;"
+            f"server {{ listen 127.0.0.1:{port}; location"
+            f"{lines.replace('127.0.0.1:9809', upstream)} }} }}"
+        )
+        proxy = subprocess.Popen([nginx, "-p", str(tmp_path), "-c", str(conf)])
+        try:
+            here = f"http://127.0.0.1:{port}"
+            poll(lambda: _answers(f"{here}/dlq/healthz"), timeout_seconds=20)
+            with httpx.Client(base_url=here, headers={"origin": here}) as browser:
+                asked = browser.get("/dlq/jobs")
+                assert asked.status_code == 401
+                done = browser.post("/dlq/login", data=fields(asked.text, "alice", PASSWORD))
+                assert done.status_code == 303, done.text
+                assert done.headers["location"] == "/dlq/jobs"
+                assert browser.get("/dlq/jobs").status_code == 200
+        finally:
+            proxy.terminate()
+            proxy.wait(10)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
@@ -211,6 +254,8 @@ def test_a_proxy_names_the_user(redis_url: str, tmp_path: Path) -> None:
         ),
         (["--trusted-header", "X", "--auth-file", "f"], 2, "not both"),
         (["--root-path", "dlq"], 2, "expected --root-path to begin with /"),
+        (["--root-path", "/jobs/"], 2, "a name that no page has"),
+        (["--root-path", "/queues/of/shop"], 2, "a name that no page has"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -242,6 +242,8 @@ class DeadLetters:
         more: dict[str, Any] = {} if access is None else {"access": asked(access)}
         forms = SignedForms(secret, self.settings.web_origin)
         options = {"title": title, "home": home, "runs_jobs": access is not None, **more}
+        if hosts is not None:
+            hosts = frozenset([hosts] if isinstance(hosts, str) else hosts)
         return DeadLettersApp(self.web(forms=forms, stream=True, hosts=hosts, **options))
 
     def web(self, **options: Any) -> Web:

@@ -85,7 +85,11 @@ def error_without_secrets(exc: BaseException) -> str:
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Encode a value as JSON text and escape control characters."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return printable_json(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def printable_json(text: str) -> str:
+    """Escape control characters in JSON text, which then means the same."""
     return _UNSAFE_IN_TEXT.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 

@@ -287,6 +287,10 @@ def test_arguments_with_control_characters_can_be_edited() -> None:
     fields = dict(re.findall(r'<textarea id="(\w+)"[^>]*>(.*?)</textarea>', shown, re.DOTALL))
     typed = {name: unescape(text) for name, text in fields.items()}
     assert json.loads(typed["args"]) == json.loads(body)[0]
+    raw = urlencode({"args": '["\x85"]', "kwargs": "no JSON"})
+    again = web.handle(post(path, cookie, token, fields=raw, headers=SAME_SITE))
+    assert again.status == 400
+    assert '["\\u0085"]' in unescape(again.body.decode())
     typed["args"] = typed["args"].replace('"a', '"z')
     answer = web.handle(
         post(path, cookie, token, fields=urlencode({**typed, "force": "1"}), headers=SAME_SITE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.printable import printable
-from celery_dlq.operations.job import REMOVALS
+from celery_dlq.operations.job import REDRIVES, REMOVALS
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import json_text, outlined, query_of, suppressed
@@ -111,7 +111,8 @@ def _check(call: Call, found: Job) -> None:
 
 
 def _must_type(found: Job) -> bool:
-    return found.kind in REMOVALS or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+    many = (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+    return found.kind in REMOVALS or (found.kind in REDRIVES and many)
 
 
 def _not_typed(call: Call, found: Job) -> str:

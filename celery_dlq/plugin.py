@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timezone
 from functools import wraps
 from importlib import import_module
@@ -274,6 +274,7 @@ class DeadLetters:
         title: str = "",
         home: str = "",
         secret: str | None = None,
+        hosts: Iterable[str] | None = (),
     ) -> DeadLettersApp:
         """The pages as an ASGI app, to mount in another app under any path.
 
@@ -286,6 +287,10 @@ class DeadLetters:
             home: Link back to your app.
             secret: Signs forms; the same in all processes. Defaults to ``dlq_web_secret``, or
                 else to a random one, with which forms only work in the process that made them.
+            hosts: Names under which browsers may ask, beside ``localhost``, IP addresses and the
+                name of ``dlq_web_url``. Under others, any web site could read the pages in the
+                browser of who visits it (DNS rebinding). ``None`` if your app checks the header
+                ``Host`` itself.
 
         Raises:
             MissingExtra: Starlette or another package of the extra ``web`` is not installed.
@@ -300,7 +305,9 @@ class DeadLetters:
         more: dict[str, Any] = {} if access is None else {"access": asked(access)}
         forms = SignedForms(secret, self.settings.web_origin)
         options = {"title": title, "home": home, "runs_jobs": access is not None, **more}
-        return DeadLettersApp(self.web(forms=forms, stream=True, **options))
+        if hosts is not None:
+            hosts = frozenset([hosts] if isinstance(hosts, str) else hosts)
+        return DeadLettersApp(self.web(forms=forms, stream=True, hosts=hosts, **options))
 
     def web(self, **options: Any) -> Web:
         """The pages without a server, for adapters to other frameworks.

@@ -22,6 +22,7 @@ from celery_dlq.cli.terminal import (
     utc,
 )
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
 from celery_dlq.operations.apart import Apart
 from celery_dlq.record import DeadLetter, Delivery
@@ -237,6 +238,8 @@ def _facts(letter: DeadLetter) -> Iterator[tuple[str, str | int | None]]:
     yield "group id", letter.group_id
     yield "expires", utc(letter.expires)
     yield "release", letter.release
+    for kind, task in links_of(letter.content_type, letter.body):
+        yield kind, f"{task} {WHEN[kind]}"
 
 
 def _history(history: Sequence[Delivery]) -> Table:

@@ -28,6 +28,7 @@ _HELD = (
     "run the command again later"
 )
 
+_CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run its body."
 _REFUSED = "{:,} would be lost and stay in {}; --force redrives them nevertheless."
 
 
@@ -37,6 +38,8 @@ def dry_run(console: Console, queue: str, plan: DryRun) -> None:
     say(console, f"Would redrive {what}; nothing was changed.", "bold")
     if plan.corrupt:
         say(console, f"  Would skip {_unreadable(plan.corrupt)}.")
+    if plan.chords:
+        say(console, f"  {_CHORDS.format(plan.chords)}", "yellow")
     for kind, checks in (("queue", plan.queues), ("task", plan.tasks)):
         rows = table("", kind, ("letters", "right"), "!there", "why")
         for check in checks:

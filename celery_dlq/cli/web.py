@@ -17,6 +17,7 @@ from celery_dlq.web.http import Permission, User
 if TYPE_CHECKING:
     from celery_dlq.config import Settings
     from celery_dlq.web.http import Access
+    from celery_dlq.web.routes import Routes
 
 _READ_ONLY = "This server was started without --allow-changes."
 _NOT_YOURS = "Your line of the users' file does not have it: `dlq web-user NAME --may …`."
@@ -44,7 +45,8 @@ _NOT_YOURS = "Your line of the users' file does not have it: `dlq web-user NAME 
     "--host-name",
     metavar="NAME",
     multiple=True,
-    help="Name under which browsers may ask, beside localhost and dlq_web_url; may be repeated.",
+    help="Name under which browsers may ask, beside localhost, IP addresses and dlq_web_url; may "
+    "be repeated.",
 )
 @click.option("--title", default="", help="Name of the environment, e.g. production.")
 @click.option("--root-path", default="", metavar="PATH", help="Path below which a proxy serves it.")
@@ -56,12 +58,13 @@ def web(ctx: click.Context, /, **options: Any) -> None:
     default needs --auth-file, or --trusted-header with --trusted-proxy.
     """
     try:
-        from celery_dlq.web import asgi, forms, server, users  # noqa: PLC0415 - an extra
+        from celery_dlq.web import asgi, forms, server, site, users  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as exc:
         raise MissingExtra("dlq web", exc.name or "starlette", "web") from exc
     dead_letters = dead_letters_of(ctx)
     settings = dead_letters.settings
     _check(options, loopback=server.is_loopback(options["host"]))
+    _check_root_path(options["root_path"], site.ROUTES)
     secret = settings.web_secret or secrets.token_urlsafe(32)
     changes = options["allow_changes"]
     access: Access | None = None
@@ -79,7 +82,7 @@ def web(ctx: click.Context, /, **options: Any) -> None:
         access=access or (lambda _: User(permissions=may, why_not=_READ_ONLY)),
         forms=forms.SignedForms(secret, settings.web_origin),
         login=login,
-        hosts=_hosts(options, settings.web_url),
+        hosts=(options["host"], *options["host_name"]),
         title=options["title"],
         stream=True,
         runs_jobs=changes,
@@ -109,10 +112,6 @@ def _check(options: dict[str, Any], *, loopback: bool) -> None:
         raise click.UsageError("take --auth-file or --trusted-header, not both")
     if options["trusted_header"] and not options["trusted_proxy"]:
         raise click.UsageError("--trusted-header needs --trusted-proxy: who may set that header?")
-    if options["root_path"] and not options["root_path"].startswith("/"):
-        raise click.UsageError(
-            f"expected --root-path to begin with /, got {options['root_path']!r}"
-        )
     if not loopback and not (options["auth_file"] or options["trusted_header"]):
         raise DLQError(
             f"expected --auth-file or --trusted-header with --host {options['host']}, which others "
@@ -120,14 +119,20 @@ def _check(options: dict[str, Any], *, loopback: bool) -> None:
         )
 
 
-def _hosts(options: dict[str, Any], web_url: str | None) -> frozenset[str]:
-    """The names under which browsers may ask."""
-    named = [*options["host_name"], urlsplit(web_url or "").hostname or ""]
-    if options["host"] not in ("", "0.0.0.0", "::"):  # noqa: S104 - not bound here
-        named.append(options["host"])
-    found = {"localhost", "127.0.0.1", "[::1]"}
-    found |= {f"[{name}]" if ":" in name else name.lower() for name in named if name}
-    return frozenset(found)
+def _check_root_path(path: str, routes: Routes) -> None:
+    """Refuse a path that is also one of a page: with a proxy that removes it, neither is known.
+
+    Raises:
+        UsageError: It is, or it is no path.
+    """
+    first = path.strip("/").partition("/")[0]
+    if path and (
+        not path.startswith("/") or first in {one.pattern.split("/")[1] for one in routes.all}
+    ):
+        raise click.UsageError(
+            f"expected --root-path to begin with / and a name that no page has, such as /dlq, got "
+            f"{path!r}"
+        )
 
 
 def _said(url: str, options: dict[str, Any], settings: Settings) -> str:

@@ -12,11 +12,19 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-# Control characters (C0, DEL, C1), characters that change the direction of text, Unicode's line
-# separators, and lone surrogates, which UTF-8 cannot encode.
-_UNSAFE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_UNSAFE_IN_TEXT = re.compile(f"[{_UNSAFE}]")
-_UNSAFE_IN_LINE = re.compile(f"[\t\n{_UNSAFE}]")
+# Control characters (C0, DEL, C1), Unicode's line separators, lone surrogates, which UTF-8 cannot
+# encode, and characters without a shape of their own (Default_Ignorable_Code_Point; some change the
+# direction of text), with which two names look the same.
+_UNSAFE = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+# Joiners and the selector of emoji have a shape in some scripts and in emoji, and only there.
+_JOINED = "[\u0600-\u0dff\u1000-\u109f\u1780-\u17ff\u200d\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]"
+_JOINERS = f"(?<!{_JOINED})[\u200c\u200d\ufe0f]|[\u200c\u200d](?!{_JOINED})"
+_UNSAFE_IN_TEXT = re.compile(f"[{_UNSAFE}]|{_JOINERS}")
+_UNSAFE_IN_LINE = re.compile(f"[\t\n{_UNSAFE}]|{_JOINERS}")
 _NEXT_URL = re.compile(r";(?=[a-z+]+://)")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*")
 _CLIENT = re.compile(r"<[\w.]*\(<[\w.]*\(<[\w.]*\(.*?\bhost=([^,)]*),port=(\d+).*?\)>\)>\)>")
@@ -79,9 +87,13 @@ def error_without_secrets(exc: BaseException) -> str:
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Encode a value as JSON text and escape control characters."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return _UNSAFE_IN_TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return printable_json(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def printable_json(text: str) -> str:
+    """Escape control characters in JSON text, which then means the same."""
+    return _UNSAFE_IN_TEXT.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _escaped(found: re.Match[str]) -> str:
-    return repr(found[0])[1:-1]
+    return found[0].encode("unicode_escape").decode()

@@ -11,6 +11,7 @@ from typing import Any
 from celery_dlq.backends.base import MAX_TASKS, Hold, WorkerInfo
 from celery_dlq.errors import RedriveError
 from celery_dlq.letters import conditions
+from celery_dlq.letters.links import is_in_chord
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.transport.aws import is_sqs, queue_exists
@@ -53,6 +54,8 @@ class DryRun:
         waits_for: What stands in the way of their execution, with the number of letters: a hold,
             an open circuit breaker, a queue that no live worker consumes, a delay that is longer
             than the canary is watched.
+        chords: Number of letters whose message is a part of a chord. The chord fails with it, and
+            the redrive does not run its body.
     """
 
     letters: int = 0
@@ -61,6 +64,7 @@ class DryRun:
     queues: tuple[Check, ...] = field(default=())
     tasks: tuple[Check, ...] = field(default=())
     waits_for: Mapping[str, int] = field(default_factory=dict)
+    chords: int = 0
 
     @property
     def ready(self) -> bool:
@@ -210,13 +214,15 @@ def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
     """
     needed: Counter[tuple[str, str]] = Counter()
     waits_for: Counter[str] = Counter()
-    letters = corrupt = size = 0
+    letters = corrupt = size = chords = 0
     for entry in found:
         if not entry.is_letter:
             corrupt += 1
             continue
         letters += 1
-        size += len(entry.fields.get(b"body", b""))
+        body = entry.fields.get(b"body", b"")
+        size += len(body)
+        chords += is_in_chord(entry.fields.get(b"content_type", b""), body)
         for what in targets.waits_for(entry):
             if what in waits_for or len(waits_for) < _MAX_NAMES:
                 waits_for[what] += 1
@@ -233,6 +239,7 @@ def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
             (task, count, _task(targets, task, queue)) for (queue, task), count in needed.items()
         ),
         waits_for=dict(waits_for.most_common()),
+        chords=chords,
     )
 
 

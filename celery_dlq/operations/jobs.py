@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -71,10 +71,14 @@ class Jobs:
 
     def all(self) -> list[Job]:
         """All jobs in the store, newest first."""
-        states = self._store.all()
-        now = self._store.now()
-        jobs = (_job(state, now) for state in states)
-        return [job for job in jobs if job is not None]
+        return [job for _, job in self._readable()]
+
+    def _readable(self) -> Iterator[tuple[Mapping[str, Any], Job]]:
+        states, now = self._store.all(), self._store.now()
+        for state in states:
+            job = _job(state, now)
+            if job is not None:
+                yield state, job
 
     def get(self, job_id: str) -> Job:
         """One job.
@@ -143,12 +147,11 @@ class Jobs:
     def plan(self, job: Job) -> Job:
         """Keep a new job as a plan; forget plans that expired long ago, or are too many."""
         now = self._store.now()
-        plans = [state for state in self._store.all() if state.get("state") == PLANNED]
-        for place, state in enumerate(plans):
-            known = _job(state, now)
-            expires_at = (known and known.expires_at) or now
+        plans = (pair for pair in self._readable() if pair[0].get("state") == PLANNED)
+        for place, (state, plan) in enumerate(plans):
+            expires_at = plan.expires_at or now
             if place >= MOST_PLANS - 1 or now - expires_at > _EXPIRED_KEPT:
-                self._store.replace(state["id"], state, None)
+                self._store.replace(plan.id, state, None)
         planned = replace(
             job, state=PLANNED, run=0, pid=0, host="", updated_at=now, expires_at=now + PLAN_VALID
         )
@@ -236,11 +239,13 @@ class Jobs:
             may_run: False for a job that another process must run.
         """
         for job_id in self._store.due():
-            state = self._store.read(job_id)
-            if state is None or state.get("state") != WAITING:
+            try:
+                state, job = self._read(job_id)
+            except DLQError:
+                continue  # it is forgotten, or damaged
+            if job.state != WAITING:
                 continue  # another process was faster
-            job = _job(state, self._store.now())
-            run = self._take(state, job) if job is not None and may_run(job) else None
+            run = self._take(state, job) if may_run(job) else None
             if run is not None:
                 return run
         return None
@@ -262,10 +267,10 @@ class Jobs:
 
     def _resumable(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state, job = self._read(job_id)
-        if job.state in (PLANNED, EXPIRED, RUNNING, DONE):
-            raise DLQError(
-                f"expected a job that was interrupted, got {job_id}, which is {job.state}"
-            )
+        never_started = job.state == CANCELLED and job.expires_at is not None
+        if job.state in (PLANNED, EXPIRED, RUNNING, DONE) or never_started:
+            what = "a plan that was cancelled; make a new one" if never_started else job.state
+            raise DLQError(f"expected a job that was interrupted, got {job_id}, which is {what}")
         if job.state != WAITING:  # a request to cancel one that waits was made since
             self._store.cancel(job_id, wanted=False)
         return state, job

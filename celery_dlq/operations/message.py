@@ -65,7 +65,7 @@ class RedriveOptions:
         keep_count: Count earlier deliveries: a message is executed once more, then as often
             as its ``max_deliveries`` has left.
         force: Publish also what would be lost.
-        growing: Publish one letter in the first second, and twice as many in each later one.
+        growing: Publish one letter in the first second, about twice as many in each later one.
     """
 
     rate: float | None = None

@@ -361,7 +361,7 @@ def broker_name(app: Any) -> str:
 
 
 class GrowingPace:
-    """One letter in the first second, twice as many in each later one; as `Pace`.
+    """One letter in the first second, about twice as many in each later one; as `Pace`.
 
     Args:
         beat: Called at least every 2 seconds during a wait; may raise to end it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from celery_dlq.errors import DLQError
 
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 5
 """Longest wait at the end for requests that are being answered."""
+
+IDLE_SECONDS = 10.0
+"""A connection that sends no whole request for this long is closed."""
+
+MAX_CONNECTIONS = 300
+"""Most connections at the same time."""
+
+_BACKLOG = 32  # accepted at once, before any of them can be closed
+_OTHER_FILES = 64  # of Redis, the log, and Python itself
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -31,7 +42,7 @@ def listening(host: str, port: int) -> socket.socket:
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
-            found.listen(128)
+            found.listen(_BACKLOG)
         except BaseException:
             found.close()
             raise
@@ -70,8 +81,48 @@ def url_of(sock: socket.socket, root_path: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{root_path.rstrip('/')}/"
 
 
+class _Connection(H11Protocol):
+    """A connection that is closed while it is idle: for its age, or to make room for another.
+
+    uvicorn has no time limit for a first request. Once no file is left, asyncio logs each
+    connection that it cannot accept.
+    """
+
+    most = MAX_CONNECTIONS
+
+    def connection_made(self, transport: Any) -> None:
+        """Make room for it, or refuse it."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            others: Any = self.connections
+            idle = (one for one in others if one is not self and one.is_idle())
+            next(idle, self).transport.abort()
+        self.loop.call_later(IDLE_SECONDS, self._look, None)
+
+    def is_idle(self) -> bool:
+        """True while it is open and no request is being answered."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self.transport.is_closing()
+
+    def _look(self, before: Any) -> None:
+        """Close it if no request began since the look before."""
+        if self.is_idle() and self.cycle is before:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.loop.call_later(IDLE_SECONDS, self._look, self.cycle)
+
+
+def _most_connections() -> int:
+    """`MAX_CONNECTIONS`, or fewer where the process may have few open files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, files - 2 * _BACKLOG - _OTHER_FILES))
+
+
 def serve(app: DeadLettersApp, sock: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM; then requests are answered, and streams end."""
+    _Connection.most = _most_connections()
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -82,6 +133,8 @@ def serve(app: DeadLettersApp, sock: socket.socket, ready: Callable[[], None]) -
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        http=_Connection,
+        backlog=_BACKLOG,
     )
     # uvicorn raises the signal again once it has ended: that is no error.
     before = {number: signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)}

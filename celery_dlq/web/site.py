@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.web.http import Permission, RequestError, Response
 from celery_dlq.web.pages import (
     changes,
@@ -47,8 +49,10 @@ def static(call: Call) -> Response:
 
 
 def health(call: Call) -> Response:
-    """Say if this process reaches the store; has no data."""
-    call.dlq.backend.letters.now()
+    """Say if pages can be shown; has no data. Read every few seconds, however often it is asked."""
+    call.web.surroundings()
+    if json.loads(call.web.live.read()).get("away"):
+        raise StoreUnavailable("the queues and jobs cannot be read; the log says why")
     return Response(content_type="text/plain; charset=utf-8", body=b"ok\n")
 
 

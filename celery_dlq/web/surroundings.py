@@ -27,6 +27,7 @@ class Surroundings:
         policies: Policy in a line by dead-letter queue.
         problems: Drift, unknown queues, open circuit breakers, and what endangers the letters.
         memory: The memory of the letters' Redis; ``None`` if unknown.
+        guarded: False if no queue and no task has a policy.
     """
 
     workers: Mapping[str, frozenset[str]]
@@ -34,6 +35,7 @@ class Surroundings:
     policies: Mapping[str, str]
     problems: tuple[str, ...]
     memory: Any
+    guarded: bool = True
 
     @classmethod
     def read(cls, dlq: Any) -> Surroundings:
@@ -47,7 +49,7 @@ class Surroundings:
                 for name in view.dead_letter_queues:
                     sources[name].append(view.queue)
                     policies.setdefault(name, _line(view))
-        problems, memory = [*report.warnings, *_breakers(dlq)], None
+        problems, memory = [*_breakers(dlq), *report.warnings], None
         with suppress(NotSupported):
             check = dlq.memory_check()
             memory = check.memory()
@@ -58,6 +60,7 @@ class Surroundings:
             policies=policies,
             problems=tuple(problems),
             memory=memory,
+            guarded=bool(report.views),
         )
 
     @classmethod

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.headers import EDITED_HEADER, REDRIVE_HEADER
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
+from celery_dlq.letters.links import MAX_PARSED_BYTES
 from celery_dlq.letters.printable import json_text, shortened
 from celery_dlq.redaction.replacing import MARKER
 
@@ -27,7 +28,6 @@ MAX_NODES = 2000
 MAX_DEPTH = 40
 MAX_CHILDREN = 200
 MAX_TEXT = 2000
-MAX_PARSED_BYTES = 256 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,31 +95,6 @@ def arguments(letter: DeadLetter) -> Arguments:
     return Arguments(nodes=[of(args, "args"), of(kwargs, "kwargs")])
 
 
-def waiting(letter: DeadLetter) -> list[tuple[str, str]]:
-    """What waits for this message to succeed, as pairs of kind and task.
-
-    Source: the third part of a body in Celery's message protocol 2.
-    """
-    if len(letter.body) > MAX_PARSED_BYTES or letter.content_type != "application/json":
-        return []
-    try:
-        links = json.loads(letter.body)[2]
-    except (ValueError, RecursionError, LookupError, TypeError):
-        return []
-    if not isinstance(links, Mapping):
-        return []
-    found = []
-    for kind, label in (("callbacks", "callback"), ("errbacks", "errback"), ("chain", "chain")):
-        several = links.get(kind)
-        # A chain is kept in reverse: its last entry runs next.
-        tasks = list(several) if isinstance(several, list) else []
-        ordered = reversed(tasks) if kind == "chain" else tasks
-        found += [(label, _task_of(task)) for task in islice(ordered, 50)]
-    if isinstance(links.get("chord"), Mapping):
-        found.append(("chord", _task_of(links["chord"])))
-    return found
-
-
 def trail(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Edits of a message, and its last redrive, from headers that are masked already."""
     try:
@@ -176,9 +151,3 @@ def _children(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 def _step(key: str) -> str:
     """A name as the conditions of a filter spell it."""
     return f".{key}" if _PLAIN.fullmatch(key) else f"[{json.dumps(key)}]"
-
-
-def _task_of(signature: Any) -> str:
-    if isinstance(signature, Mapping):
-        return str(signature.get("task", "?"))
-    return shortened(str(signature), 100)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from celery_dlq.errors import (
     BrokerUnavailable,
@@ -96,8 +100,8 @@ class WebOptions:
         access: Returns who asks. The default lets everybody look and nobody change anything.
         forms: Protects forms; ``None`` if nothing can be changed.
         login: Answers the form for a name and a password; ``None`` if there is none.
-        hosts: Host names under which the pages may be asked for; ``None`` if the framework
-            checks that. Ports are ignored.
+        hosts: Host names under which browsers may ask, beside ``localhost``, IP addresses, and the
+            name of ``dlq_web_url``; ``None`` if the framework checks that. Ports are ignored.
         title: Name of the environment, e.g. ``production``, in the title of each page.
         home: Link back to the application that the pages are mounted in.
         stream: True if the adapter can send events; else pages poll.
@@ -107,7 +111,7 @@ class WebOptions:
     access: Access = field(default=lambda request: User())  # noqa: ARG005
     forms: Forms | None = None
     login: Login | None = None
-    hosts: frozenset[str] | None = None
+    hosts: Iterable[str] | None = ()
     title: str = ""
     home: str = ""
     stream: bool = False
@@ -279,13 +283,19 @@ class Web:
 
     def _check_host(self, request: Request) -> None:
         """Refuse names that are not ours: another site may point its own at this address."""
-        known = self.options.hosts
-        if known is None or _host_name(request.host) in known:
+        if self.options.hosts is None:
             return
+        url = self.assembly.settings.web_url or ""
+        known = {"localhost", urlsplit(url).hostname, *map(str.lower, self.options.hosts)}
+        name = _host_name(request.host)
+        if name and (name in known or _is_address(name)):
+            return
+        shown = ", ".join(sorted(filter(None, known)))
         raise RequestError(
             421,
-            f"expected one of the hosts {', '.join(sorted(known))}, got {request.host[:100]!r}; "
-            f"name it with --host-name, or set dlq_web_url",
+            f"expected an IP address or one of the hosts {shown}, got {request.host[:100]!r}; set "
+            f"dlq_web_url to the address that browsers use, or add the name: `dlq web "
+            f"--host-name`, or asgi(hosts=...)",
         )
 
     def _check_form(self, request: Request) -> None:
@@ -359,8 +369,10 @@ class Call:
 
 
 def _check_permission(route: Route, user: User) -> None:
-    if route.permission is not None and not user.may(route.permission):
-        raise RequestError(403, f"expected the permission {route.permission}. {user.why_not}")
+    # A refused form shows what it would change: who may not look sends none.
+    for needed in () if route.permission is None else (Permission.VIEW, route.permission):
+        if not user.may(needed):
+            raise RequestError(403, f"expected the permission {needed}. {user.why_not}")
 
 
 def _log_refusal(request: Request, why: str, user: str = "") -> None:
@@ -377,5 +389,12 @@ def _log_refusal(request: Request, why: str, user: str = "") -> None:
 
 def _host_name(host: str) -> str:
     if host.startswith("["):
-        return host.partition("]")[0] + "]"
+        return host[1:].partition("]")[0]
     return host.partition(":")[0].lower()
+
+
+def _is_address(host: str) -> bool:
+    """True if it is an IP address: no other site can point that at us."""
+    with suppress(ValueError):
+        return bool(ip_address(host))
+    return False

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import redis
-from celery import chain
+from celery import chain, chord
+from click.testing import CliRunner
 from waiting import poll
 from workers import Worker
 
 from celery_dlq import DeadLetter, Reason
+from celery_dlq.cli.commands import dlq
 
 Letters = Callable[..., list[DeadLetter]]
 Ran = Callable[[str], int]
@@ -102,7 +104,7 @@ def test_a_letter_keeps_the_message_as_it_was_published(
     assert json.loads(letter.args_json or "") == ["Größe ☃"]
 
 
-def test_callbacks_chain_and_chord_go_on_after_a_redrive(
+def test_callbacks_and_chain_go_on_after_a_redrive(
     poison: ModuleType,
     start_worker: Start,
     letters: Letters,
@@ -119,6 +121,38 @@ def test_callbacks_chain_and_chord_go_on_after_a_redrive(
     poison.dlq.redrive("orders-DLQ", ids=frozenset(letter.id for letter in found))
 
     poll(lambda: ran("first done") == 1 and ran("linked done") == 1, timeout_seconds=30)
+
+
+def test_a_chord_fails_with_its_member_and_a_redrive_does_not_run_its_body(
+    poison: ModuleType,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    fix_the_bug: Callable[[], None],
+) -> None:
+    """So say the dry run and the letter."""
+    start_worker()
+    body = chord([poison.healthy.s("a"), poison.fails.s("b")])(poison.healthy.si("body"))
+    (letter,) = letters(count=1)
+    poll(lambda: body.state == "FAILURE", timeout_seconds=30)
+    assert poison.dlq.dry_run("orders-DLQ").chords == 1
+    shown = CliRunner().invoke(dlq, ["show", letter.id], obj=SimpleNamespace(app=poison.app))
+    assert "chord" in shown.output
+    assert "does not run" in shown.output
+    dry = CliRunner().invoke(
+        dlq, ["redrive", "orders-DLQ", "--all", "--dry-run"], obj=SimpleNamespace(app=poison.app)
+    )
+    assert "Parts of chords: 1." in dry.output
+    fix_the_bug()
+
+    poison.dlq.redrive("orders-DLQ")
+
+    state_of = poison.app.backend.get_state  # an AsyncResult keeps what it saw
+    poll(lambda: state_of(letter.task_id) == "SUCCESS", timeout_seconds=30)
+    again = chord([poison.healthy.s("c")])(poison.healthy.si("another body"))
+    poll(lambda: again.state == "SUCCESS", timeout_seconds=30)  # the queue's work is done
+    assert state_of(body.id) == "FAILURE"
+    assert ran("body") == 0
 
 
 def test_two_redrives_at_once_publish_each_letter_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,12 +15,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from builders import DLQ, a_letter, key_of
 from celery import Celery
 from click.testing import CliRunner, Result
+from servers import _free_port, require
 from waiting import poll
 
 from celery_dlq.backends.redis.connect import connect
@@ -28,7 +31,9 @@ from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.cli.commands import dlq
 
 PROJECT = """
-import os
+import os, resource
+if files := int(os.environ.get("PROJ_FILES", 0)):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 from celery import Celery
 from celery_dlq import DeadLetters
 app = Celery("proj", broker=os.environ["PROJ_REDIS"])
@@ -191,6 +196,47 @@ def test_a_proxy_names_the_user(redis_url: str, tmp_path: Path) -> None:
         assert "trusted proxy" in refused.text
 
 
+def test_nginx_with_the_lines_of_the_docs_serves_them_at_any_port(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Over plain http, where browsers send the address of the page as Origin, with its port."""
+    nginx = require(shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"), "nginx")
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "web.md"
+    lines = page.read_text().partition("```text\nlocation")[2].partition("```")[0]
+    users = str(tmp_path / "users")
+    run(redis_url, "web-user", "alice", "--file", users, typed=PASSWORD)
+    options = ("--root-path", "/dlq", "--auth-file", users, "--trusted-proxy", "127.0.0.1")
+    with Server(tmp_path, redis_url, *options) as server:
+        port, upstream = _free_port(), f"127.0.0.1:{urlsplit(server.url).port}"
+        conf = tmp_path / "nginx.conf"
+        conf.write_text(
+            f"daemon off; pid {tmp_path}/pid; error_log stderr; events {{}} http {{ access_log off;"
+            f"server {{ listen 127.0.0.1:{port}; location"
+            f"{lines.replace('127.0.0.1:9809', upstream)} }} }}"
+        )
+        proxy = subprocess.Popen([nginx, "-p", str(tmp_path), "-c", str(conf)])
+        try:
+            here = f"http://127.0.0.1:{port}"
+            poll(lambda: _answers(f"{here}/dlq/healthz"), timeout_seconds=20)
+            with httpx.Client(base_url=here, headers={"origin": here}) as browser:
+                asked = browser.get("/dlq/jobs")
+                assert asked.status_code == 401
+                done = browser.post("/dlq/login", data=fields(asked.text, "alice", PASSWORD))
+                assert done.status_code == 303, done.text
+                assert done.headers["location"] == "/dlq/jobs"
+                assert browser.get("/dlq/jobs").status_code == 200
+        finally:
+            proxy.terminate()
+            proxy.wait(10)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
@@ -208,6 +254,8 @@ def test_a_proxy_names_the_user(redis_url: str, tmp_path: Path) -> None:
         ),
         (["--trusted-header", "X", "--auth-file", "f"], 2, "not both"),
         (["--root-path", "dlq"], 2, "expected --root-path to begin with /"),
+        (["--root-path", "/jobs/"], 2, "a name that no page has"),
+        (["--root-path", "/queues/of/shop"], 2, "a name that no page has"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -275,3 +323,25 @@ def fields(page: str, name: str, password: str) -> dict[str, str]:
         "name": name,
         "password": password,
     }
+
+
+def test_idle_connections_neither_stop_the_server_nor_fill_its_log(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """More of them than the process may have files; whoever asks for a page gets it."""
+    with Server(tmp_path, redis_url, PROJ_FILES="256") as server:
+        address = urlsplit(server.url)
+        idle = []
+        try:
+            for _ in range(600):
+                idle.append(socket.create_connection((address.hostname, address.port), timeout=5))
+                idle[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")  # and no more
+            assert httpx.get(f"{server.url}healthz", timeout=10).text == "ok\n"
+            assert httpx.get(server.url, timeout=10).status_code == 200
+            files = Path(f"/proc/{server.process.pid}/fd")
+            poll(lambda: len([*files.iterdir()]) < 60, timeout_seconds=40)  # all are closed
+        finally:
+            for one in idle:
+                one.close()
+        said = server.end(signal.SIGTERM)[2]
+    assert len(said) < 10_000, said[:2000]

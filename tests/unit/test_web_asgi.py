@@ -174,7 +174,7 @@ def test_it_lives_beside_django_in_asgi_py() -> None:
         "application = Starlette(routes=[Mount('/dlq', dlq.asgi()), Mount('/', django)])\n"
         "async def main():\n"
         "    transport = httpx.ASGITransport(application)\n"
-        "    async with httpx.AsyncClient(transport=transport, base_url='http://x') as client:\n"
+        "    async with httpx.AsyncClient(transport=transport, base_url='http://[::]') as client:\n"
         "        for path in ('/dlq/events/poll', '/elsewhere'):\n"
         "            print((await client.get(path)).status_code)\n"
         "asyncio.run(main())\n"
@@ -259,6 +259,47 @@ def test_without_a_rule_everybody_looks_and_nobody_changes() -> None:
     user = app.web.who(None)  # type: ignore[arg-type]
     assert user is not None
     assert {*user.permissions} == {"view"}
+
+
+@pytest.mark.parametrize("path", ["/", "/events/poll", "/queues/orders-DLQ", "/nowhere"])
+@pytest.mark.parametrize("how", ["alone", "mounted"])
+def test_another_sites_name_for_this_address_gets_nothing(path: str, how: str) -> None:
+    """A site that points its own name here would read the letters in its visitor's browser."""
+    celery = Celery("mounted", broker="memory://")
+    celery.conf.dlq_store = "memory"
+    app: Any = DeadLetters(celery).asgi(access=lambda _: User(permissions=ALL))
+    if how == "mounted":
+        app, path = mounted(app), "/ops/dead%20letters" + path
+    answer = ask(app, "GET", path, headers={"host": "evil.example:8000"})
+    assert answer.status_code == 421
+    for said in ("evil.example", "localhost", "dlq_web_url", "asgi(hosts=...)"):
+        assert said in answer.text
+    cookie = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+    headers = {"host": "evil.example", "origin": "http://evil.example", **cookie}
+    assert ask(app, "POST", path, headers=headers).status_code == 421
+
+
+HOSTS = ["localhost:8000", "127.0.0.1", "[::1]:8000", "10.0.0.7:80", "OPS.example", "dlq.internal"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_names_of_this_app_are_answered(host: str) -> None:
+    """Addresses, which nobody else can point here; that of dlq_web_url; those that are given."""
+    celery = Celery("mounted", broker="memory://")
+    celery.conf.update(dlq_store="memory", dlq_web_url="https://ops.example/dlq")
+    app = DeadLetters(celery).asgi(hosts=["DLQ.internal"])
+    assert ask(app, "GET", "/events/poll", headers={"host": host}).status_code == 200
+    unchecked = DeadLetters.of(celery).asgi(hosts=None)
+    assert ask(unchecked, "GET", "/", headers={"host": "any.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["", "localhost.evil.example", "127.0.0.1.example", "[", ":80"])
+def test_a_name_that_looks_like_ours_is_not_ours(host: str) -> None:
+    """Nor is none at all."""
+    celery = Celery("mounted", broker="memory://")
+    celery.conf.dlq_store = "memory"
+    answer = ask(DeadLetters(celery).asgi(), "GET", "/events/poll", headers={"host": host})
+    assert answer.status_code == 421
 
 
 def test_a_proxys_headers_count_if_it_is_named() -> None:

@@ -67,31 +67,6 @@ def test_numbers_are_exact() -> None:
     assert leaf.text == "12345678901234567890"
 
 
-def test_what_waits_behind_a_message_is_in_its_order() -> None:
-    """Celery keeps a chain in reverse."""
-    links = {
-        "callbacks": [{"task": "c"}],
-        "errbacks": None,
-        "chain": [{"task": "last"}, {"task": "next"}],
-        "chord": {"task": "body"},
-    }
-    letter = a_letter(body=json.dumps([[], {}, links]).encode())
-    assert tree.waiting(letter) == [
-        ("callback", "c"),
-        ("chain", "next"),
-        ("chain", "last"),
-        ("chord", "body"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b"[1,2,3]", b"[[],{},7]", b"\x80", b"[" * 2000]
-)
-def test_a_body_of_any_form_has_nothing_behind_it(body: bytes) -> None:
-    """And ends no page."""
-    assert tree.waiting(a_letter(body=body)) == []
-
-
 def test_edits_of_any_form_are_shown_or_left_out() -> None:
     """The header comes from a publisher, too."""
     edits = json.dumps([{"at": 1, "actor": None, "from": [], "to": {}}, 7, None])

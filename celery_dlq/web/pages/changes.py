@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.printable import printable_json
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError
 from celery_dlq.web.pages.common import (
@@ -129,8 +130,8 @@ def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Respo
         title=f"Edit a letter of {queue}",
         queue=queue,
         letter_id=letter_id,
-        args=typed("args") or json_text(args),
-        kwargs=typed("kwargs") or json_text(kwargs),
+        args=printable_json(typed("args")) or json_text(args),
+        kwargs=printable_json(typed("kwargs")) or json_text(kwargs),
         error=error,
         redacts=bool(redaction),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from celery_dlq.errors import CorruptLetter, DLQError
 from celery_dlq.filters import LetterFilter
+from celery_dlq.letters import printable
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.policies.policy import age_seconds
 from celery_dlq.record import iso
@@ -147,8 +148,8 @@ def query_of(where: LetterFilter) -> dict[str, list[str]]:
 
 def json_text(value: object) -> str:
     """A value as JSON in lines; in one where its indents would be most of the text."""
-    lines = json.dumps(value, indent=2, ensure_ascii=False)
-    return lines if len(lines) < MAX_LINES_CHARS else json.dumps(value, ensure_ascii=False)
+    lines = printable.json_text(value, indent=2)
+    return lines if len(lines) < MAX_LINES_CHARS else printable.json_text(value)
 
 
 def unreadable(call: Call, exc: CorruptLetter) -> str:

@@ -63,6 +63,12 @@ def end_hold(call: Call) -> Response:
     found = next((one for one in operations.holds() if one.hold.id == hold_id), None)
     if found is not None and not confirmed(call):
         workers = call.web.surroundings().workers
+        closing = found.hold.circuit is not None
+        pace = (
+            "slowly at first, about twice as many each second"
+            if closing
+            else "500 messages a second"
+        )
         return confirm(
             call,
             section="holds",
@@ -70,7 +76,7 @@ def end_hold(call: Call) -> Response:
             button=f"Release {found.held:,} messages",
             facts=[
                 ("hold", f"{hold_id}: {found.hold.task} in {found.hold.queue}"),
-                ("where to", "the queues they come from, in order, 500 messages a second"),
+                ("where to", f"the queues they come from, in order, {pace}"),
                 ("by", "a worker" if workers else "a worker, as soon as one runs: none is alive"),
             ],
             back=call.link("holds"),

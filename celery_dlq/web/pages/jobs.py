@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
-from celery_dlq.operations.job import REMOVALS
+from celery_dlq.letters.printable import printable
+from celery_dlq.operations.job import REDRIVES, REMOVALS
 from celery_dlq.operations.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import json_text, outlined, query_of, suppressed
@@ -57,9 +58,8 @@ def start(call: Call) -> Response:
     _check(call, found)
     if found.state == "expired":
         return _page(call, found, status=409)
-    if _must_type(found) and call.request.value("typed").strip() != found.queue:
-        text = f"expected the name {found.queue} to be typed; nothing was done"
-        return _page(call, found, text, status=400)
+    if _not_typed(call, found):
+        return _page(call, found, _not_typed(call, found), status=400)
     try:
         call.dlq.plans().start(found.id)
     except RedriveError as exc:  # all its messages would be lost
@@ -87,6 +87,8 @@ def resume(call: Call) -> Response:
     operations = call.dlq.operations()
     found = operations.job(call.parts["job"])
     _check(call, found)
+    if _not_typed(call, found):
+        return _page(call, found, _not_typed(call, found), status=400)
     try:
         call.dlq.running().resume_in_background(found.id)
     except StoreUnavailable:
@@ -109,7 +111,16 @@ def _check(call: Call, found: Job) -> None:
 
 
 def _must_type(found: Job) -> bool:
-    return found.kind in REMOVALS or (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+    many = (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+    return found.kind in REMOVALS or (found.kind in REDRIVES and many)
+
+
+def _not_typed(call: Call, found: Job) -> str:
+    """Why a form is refused that needs the queue's name and has it not; empty if it may go on."""
+    typed, name = call.request.value("typed").strip(), found.queue
+    if not _must_type(found) or typed in (name.strip(), printable(name).strip()):
+        return ""
+    return f"expected the name {name} to be typed; nothing was done"
 
 
 def _examples(call: Call, found: Job) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
+from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.web import tree
 from celery_dlq.web.http import RequestError, Response
 from celery_dlq.web.pages.common import filter_of, frames_of, query_of, suppressed, unreadable
@@ -100,7 +101,8 @@ def letter(call: Call) -> Response:
         arguments=tree.arguments(shown),
         headers=tree.of(_mapping(shown, "headers"), "headers"),
         properties=tree.of(_mapping(shown, "properties"), "properties"),
-        behind=tree.waiting(shown),
+        links=links_of(shown.content_type, shown.body),
+        when=WHEN,
         trail=tree.trail(_mapping(shown, "headers")),
         editable=_editable(found),
     )

@@ -27,7 +27,7 @@ class Row:
     Attributes:
         queue: Its size, age and reasons.
         columns: Letters by reason for each part of the last hour.
-        reasons: The most frequent reasons with their letters.
+        reasons: The reasons with their letters, the most frequent first.
         policy: The policy of its source, in a line.
         sources: The queues whose messages it gets.
         workers: Live workers that consume one of them.
@@ -57,7 +57,7 @@ def overview(call: Call) -> Response:
         Row(
             queue=queue,
             columns=_columns(queue),
-            reasons=sorted(queue.reasons.items(), key=lambda pair: -pair[1])[:3],
+            reasons=sorted(queue.reasons.items(), key=lambda pair: -pair[1]),
             policy=around.policies.get(queue.name, ""),
             sources=around.sources.get(queue.name, ()),
             workers=around.consumers(queue.name),
@@ -76,6 +76,7 @@ def overview(call: Call) -> Response:
         rows=rows,
         problems=problems,
         memory=around.memory,
+        guarded=around.guarded,
         workers=around.workers,
     )
 

@@ -273,6 +273,7 @@ def test_times_at_the_ends_of_the_calendar_are_shown(
     nothing: dict[str, Any] = {
         "news_from": None,
         "new": (),
+        "new_causes": 0,
         "spikes": (),
         "similar": (),
         "others": {},
@@ -287,6 +288,7 @@ def test_an_unwritable_report_place_is_refused(tmp_path: Path) -> None:
     nothing: dict[str, Any] = {
         "news_from": None,
         "new": (),
+        "new_causes": 0,
         "spikes": (),
         "similar": (),
         "others": {},

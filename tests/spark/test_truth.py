@@ -20,11 +20,11 @@ from test_picture import a_triage
 from celery_dlq.cli import triage_tables
 from celery_dlq.cli.terminal import Console
 from celery_dlq.spark.render.charts import draw
-from celery_dlq.spark.render.page import MAX_ROWS, page
+from celery_dlq.spark.render.page import page
 from celery_dlq.spark.triage import limits, spikes
 from celery_dlq.spark.triage.causes import comparisons_of, findings_of
 from celery_dlq.spark.triage.questions import scan
-from celery_dlq.spark.triage.rows import MAX_EXPLAINED_GROUPS, Findings, findings
+from celery_dlq.spark.triage.rows import MAX_EXPLAINED_GROUPS, MAX_ROWS, Findings, findings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,6 +177,7 @@ EMPTY: Findings = Findings(
     triage=a_triage(groups=60, reasons=3, span=timedelta(days=2)),
     news_from=planted.START,
     new=(),
+    new_causes=0,
     spikes=(),
     similar=(),
     causes={},
@@ -205,7 +206,7 @@ def test_rows_that_are_left_out_are_counted(spark: SparkSession, tmp_path: Path)
     ]
     rows += [{**rows[0], "fingerprint": "old", "dead_lettered_at": planted.START}] * 3
     found = findings(planted.write(iter(rows), tmp_path), spark)
-    assert len(found.new) == 60
+    assert (len(found.new), found.new_causes) == (MAX_ROWS, 60)
     said = sections(found)
     assert f"and {60 - MAX_ROWS} causes more" in said["New and returned"]
     assert "No group with a known cause has the 5 letters" in str(said)

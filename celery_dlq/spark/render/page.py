@@ -13,12 +13,12 @@ from celery_dlq.letters.printable import one_line
 from celery_dlq.letters.significance import SAME_QUEUES, SAME_TASKS, SUCCESSES
 from celery_dlq.spark.render import charts
 from celery_dlq.spark.triage.lookalikes import MAX_COMPARED
+from celery_dlq.spark.triage.rows import MAX_ROWS
 
 if TYPE_CHECKING:
     from celery_dlq.spark.triage.rows import Findings, GroupRow
 
 MAX_GROUPS = 50
-MAX_ROWS = 20
 MAX_LIMIT_ROWS = 200
 
 _AGAINST = {

@@ -34,7 +34,7 @@ from celery_dlq.spark.triage.questions import (
     timeline,
 )
 from celery_dlq.spark.triage.questions import successes as successful
-from celery_dlq.spark.triage.trends import bucket_for, new_since, spikes
+from celery_dlq.spark.triage.trends import bucket_for, new_since, run_sql, spikes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,8 +47,15 @@ MAX_EXPLAINED_GROUPS = 5
 """`findings` answers `why` for at most this many groups, with `MIN_LETTERS` or more each."""
 
 MIN_LETTERS = 5
+MAX_ROWS = 20
 
 _READ_BY_SPARK = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
+
+# There may be as many new causes as letters.
+_LARGEST = """
+    SELECT *, count(*) OVER () AS among FROM {letters}
+    ORDER BY letters DESC, fingerprint LIMIT {most}
+"""
 _MAX_NEWS_PERIOD = timedelta(days=7)
 _MAX_QUICK_BYTES = 128 * 1024 * 1024  # of files; a million small letters are half of it
 
@@ -214,7 +221,8 @@ class Findings:
         triage: The rows of the plain triage.
         news_from: Start of the period in which causes count as new: the last half of the
             letters' time, seven days at most; ``None``: the letters have no or one time.
-        new: Causes that are new or came back since then, the largest first.
+        new: The largest causes that are new or came back since then, `MAX_ROWS` at most.
+        new_causes: Number of all causes that are new or came back.
         spikes: The strongest flood of each cause, the strongest first.
         similar: Pairs of causes that look alike, the most similar first.
         causes: The findings of `why` for the largest groups, by fingerprint.
@@ -227,6 +235,7 @@ class Findings:
     triage: Triage
     news_from: datetime | None
     new: tuple[NewRow, ...]
+    new_causes: int
     spikes: tuple[SpikeRow, ...]
     similar: tuple[SimilarRow, ...]
     causes: dict[str, tuple[CauseRow, ...]]
@@ -298,7 +307,10 @@ def findings(
         df = scan(session, place).select(*columns)
         found = ask(session, name, df)
         since = _news_from(found)
-        fresh = iter(()) if since is None else rows_of(new_since(df, since))
+        fresh = []
+        if since is not None:
+            fresh = list(rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS)))
+        new_causes = max((row.pop("among") for row in fresh), default=0)
         floods: dict[str, SpikeRow] = {}
         for row in rows_of(spikes(df, found.bucket)):
             floods.setdefault(row["fingerprint"], SpikeRow(**row))
@@ -307,6 +319,7 @@ def findings(
             triage=found,
             news_from=since,
             new=tuple(NewRow(**row) for row in fresh),
+            new_causes=new_causes,
             spikes=tuple(floods.values()),
             similar=_similar(found),
             causes=causes,

@@ -85,8 +85,9 @@ class Operations:
             to_queue: Publish to this queue instead of each message's own.
             delay: Seconds, or a timedelta, before the messages may run.
             new_id: Give each task a new id.
-            keep_count: Count earlier deliveries: a message is executed once more, then as
-                often as its ``max_deliveries`` has left.
+            keep_count: Count earlier deliveries: a message is executed as often as its
+                ``max_deliveries`` has left. If none is left, its letter stays, unless ``force``
+                gives it one more.
             force: Publish also what would be lost; the job and the audit have it.
             canary: First redrive this many letters, taken from all groups in turn, and watch
                 how they end.

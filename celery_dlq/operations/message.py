@@ -62,9 +62,9 @@ class RedriveOptions:
         to_queue: Publish to this queue; ``None`` for each message's own.
         delay_seconds: Seconds before the messages may run.
         new_id: Give each task a new id.
-        keep_count: Count earlier deliveries: a message is executed once more, then as often
-            as its ``max_deliveries`` has left.
-        force: Publish also what would be lost.
+        keep_count: Count earlier deliveries: a message is executed as often as its
+            ``max_deliveries`` has left; if none is left, its letter stays.
+        force: Publish also what would be lost; with ``keep_count``, for one more delivery.
         growing: Publish one letter in the first second, about twice as many in each later one.
     """
 

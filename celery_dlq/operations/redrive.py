@@ -409,13 +409,13 @@ class Redriver:
                 if work.transform is not None:
                     message = work.transform(message)
                     message.headers_text = ""  # it may have changed them
+                seed = self._seed(work, found, message) if work.options.keep_count else None
             except CorruptLetter:
                 work.report.corrupt += 1
             except RedriveError as exc:
                 work.report.fail(found.key, str(exc))
             else:
-                keep = work.options.keep_count
-                yield Prepared(found, message, self._seed(work, found, message) if keep else None)
+                yield Prepared(found, message, seed)
 
     def _tell(self, work: Work, taken: Sequence[RawEntry]) -> None:
         if self._confirmed is not None and taken:
@@ -435,11 +435,16 @@ class Redriver:
         work.background.start(lambda: self._store.remove(work.queue, over, owner=work.run.owner))
 
     def _seed(self, work: Work, found: RawEntry, message: Outgoing) -> Seed | None:
-        """The count of earlier deliveries, less one, or the message would never run."""
+        """The count of earlier deliveries; forced, one less than its limit, or it would not run."""
         deliveries = int(found.fields.get(b"deliveries", b"0"))
         limit = int(found.fields.get(b"max_deliveries", b"0"))
-        if limit:
-            deliveries = min(deliveries, limit - 1)
+        if limit and deliveries >= limit:
+            if not work.options.force:
+                raise RedriveError(
+                    f"letter {found.key} was delivered {deliveries} times, and max_deliveries is "
+                    f"{limit}: redrive it without keep_count, or with force for one more delivery"
+                )
+            deliveries = limit - 1
         if deliveries <= 0:
             return None
         return Seed(self._key(work, message), deliveries, _last_delivery(found))

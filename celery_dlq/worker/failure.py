@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from traceback import format_tb
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
@@ -41,6 +42,10 @@ TRACEBACK_LIMIT = 64_000
 _RETRY_FRAME = re.compile(
     r'^ *File "[^"\n]*celery[/\\]app[/\\]task\.py", line \d+, in retry$', re.MULTILINE
 )
+_RESULT_FRAME = re.compile(
+    r'^ *File "[^"\n]*celery[/\\]backends[/\\]\w+\.py", line \d+, in mark_as_\w+$', re.MULTILINE
+)
+_RESULT_LOST = "the result backend did not take the result: "
 _RETRY_RAISED = re.compile(r"^celery\.exceptions\.Retry: ", re.MULTILINE)
 """The retry was published: an error raised while Celery handles that (e.g. a result backend that
 is down) also has its frames in the traceback."""
@@ -102,6 +107,12 @@ def dropped_failure(exc: BaseException | None, text: str) -> Failure:
     return Failure(None, _type_name(exc), f"{said}" if said else text, None)
 
 
+def result_not_stored(exc: BaseException | None) -> bool:
+    """True if the result backend raised an error as Celery stored the end of a task there."""
+    frames = "".join(format_tb(exc.__traceback__)) if exc is not None else ""
+    return bool(_RESULT_FRAME.search(frames))
+
+
 def time_limit_failure(seconds: float | None) -> Failure:
     """Describe a hard time limit; Celery reports it without an exception."""
     text = f"time limit of {seconds} s exceeded"
@@ -112,8 +123,9 @@ def time_limit_failure(seconds: float | None) -> Failure:
 def missing_end_failure(exc: BaseException | None) -> Failure:
     """Describe an end that Celery did not report: an error outside the task's body, if known."""
     said = dropped_failure(exc, "no error is known")
+    lost = _RESULT_LOST if result_not_stored(exc) else ""
     end = End(outcome=Outcome.VANISHED, final=False, text="its end was not reported")
-    return Failure(end, said.exception_type, said.exception_message)
+    return Failure(end, said.exception_type, f"{lost}{said.exception_message}")
 
 
 def unwrapped(exc: BaseException) -> BaseException:
@@ -149,7 +161,7 @@ def _end(
         retries_spent=spent,
         exception_names=known or (_type_name(exc), *names),
         expected=isinstance(exc, throws) if throws else False,
-        text=text,
+        text=f"{_RESULT_LOST}{text}" if _RESULT_FRAME.search(traceback) else text,
     )
 
 

@@ -41,6 +41,7 @@ from celery_dlq.worker.failure import (
     dropped_failure,
     failure_of,
     missing_end_failure,
+    result_not_stored,
     time_limit_failure,
 )
 from celery_dlq.worker.guard import Guard, Refusal
@@ -135,6 +136,7 @@ class DeadLetterRequest(_Base):
     _dlq_cancelled = False  # by a lost connection or a shutdown
     _dlq_terminated = False  # an operator had it terminated, and its letter is made
     _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
+    _dlq_escaped: BaseException | None = None  # in the solo pool, past Celery's handling
     _dlq_let_go: Callable[[], Any] | None = None  # called once the wait for the store is over
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -281,12 +283,14 @@ class DeadLetterRequest(_Base):
 
     def _dlq_give(self, execute: Callable[[], Any], pool: Any) -> Any:
         """Hand the task to the pool, and note what the pool can be asked about it."""
-        self.dlq_job = job = None
+        self.dlq_job = self._dlq_escaped = job = None
         try:
             job = execute()
-        except BaseException:
+        except BaseException as exc:
             if not self.dlq_starts_here:
                 self.dlq_put_off()
+            if isinstance(exc, Exception):
+                self._dlq_escaped = exc
             raise
         finally:
             if self.dlq_starts_here and not pool.is_green:  # a greenlet notes itself
@@ -501,19 +505,26 @@ class DeadLetterRequest(_Base):
         """Give the message back: its pool has its task no more, and did not say how it ended.
 
         At once if its starts are limited, or Celery cancelled it; else when its lease ends, or it
-        would run on and on.
+        would run on and on. If the result backend did not take the result, the task is healthy:
+        it is not charged where a lease keeps it from running on and on.
         """
         in_flight, leases = self.dlq_in_flight, getattr(self.message.channel, "dlq_leases", None)
         policy = None if in_flight is None else in_flight.resolved.policy
+        error, job = self._dlq_escaped, self.dlq_job
+        if error is None and isinstance(job, Future) and job.done() and not job.cancelled():
+            error = job.exception()
+        healthy = leases is not None and result_not_stored(error)
         limited = self._already_cancelled or (
-            policy is not None and policy.max_deliveries is not None
+            policy is not None and policy.max_deliveries is not None and not healthy
         )
         if not limited and leases is None:
             return  # as with Celery alone, the broker keeps it until the connection ends
         if self.dlq_state in (_S.NEW, _S.DISPATCHED, _S.RUNNING) and not self._already_cancelled:
-            failed = isinstance(self.dlq_job, Future) and self.dlq_job.exception()
-            failure = missing_end_failure(failed or None)
-            _guarded(self.dlq_guard.end_is_missing, self, failure)
+            failure = missing_end_failure(error)
+            if healthy:
+                _guarded(self.dlq_guard.uncount, self)
+            else:
+                _guarded(self.dlq_guard.end_is_missing, self, failure)
             logger.error(
                 "Celery did not report how task %s ended, and its pool does not run it any more "
                 "(%s): its message is delivered again%s",

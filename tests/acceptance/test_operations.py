@@ -105,12 +105,16 @@ def test_marks_of_brokers_are_taken_off(poison: ModuleType, broker: redis.Redis)
 def test_with_keep_count_earlier_deliveries_count(
     poison: ModuleType, start_worker: Start, letters: Letters, ran: Callable[[str], int]
 ) -> None:
-    """Three of three are spent: one more execution, then the next letter, not three more."""
+    """Three of three are spent: none is left; forced, one more, then the next letter."""
     start_worker()
     sent = poison.requeues.delay("kept")
     (first,) = letters()
     assert (first.deliveries, first.max_deliveries) == (3, 3)
-    poison.dlq.redrive(QUEUE, keep_count=True)
+    report = poison.dlq.redrive(QUEUE, keep_count=True)
+    assert (report.published, report.failures) == (0, 1)
+    assert "max_deliveries is 3" in report.failed[first.id]
+    assert [x.id for x in poison.dlq.letters(QUEUE)] == [first.id]
+    poison.dlq.redrive(QUEUE, keep_count=True, force=True)
     second = poll(
         lambda: [x for x in poison.dlq.letters(QUEUE) if x.redrives == 1], timeout_seconds=30
     )[0]

@@ -90,7 +90,8 @@ def test_pytest_celery_in_containers(tmp_path: Path) -> None:
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
         pytest.skip("Docker does not run here")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        # Where its image can be built from the repository, but without the repository's tox.ini.
+        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", "."],
         cwd=EXAMPLES / "pytest-celery",
         env={**os.environ, "NODES": "containers", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

@@ -18,6 +18,7 @@ from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, DLQError
 from celery_dlq.operations.auto_redrive import ACTOR
+from celery_dlq.policies import overrides
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -290,6 +291,7 @@ list(running.redrive_due(running._policies.in_force(), lambda: False))
 def test_a_look_killed_anywhere_is_finished_by_the_next_ones(
     poison: ModuleType,
     redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
     owner: str,
     name: str,
     when: str,
@@ -298,6 +300,7 @@ def test_a_look_killed_anywhere_is_finished_by_the_next_ones(
     twice: int,
 ) -> None:
     """No letter is lost; nothing goes out twice but what was published and not noted."""
+    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
     sent = {put(poison).id for _ in range(350)}
     rule = {"after": 0.1, "times": 1}
     poison.dlq.override_policy("orders", timedelta(hours=1), auto_redrive=rule)

@@ -109,7 +109,7 @@ def test_an_override_can_be_taken_back(
         ("orders", HOUR, {"reasons": "tired"}, "expected only known reasons"),
         ("ord*", HOUR, {"max_deliveries": "3"}, "exact name of a queue"),
         ("", HOUR, {"max_deliveries": "3"}, "exact name of a queue"),
-        ("orders", timedelta(0), {"max_deliveries": "3"}, "more than 0 and at most 30 days"),
+        ("orders", timedelta(0), {"max_deliveries": "3"}, "more than 0 s and at most 30 days"),
         ("orders", timedelta(days=31), {"max_deliveries": "3"}, "at most 30 days"),
         ("orders", HOUR, {"max_deliveries": "3", "max_retries": "-1"}, "0 or more"),
     ],

@@ -375,7 +375,8 @@ class Holds:
     def _next_run(self, hold: Hold, now: datetime) -> JobRun | None:
         """The release that a worker does; ``None`` if another does it, or nobody shall."""
         job = self._job(hold)
-        if job is not None and job.state in (DONE, FAILED) and now - job.updated_at < _RETRY:
+        failed = job is not None and (job.state == FAILED or (job.state == DONE and _left(job)))
+        if job is not None and failed and now - job.updated_at < _RETRY:
             return None
         if job is None or (job.state == DONE and self._count(hold) > _left(job)):
             options = {"rate": RELEASE_RATE} if job is None else job.options

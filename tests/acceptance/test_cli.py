@@ -449,7 +449,7 @@ def test_letters_are_found_by_arguments_headers_and_ids(
     [["--all"], ["--all", "--limit", "2"], ["--where", "args[0]!=x"]],
 )
 @pytest.mark.parametrize("more", [[], ["--background"]])
-@pytest.mark.parametrize("verb", ["discard", "purge"])
+@pytest.mark.parametrize("verb", ["discard", "purge", "redrive"])
 def test_a_yes_is_for_the_letters_that_the_question_counted(
     dlq: Dlq,
     three: list[DeadLetter],
@@ -470,7 +470,7 @@ def test_a_yes_is_for_the_letters_that_the_question_counted(
         late.append(stored(poison, "d").id)
 
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("celery_dlq.cli.removal.sys", terminal)
+    monkeypatch.setattr("celery_dlq.cli.context.sys", terminal)
     monkeypatch.setattr("click.confirm", asked)
     done = dlq(verb, "orders-DLQ", *options, *more)
     assert done.exit_code == 0, done.stderr

@@ -356,8 +356,11 @@ def test_a_canary_that_is_held_has_not_died(
     (shown,) = dlq("redrive", QUEUE, "--all", "--dry-run", "--json").lines
     assert shown["waits_for"] == {what: 5}
 
+    asked = dlq("redrive", QUEUE, "--all")
+    assert (asked.exit_code, f"5 letters would wait for {what}." in asked.stdout) == (2, True)
+
     began = time.monotonic()
-    done = dlq("redrive", QUEUE, "--all", "--canary", "3", "--canary-wait", "120s")
+    done = dlq("redrive", QUEUE, "--all", "--canary", "3", "--canary-wait", "120s", "--yes")
     assert (done.exit_code, time.monotonic() - began < 60) == (1, True)
     assert f"3 did not end, held by {hold_id}. Verdict: held." in done.stdout
     job = poison.dlq.jobs()[0]

@@ -50,7 +50,7 @@ def test_every_letter_is_in_the_course(redis_url: str) -> None:
     start = 492_400 * HOUR
     now = from_micros((start + 89 * 60_000) * 1000)
     text = "|".join(grown(redis_url, [start + n * 60_000 for n in range(90)], [""] * 90))
-    group = _group("aa", 90, text, now)
+    group = _group("aa", 90, text, now=now)
     assert tuple(group.course) == (*[0] * 22, 60, 30)
     assert group.last_hour == 60
 

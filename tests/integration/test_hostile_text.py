@@ -178,7 +178,7 @@ def test_a_question_is_one_line(shop: DeadLetters, monkeypatch: pytest.MonkeyPat
         letter = a_letter(dead_letter_queue=raw)
         store.dead_letter(letter, key_of(letter))
     monkeypatch.setattr(
-        "celery_dlq.cli.removal.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+        "celery_dlq.cli.context.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
     )
     said = run(shop, "purge", raw, "--all", exit_code=1).output
     assert "Purge 2 letters of raw\\x1b(2J" in said

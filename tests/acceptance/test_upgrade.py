@@ -110,7 +110,7 @@ def test_two_versions_write_list_and_redrive_each_others_letters(
     failed = [x for x in mine if x.reason is Reason.FAILED]
     old = [x.id for x in failed if x.schema_version == 1]
     new_ids = frozenset(x.id for x in failed if x.schema_version == 2)
-    assert next_dlq("redrive", "orders-DLQ", *old)[0]["published"] == len(old)
+    assert next_dlq("redrive", "orders-DLQ", *old, "--yes")[0]["published"] == len(old)
     assert poison.dlq.redrive("orders-DLQ", ids=new_ids).published == len(new_ids)
     poll(lambda: all(ran(f"order-{n}") == 2 for n in range(sent)), timeout_seconds=30)
     assert [x.id for x in poison.dlq.letters("orders-DLQ")] == [dead.id]

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from functools import wraps
 from importlib import import_module
 from inspect import signature
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from celery.local import Proxy
@@ -103,7 +104,7 @@ class _Operation:
             return method(part(self.assembly), *args, **kwargs)
 
         setattr(self._owner, self._name, call)
-        return getattr(owner if instance is None else instance, self._name)
+        return call if instance is None else MethodType(call, instance)
 
 
 def _of(

@@ -97,7 +97,7 @@ def ask(what: str, *, yes: bool) -> None:
     what = one_line(what)
     if not sys.stdin.isatty():
         raise click.UsageError(f"--yes is needed to {what} without a terminal")
-    click.confirm(f"{what[:1].upper()}{what[1:]}?", abort=True)
+    click.confirm(f"{what[:1].upper()}{what[1:]}?", abort=True, err=True)
 
 
 def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool) -> None:

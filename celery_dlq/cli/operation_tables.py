@@ -29,7 +29,10 @@ _HELD = (
 )
 
 _CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run its body."
-_REFUSED = "{:,} would be lost and stay in {}; --force redrives them nevertheless."
+_REFUSED = (
+    "{:,} would be lost or have no delivery left, and stay in {}; "
+    "--force redrives them nevertheless."
+)
 
 
 def dry_run(console: Console, queue: str, plan: DryRun) -> None:

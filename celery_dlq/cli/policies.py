@@ -14,6 +14,7 @@ from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, prin
 from celery_dlq.cli.options import Duration, json_option
 from celery_dlq.cli.terminal import say
 from celery_dlq.letters.printable import one_line
+from celery_dlq.policies.policy import PolicyKeys, check_names
 from celery_dlq.policies.table import OF_WHOLE_QUEUES, PolicyTable
 
 
@@ -59,6 +60,7 @@ def set_(
     What happens to letters that are there changes one minute later; until then `unset` undoes it.
     """
     pairs: dict[str, Any] = dict(map(_pair, values))
+    check_names("policy keys", pairs, PolicyKeys.__annotations__)
     length = timedelta(seconds=span)
     load_tasks(ctx.obj.app)
     admin = dead_letters_of(ctx).assembly.policy_admin()
@@ -94,7 +96,9 @@ def _ask(
     if effect and not sys.stdin.isatty():
         raise click.UsageError(f"--yes is needed without a terminal: in one minute, this {effect}")
     if effect:
-        click.confirm(f"In one minute, this {one_line(effect)}. Change the policy?", abort=True)
+        click.confirm(
+            f"In one minute, this {one_line(effect)}. Change the policy?", abort=True, err=True
+        )
 
 
 def _say_when(ctx: click.Context, keys: Iterable[str]) -> None:

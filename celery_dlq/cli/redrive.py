@@ -33,6 +33,7 @@ from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.checks import redrive_options
 from celery_dlq.operations.edit import Edit
+from celery_dlq.operations.jobs import check_start
 from celery_dlq.plugin import DeadLetters
 
 if TYPE_CHECKING:
@@ -131,7 +132,10 @@ def redrive(
     where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
     how = {name: options[name] for name in _OPTIONS}
     redrive_options(**how)  # whatever is done with them
-    background = background or start_at is not None
+    if start_at is not None:
+        now = dead_letters.job_store.now()
+        check_start(start_at(now), now)  # before the question
+        background = True
     if background and (dry_run or in_editor or assignments):
         raise click.UsageError(
             "--background and --at go with neither --dry-run nor --edit nor --set"

@@ -26,6 +26,7 @@ from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
+from celery_dlq.operations.jobs import check_start
 from celery_dlq.operations.results import DiscardReport
 
 
@@ -193,7 +194,10 @@ def _remove(
     **fields: Any,
 ) -> None:
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    background = background or start_at is not None
+    if start_at is not None:
+        now = dead_letters.job_store.now()
+        check_start(start_at(now), now)  # before the question
+        background = True
     if background and export_first:
         raise click.UsageError(
             "--export-first goes with neither --background nor --at: the file would be on the "

@@ -27,7 +27,7 @@ from celery_dlq.export import partition
 from celery_dlq.export.destination import NOTES, Destination
 from celery_dlq.export.lease import ExportLeases
 from celery_dlq.filters import LetterFilter
-from celery_dlq.logs import get_logger
+from celery_dlq.logs import get_logger, readable
 from celery_dlq.record import from_micros, iso, to_micros
 
 logger = get_logger("celery_dlq.export")
@@ -102,8 +102,15 @@ class Checkpoint:
         found.store = mine
         if stored is not None and stored.get("folder") == leases.folder:
             known = {name: stored[name] for name in _STATE[1:] if name in stored}
-            other = replace(fresh, **{**known, "store": mine})
-            return (other, None) if other.order() >= found.order() else (found, other)
+            copy = replace(fresh, **{**known, "store": mine})
+            other = readable(f"the store's copy of the export of {queue}", copy.checked)
+            if other is None:
+                return found, fresh
+            if other.order() < found.order():
+                return found, other
+            # A local folder may be a copy, or restored: what it lacks is written to it again.
+            is_own = leases.is_local and other.generation == found.generation
+            return (found if is_own else other), None
         agreed = found.last is None or (found.intent is None and found.position == noted())
         return found, None if agreed else fresh
 
@@ -119,18 +126,22 @@ class Checkpoint:
             return cls(destination, queue)
         try:
             known = {name: state[name] for name in _STATE[3:] if name in state}
-            found = cls(destination, queue, state["position"], state["intent"], **known)
-            ordered(f"{found.generation}")
-            from_micros(found.since or 0)
-            _first, _last = compared = found.compared or (None, None)
-            for position in (found.position, found.intent, found.trimmed, *compared):
-                if position is not None:
-                    ordered(position)
+            found = cls(destination, queue, state["position"], state["intent"], **known).checked()
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise _not_ours(destination, _place(queue), exc) from exc
         if state.get("queue") != queue:
             raise _not_ours(destination, _place(queue), ValueError(state.get("queue")))
         return found
+
+    def checked(self) -> Checkpoint:
+        """Itself, if its values are usable; else a ``TypeError`` or ``ValueError``."""
+        ordered(f"{self.generation + 0}")
+        from_micros(self.since or 0)
+        _first, _last = compared = self.compared or (None, None)
+        for position in (self.position, self.intent, self.trimmed, *compared):
+            if position is not None:
+                ordered(position)
+        return self
 
     @property
     def last(self) -> str | None:

@@ -199,11 +199,14 @@ class ParquetExport:
             StoreUnavailable: The store does not answer at first, or when ``stop`` is set.
         """
         with self._opened(progress) as work:
-            pause, told = _POLL_SECONDS, set[str]()
+            pause, told, away = _POLL_SECONDS, set[str](), False
             names: Sequence[str] = ()
             while True:
                 last_round = stop.is_set()
                 try:
+                    if away:  # it may be another store now
+                        self._agreed()
+                        away = False
                     names = dead_letter_queues()
                     for name in names:
                         work.export(name, older=0.0 if last_round else self._rolling.seconds)
@@ -212,6 +215,8 @@ class ParquetExport:
                 except StoreUnavailable as exc:
                     if last_round:
                         raise
+                    work.forget()
+                    away = True
                     if pause == _POLL_SECONDS:
                         logger.warning("the export waits, the store does not answer: %s", exc)
                     pause = min(2 * pause, _MAX_PAUSE_SECONDS)
@@ -326,6 +331,11 @@ class _Work:
             if isinstance(exc, StoreUnavailable) or (self.leases and self.leases.refused):
                 raise
             self.failures[name] = exc
+
+    def forget(self) -> None:
+        """Begin all queues anew: the store may have come back older, and without their leases."""
+        self.abandon()
+        self.queues.clear()
 
     def raise_failures(self) -> None:
         """Raise the errors of the queues that failed, as one.

@@ -20,12 +20,14 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from celery_dlq.backends.base import ExportLease, ExportLeaseStore
 from celery_dlq.errors import ExportError, StoreUnavailable
 from celery_dlq.export.destination import Destination
+from celery_dlq.logs import readable
 
 LEASE_SECONDS = 15.0
 """A killed export keeps others out for this long; a paused one loses its lease after it."""
@@ -45,6 +47,7 @@ class ExportLeases:
 
     Attributes:
         refused: True if another export was found at work.
+        is_local: True for a folder of this machine.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ExportLeases:
         self._store = store
         self._name = destination.name
         self._place = destination.shared or folder
+        self.is_local = destination.shared is None
         self._seconds = LEASE_SECONDS if destination.shared else 0.0
         self.store_id = store_id
         self.folder = folder
@@ -80,7 +84,9 @@ class ExportLeases:
         self._queues.add(queue)
         if self._seconds and self._keeper.ident is None:
             self._keeper.start()
-        state = json.loads(lease.state) if lease.state else None
+        state = readable(
+            f"the state of an export of {queue}", partial(json.loads, lease.state or "null")
+        )
         return state if isinstance(state, dict) else None
 
     def note(self, queue: str, state: Mapping[str, Any]) -> None:

@@ -283,7 +283,9 @@ class AutoRedrives:
         due = None if job is None else Due.from_json(job.options.get("due"))
         if job is not None and due is not None:
             cursor = Cursor(*state["cursors"].get(due.name, ()))
-            wait, now = rule.wait_seconds(due.redrives), self._store.now()
+            # Of a job that did not end well, all numbers wait: not as long as the latest of them.
+            wait = rule.wait_seconds(due.redrives) if job.state == DONE else rule.after
+            now = self._store.now()
             _keep(state, due, cursor.after(job, state.get("begun"), wait, now))
         if state.pop("job", None) is not None:
             state.pop("begun", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -85,6 +86,8 @@ class Discarder:
         try:
             if options.export_path is not None and not Path(options.export_path).exists():
                 report.exported = self._export(run, where, left, Path(options.export_path))
+            if left is not None and where.ids is None and not run.job.position:
+                self._bound(run, where, left, scanned)
             for batch in batches(self._selected(run, where, left, scanned), _LETTERS_PER_BATCH):
                 run.beat(_counts(report))
                 self._batch(run, batch, options, report)
@@ -98,6 +101,13 @@ class Discarder:
         if report.removed and not options.forever:
             report.kept_until = iso(self._store.now() + KEPT_IN_BIN)
         return report
+
+    def _bound(self, run: JobRun, where: LetterFilter, left: int, scanned: Progress | None) -> None:
+        """Save the last position of a limited job: resumed after a kill, it takes no others."""
+        last = deque(self._selected(run, where, left, scanned), maxlen=1)
+        if last:
+            run.tell(until=last[0].position)
+            run.beat(now=True)
 
     def _selected(
         self, run: JobRun, where: LetterFilter, left: int | None, scanned: Progress | None = None

@@ -137,7 +137,6 @@ def _apply(
     edit: Edit, message: Outgoing, *, actor: str, now: datetime, redaction: Redaction
 ) -> Outgoing:
     args, kwargs, links = arguments(message.content_type, message.body, message.headers)
-    before = redaction.arguments(args, kwargs)
     new: dict[str, Any] = {
         "args": list(args if edit.args is None else edit.args),
         "kwargs": dict(kwargs if edit.kwargs is None else edit.kwargs),
@@ -165,7 +164,7 @@ def _apply(
         {
             "at": iso(now),
             "actor": actor,
-            "from": _shown(*before, own),
+            "from": _shown(*redaction.arguments(old_args, old_kwargs), own),
             "to": _shown(
                 *redaction.arguments(new_args, new_kwargs), redaction.headers(new["headers"])
             ),

@@ -59,6 +59,24 @@ class TakenOverError(CancelledError):
     state = INTERRUPTED
 
 
+def check_start(at: datetime, now: datetime) -> None:
+    """Refuse a time at which no job can start.
+
+    Raises:
+        DLQError: It is past, or more than 366 days ahead.
+    """
+    if at <= now:
+        raise DLQError(
+            f"expected a time in the future to start the job at, got {iso(at)}; now it is "
+            f"{iso(now)}"
+        )
+    if at - now > _MAX_AHEAD:
+        raise DLQError(
+            f"expected a time at most {_MAX_AHEAD.days} days ahead to start the job at, got "
+            f"{iso(at)}"
+        )
+
+
 class Jobs:
     """The jobs of an app.
 
@@ -170,17 +188,8 @@ class Jobs:
             NotFound: The job does not exist.
             DLQError: The plan has expired, or the time is past or more than 366 days ahead.
         """
-        now = self._store.now()
-        if at is not None and at <= now:
-            raise DLQError(
-                f"expected a time in the future to start the job at, got {iso(at)}; now it is "
-                f"{iso(now)}"
-            )
-        if at is not None and at - now > _MAX_AHEAD:
-            raise DLQError(
-                f"expected a time at most {_MAX_AHEAD.days} days ahead to start the job at, got "
-                f"{iso(at)}"
-            )
+        if at is not None:
+            check_start(at, self._store.now())
         state, job = self._read(job_id)
         if job.state == EXPIRED:
             raise DLQError(

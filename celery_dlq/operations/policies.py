@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.backends.base import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.operations.discard import KEPT_IN_BIN
 from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
@@ -266,7 +267,12 @@ class PolicyAdmin:
             if since > now:  # it ends as it begins: in between, the letters are left alone
                 self._registry.override(
                     Override(
-                        queue=queue, key=key, value=None, until=since, actor=actor, since=since
+                        queue=queue,
+                        key=key,
+                        value=None,
+                        until=since + KEPT_IN_BIN,
+                        actor=actor,
+                        since=since,
                     )
                 )
             else:
@@ -276,7 +282,7 @@ class PolicyAdmin:
     def check_lift(self, queue: str, *keys: str) -> list[str]:
         """The keys that `lift_policy` would lift; changes nothing, raises the same."""
         mine = [o for o in self._registry.overrides() if o.queue == queue]
-        present = [o.key for o in mine if o.until > o.since]
+        present = [o.key for o in mine if o.value is not None]
         wanted = list(dict.fromkeys(keys)) or present
         missing = [key for key in wanted if key not in present]
         if missing or not wanted:
@@ -326,7 +332,7 @@ def _view(table: PolicyTable, queue: str, task: str | None) -> PolicyView:
 def _to_come(override: Override) -> str:
     """What an override that has not begun will change."""
     then = "off" if override.value is False else override.value
-    if override.until == override.since:
+    if override.value is None:
         then = "as configured"
     return (
         f"The policy of queue {override.queue!r} changes at {override.since:%Y-%m-%d %H:%M:%S} "

@@ -109,6 +109,8 @@ class Recovery:
         if circuit is None or stopping():
             return
         if job is not None and job.state == CANCELLED and self._length(hold):
+            if circuit.queue in self._off():  # its probe would close it at once: a person goes on
+                return
             same = CircuitBreaker(probe_every=circuit.probe_every, probes=circuit.probes)
             why = f"its release, job {job.id}, was cancelled"
             self._circuits.change(circuit.task, circuit.queue, Opened(), same, reason=why)

@@ -225,6 +225,8 @@ class Redriver:
     ) -> RedriveReport:
         """Run a job; see `DeadLetters.redrive`."""
         report = RedriveReport(redrive_id=run.job.id, **self._earlier(run))
+        if options.keep_count and not options.force:
+            loss = _with_used_up(loss)
         span = PositionRange(after=run.job.position, until=run.job.until)
         with Background() as background, Publisher(self._app) as publisher:
             work = Work(
@@ -438,13 +440,8 @@ class Redriver:
         """The count of earlier deliveries; forced, one less than its limit, or it would not run."""
         deliveries = int(found.fields.get(b"deliveries", b"0"))
         limit = int(found.fields.get(b"max_deliveries", b"0"))
-        if limit and deliveries >= limit:
-            if not work.options.force:
-                raise RedriveError(
-                    f"letter {found.key} was delivered {deliveries} times, and max_deliveries is "
-                    f"{limit}: redrive it without keep_count, or with force for one more delivery"
-                )
-            deliveries = limit - 1
+        if limit:
+            deliveries = min(deliveries, limit - 1)
         if deliveries <= 0:
             return None
         return Seed(self._key(work, message), deliveries, _last_delivery(found))
@@ -593,6 +590,26 @@ def _refusing(work: Work, loss: Loss, found: Iterable[RawEntry]) -> Iterator[Raw
         work.report.refuse(why)
         if not work.report.refused % _REFUSED_PER_BEAT:
             work.run.beat(work.counts())
+
+
+def _with_used_up(loss: Loss | None) -> Loss:
+    """Refuse letters that have no delivery left, too; a kept count bounds."""
+
+    def why_not(found: RawEntry) -> str:
+        try:
+            deliveries, limit = (
+                int(found.fields.get(name, b"0")) for name in (b"deliveries", b"max_deliveries")
+            )
+        except ValueError:  # damaged: making its message says so
+            deliveries = limit = 0
+        if limit and deliveries >= limit:
+            return (
+                f"max_deliveries of {limit} is reached: redrive without keep_count, or with force "
+                f"for one more delivery"
+            )
+        return loss(found) if loss is not None else ""
+
+    return why_not
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

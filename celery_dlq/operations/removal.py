@@ -288,8 +288,9 @@ class Removal:
             removed = self._retention().count(name, policy, at, MOST_COUNTED)
         if policy.auto_redrive and "auto_redrive" in keys:
             due = list(numbers(policy.auto_redrive))
-            entries = islice(select(self._store, name, LetterFilter()), MOST_COUNTED)
-            redriven = sum(any(one(entry) for one in due) for entry in entries)
+            entries = select(self._store, name, LetterFilter())
+            chosen = (entry for entry in entries if any(one(entry) for one in due))
+            redriven = sum(1 for _ in islice(chosen, MOST_COUNTED))
         return PolicyEffect(dead_letter_queue=name, removed=removed, redriven=redriven)
 
     def _retention(self) -> Retention:

@@ -15,7 +15,7 @@ from celery_dlq.errors import CorruptLetter, DLQError
 from celery_dlq.events import Action, Change, Events, Redriven, on_behalf_of, whoami
 from celery_dlq.filters import LetterFilter
 from celery_dlq.metrics import Measuring
-from celery_dlq.operations.auto_redrive import AutoRedrives, Due
+from celery_dlq.operations.auto_redrive import AutoRedrives, Due, numbers
 from celery_dlq.operations.canary import Canary, why_stopped
 from celery_dlq.operations.checks import Checks
 from celery_dlq.operations.discard import Discarder, DiscardOptions
@@ -277,7 +277,9 @@ class Running:
             edit = edit or Edit.from_text(job.change)
             transform = self.checks.edited(edit)
         options = RedriveOptions.from_json(job.options)
-        if "due" in job.options and not _rule_of(self._policies.in_force(), job.queue):
+        due = Due.from_json(job.options.get("due"))
+        rule = _rule_of(self._policies.in_force(), job.queue) if due else None
+        if due and (rule is None or due not in numbers(rule)):
             raise DLQError("the policy of the queue has no auto_redrive any more, or just changed")
         report = self._redriver().redrive(
             run,
@@ -286,7 +288,7 @@ class Running:
             canary=Canary.from_json(job.options.get("canary")),
             transform=transform,
             loss=None if options.force else self.checks.loss(options.to_queue),
-            due=Due.from_json(job.options.get("due")),
+            due=due,
             progress=progress,
             scanned=scanned,
         )

@@ -81,11 +81,13 @@ def begins(key: str, now: datetime) -> datetime:
 def applied(table: PolicyTable, overrides: Iterable[Override], now: datetime) -> PolicyTable:
     """The configured policies with the overrides in force at a time."""
     found = list(overrides)
+    begun = [each for each in found if each.since <= now]
     return PolicyTable(
         table.queues,
         table.tasks,
-        by_queue(each for each in found if each.since <= now),
+        by_queue(each for each in begun if each.value is not None),
         frozenset(each.queue for each in found if each.since > now),
+        frozenset(each.queue for each in begun if each.value is None),
     )
 
 
@@ -123,7 +125,7 @@ def _value(key: str, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()]
     try:
         return json.loads(value.lower())
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

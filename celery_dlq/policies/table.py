@@ -56,6 +56,7 @@ class PolicyTable:
     tasks: Mapping[str, Policy] = field(default_factory=dict)
     overrides: Mapping[str, tuple[Policy, str]] = field(default_factory=dict)
     resting: frozenset[str] = frozenset()
+    lifted: frozenset[str] = frozenset()
     _resolve: Callable[[str, Policy | None], Policy | None] = field(
         init=False, repr=False, compare=False
     )
@@ -129,8 +130,8 @@ class PolicyTable:
     def trims_by_override(self, dead_letter_queue: str) -> bool:
         """True if an operator has changed what retention does with a dead-letter queue."""
         return any(
-            self.dead_letter_queue_of(queue) == dead_letter_queue and _retains(policy)
-            for queue, (policy, _source) in self.overrides.items()
+            self.dead_letter_queue_of(queue) == dead_letter_queue
+            for queue in (*self.lifted, *(q for q, (p, _) in self.overrides.items() if _retains(p)))
         )
 
     def auto_redrives(self) -> list[AutoRedrive]:

@@ -45,6 +45,7 @@ _RETRY_FRAME = re.compile(
 _RESULT_FRAME = re.compile(
     r'^ *File "[^"\n]*celery[/\\]backends[/\\]\w+\.py", line \d+, in mark_as_\w+$', re.MULTILINE
 )
+_MOST_CONTEXTS = 20
 _RESULT_LOST = "the result backend did not take the result: "
 _RETRY_RAISED = re.compile(r"^celery\.exceptions\.Retry: ", re.MULTILINE)
 """The retry was published: an error raised while Celery handles that (e.g. a result backend that
@@ -107,10 +108,15 @@ def dropped_failure(exc: BaseException | None, text: str) -> Failure:
     return Failure(None, _type_name(exc), f"{said}" if said else text, None)
 
 
-def result_not_stored(exc: BaseException | None) -> bool:
+def result_not_stored(exc: BaseException | None, mark: str = "mark_as_") -> bool:
     """True if the result backend raised an error as Celery stored the end of a task there."""
-    frames = "".join(format_tb(exc.__traceback__)) if exc is not None else ""
-    return bool(_RESULT_FRAME.search(frames))
+    frames: list[str] = []
+    # Celery stores a failure where it could not store a success: that is the error's context.
+    for _ in range(_MOST_CONTEXTS):
+        if exc is not None:
+            frames += format_tb(exc.__traceback__)
+            exc = exc.__context__
+    return any(f"in {mark}" in found[0] for found in _RESULT_FRAME.finditer("".join(frames)))
 
 
 def time_limit_failure(seconds: float | None) -> Failure:

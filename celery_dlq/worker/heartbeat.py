@@ -106,7 +106,7 @@ class Heartbeat:
             self._job_waits()
         queues = self._queues()
         if queues not in (None, self._info.queues):
-            self._info, known = replace(self._info, queues=queues), False
+            self._info, self._registered = replace(self._info, queues=queues), False
         if not (known and self._registered):  # known may be a dead worker of the same node name
             self._registry.register(self._info)
             self._registered = True

@@ -513,7 +513,11 @@ class DeadLetterRequest(_Base):
         error, job = self._dlq_escaped, self.dlq_job
         if error is None and isinstance(job, Future) and job.done() and not job.cancelled():
             error = job.exception()
-        healthy = leases is not None and result_not_stored(error)
+        healthy = (
+            leases is not None
+            and result_not_stored(error, "mark_as_done")  # else the task failed, or was retried
+            and self.task.backend.exception_safe_to_retry(error)  # else it may never be stored
+        )
         limited = self._already_cancelled or (
             policy is not None and policy.max_deliveries is not None and not healthy
         )

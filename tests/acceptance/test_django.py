@@ -156,7 +156,10 @@ def seeded(dlq: DeadLetters, route: Route) -> dict[str, str]:
 def job_for(dlq: DeadLetters, name: str) -> str:
     """A redrive that is planned, or for ``resume`` was cancelled; its id."""
     job = dlq.plan("redrive", QUEUE, force=True)
-    return (dlq.cancel(job.id) if name == "resume" else job).id
+    if name == "resume":
+        dlq.start(job.id)
+        dlq.cancel(job.id)
+    return job.id
 
 
 def all_of(dlq: DeadLetters) -> dict[str, Any]:

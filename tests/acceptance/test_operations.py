@@ -111,8 +111,8 @@ def test_with_keep_count_earlier_deliveries_count(
     (first,) = letters()
     assert (first.deliveries, first.max_deliveries) == (3, 3)
     report = poison.dlq.redrive(QUEUE, keep_count=True)
-    assert (report.published, report.failures) == (0, 1)
-    assert "max_deliveries is 3" in report.failed[first.id]
+    assert (report.published, report.failures, report.refused) == (0, 0, 1)
+    assert "max_deliveries of 3 is reached" in next(iter(report.refused_by))
     assert [x.id for x in poison.dlq.letters(QUEUE)] == [first.id]
     poison.dlq.redrive(QUEUE, keep_count=True, force=True)
     second = poll(

@@ -45,7 +45,7 @@ def test_ctrl_c_names_the_job_and_how_to_go_on(poison: ModuleType, redis_url: st
     """Its letters are safe; what is left of it needs the id, which nothing has printed yet."""
     for _ in range(3):
         put(poison)
-    redrive = ["redrive", "orders-DLQ", "--all", "--rate", "1"]
+    redrive = ["redrive", "orders-DLQ", "--all", "--rate", "1", "--yes"]
     with subprocess.Popen(
         [sys.executable, "-m", "celery", "-A", "poison_app", "dlq", *redrive],
         env=environment(redis_url),

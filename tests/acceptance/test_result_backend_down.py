@@ -60,6 +60,23 @@ def test_an_outage_charges_no_healthy_message(
     assert not poison.dlq.queues()
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_an_outage_keeps_no_poison_alive(
+    pool: str,
+    results: RedisServer,
+    redis_url: str,
+    start_worker: Callable[..., Worker],
+    letters: Callable[..., list[DeadLetter]],
+    ran: Callable[[str], int],
+) -> None:
+    """A task that fails is charged, though its failure could not be stored either."""
+    start_worker(conf_of(results, 2), pool=pool)
+    results.kill()
+    publish(redis_url, Place("redis"), ["fails"])
+    (letter,) = letters()
+    assert (letter.reason, ran("fails")) == (Reason.MAX_DELIVERIES_EXCEEDED, 2)
+
+
 @pytest.mark.parametrize(
     ("place", "pool", "reason"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -244,6 +245,34 @@ def test_letters_below_the_checkpoint_are_not_passed_over(
         letters += put(store, 2)
         assert run(store, tmp_path).letters == 2
     assert exported(tmp_path) == once(letters, [ahead])
+
+
+def test_a_copied_or_restored_folder_gets_what_it_lacks(redis_url: str, tmp_path: Path) -> None:
+    """The store's copy of its state says that all is exported: to the other one."""
+    store, folder, copy = a_store(redis_url), tmp_path / "folder", tmp_path / "copy"
+    first = put(store, 5)
+    run(store, folder)
+    shutil.copytree(folder, copy)
+    second = put(store, 5)
+    run(store, folder)
+    assert run(store, copy).letters == len(second)
+    assert exported(copy) == exported(folder) == once(first, second)
+
+
+def test_a_damaged_copy_of_the_state_stops_no_export(redis_url: str, tmp_path: Path) -> None:
+    """Each letter is once in the files."""
+    store, client = a_store(redis_url), connect(redis_url, 10.0)
+    letters = put(store, 5)
+    run(store, tmp_path)
+    key = Keys("dlq").export_leases(DLQ)
+    ((place, known),) = client.hgetall(key).items()
+    owner, _, state = known.split(b"|", 2)
+    wrong = [b"[", b'{"position": 5}', state.replace(b'"generation": 0', b'"generation": "1"')]
+    for damaged in (b"garbage", *(owner + b"|0|" + one for one in wrong)):
+        client.hset(key, place, damaged)
+        letters += put(store, 1)
+        run(store, tmp_path)
+        assert exported(tmp_path) == once(letters)
 
 
 def test_a_queue_that_was_deleted_goes_on(redis_url: str, tmp_path: Path) -> None:

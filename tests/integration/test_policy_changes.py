@@ -163,6 +163,23 @@ def test_only_a_persons_trimming_goes_to_the_bin(
     assert len(list(dlq.assembly.removal().discarded(DLQ))) == (LETTERS if by_hand else 0)
 
 
+def test_what_the_end_of_an_override_removes_can_be_restored(
+    make: Callable[..., DeadLetters], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's word, too: the configured policy acts because an override was lifted."""
+    monkeypatch.setattr(overrides, "GRACE", timedelta(seconds=0.3))
+    dlq = make(**TTL)
+    put(dlq, LETTERS)
+    dlq.override_policy("orders", HOUR, dead_letter_ttl=86_400)
+    aged(dlq)
+    assert a_worker_trims(dlq) == LETTERS
+    dlq.lift_policy("orders")
+    poll(lambda: a_worker_trims(dlq) == 0, timeout_seconds=20)
+    assert len(list(dlq.assembly.removal().discarded(DLQ))) == LETTERS
+    with pytest.raises(NotFound, match="found none"):
+        dlq.lift_policy("orders")
+
+
 def test_a_change_says_what_it_does_to_letters(dlq: DeadLetters) -> None:
     """Those that are there; a letter that two rules remove counts once."""
     assert effect(dlq, **TTL) == f"removes 9 letters of {DLQ}"

@@ -73,9 +73,10 @@ def _check_connection(keys: Keys, connection: Any) -> None:
 
 def _check_cluster(keys: Keys, cluster: Any) -> None:
     try:
-        _check_format(cluster.get(keys.format()))
-    except ResponseError:
+        found = cluster.get(keys.format())
+    except (RedisError, RedisClusterException, OSError):  # a master that is away stops no other
         return
+    _check_format(found)
 
 
 def _check_format(found: Any) -> None:

@@ -37,7 +37,7 @@ class RedisExports(RedisPart):
         """Return the store's random id; see `ExportLeaseStore.identity`."""
         with translated(self._url):
             found = self._scripts.identity(keys=[self._keys.identity()], args=[uuid4().hex])
-        return str(found.decode())
+        return str(found.decode("utf-8", "backslashreplace"))
 
     def export_lease(
         self,

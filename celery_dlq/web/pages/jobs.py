@@ -30,7 +30,7 @@ _LABELS = (
     ("died_again", "died again"),
     ("skipped", "gone or claimed by others"),
     ("corrupt", "no letters"),
-    ("refused", "kept, because they would be lost"),
+    ("refused", "kept, because they would be lost or have no delivery left"),
     ("failures", "not taken by the broker"),
 )
 """Counts of jobs in the words of the page."""

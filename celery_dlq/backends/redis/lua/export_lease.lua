@@ -22,6 +22,7 @@ if not held and redis.call('HLEN', KEYS[1]) >= MOST_PLACES then  -- forget the o
 end
 held = held or '|0|'
 local holder, ends, state = string.match(held, '^([^|]*)|(%d+)|(.*)$')
+if not holder then holder, ends, state = '', '0', '' end  -- damaged: as if nobody had it
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if holder ~= owner and (what ~= 'take' or (holder ~= '' and tonumber(ends) > now)) then

@@ -30,7 +30,7 @@ local function remove_noted()
       redis.call('ZREM', KEYS[7], fingerprint)
       redis.call('HDEL', KEYS[3], 'group:' .. fingerprint)
       if first then  -- people resolve a cause once its letters are redriven
-        redis.call('XADD', KEYS[8], 'MAXLEN', MAX_GONE, '*', fingerprint,
+        redis.pcall('XADD', KEYS[8], 'MAXLEN', MAX_GONE, '*', fingerprint,
           first .. '|' .. last .. '||' .. others)
         redis.call('PEXPIRE', KEYS[8], GONE_EXPIRE_MILLIS)
       end

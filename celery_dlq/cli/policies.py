@@ -57,7 +57,8 @@ def set_(
     The app, a live worker or a letter must know QUEUE. Workers notice within seconds.
     At the end the configured values apply again. The value `none` ends a key.
 
-    What happens to letters that are there changes one minute later; until then `unset` undoes it.
+    What happens to letters that are there changes one minute later; until then, `unset` ends the
+    override before it acts. An earlier override of the key does not come back.
     """
     pairs: dict[str, Any] = dict(map(_pair, values))
     check_names("policy keys", pairs, PolicyKeys.__annotations__)

@@ -408,6 +408,45 @@ def test_a_plan_that_was_killed_takes_no_other_letters(
     assert left(dlq) == set(ids[10:])
 
 
+DIES_LIMITED = """
+import os, signal, sys
+from builders import DLQ, an_app
+from celery_dlq import DeadLetters
+from celery_dlq.operations import discard
+inner, batches = discard.Discarder._batch, []
+def batch(self, run, found, options, report):
+    inner(self, run, found, options, report)
+    batches.append(found)
+    if len(batches) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+discard.Discarder._batch = batch
+discard._LETTERS_PER_BATCH = 4
+DeadLetters(an_app(dlq_url=sys.argv[1])).purge(DLQ, limit=10)
+"""
+
+
+@pytest.mark.parametrize("operators", ["redis"], indirect=True)
+def test_a_limited_removal_that_was_killed_takes_no_other_letters(
+    operators: Operators, redis_url: str
+) -> None:
+    """Its counts may be a second old, so resumed, it would take more than its limit."""
+    dlq = operators()
+    ids = put(dlq, 25)
+    done = subprocess.run(
+        [sys.executable, "-c", DIES_LIMITED, redis_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (job,) = dlq.jobs()
+    poll(lambda: dlq.job(job.id).state == "interrupted", timeout_seconds=30)
+    dlq.resume(job.id)
+    assert left(dlq) == set(ids[10:])
+
+
 # -- starting ---------------------------------------------------------------------------
 
 

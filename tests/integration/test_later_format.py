@@ -55,3 +55,20 @@ def test_the_format_of_now_and_none_are_taken(redis_server: RedisServer, redis_u
     backend.client.connection_pool.disconnect()
     assert backend.letters.queues() == []
     backend.close()
+
+
+def test_a_master_that_is_gone_stops_no_other(
+    cluster_servers: ClusterServers, cluster_url: str
+) -> None:
+    """A client that connects then can use the others, though nobody tells it the format."""
+    backend = RedisBackend(cluster_url, timeout_seconds=2.0)
+    names = [f"queue-{n}-DLQ" for n in range(9)]
+    lost = cluster_servers.holder(Keys().format())
+    name = next(n for n in names if cluster_servers.holder(Keys().letters(n)) is not lost)
+    lost.kill()
+    try:
+        assert backend.letters.length(name) == 0
+        assert backend.connection.send_unanswered([("SET", Keys().format(), "x")]) in (True, False)
+    finally:
+        lost.start()
+        backend.close()

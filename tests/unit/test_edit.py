@@ -160,8 +160,10 @@ def test_the_trail_has_the_headers_that_changed() -> None:
     (edit,) = json.loads(sent.headers["dlq_edited"])
     assert json.loads(edit["from"]) == [ARGS, KWARGS, {"x-tenant": "acme"}]
     assert json.loads(edit["to"]) == [ARGS, {**KWARGS, "tenant": 43}, {"x-tenant": "globex"}]
-    (edit,) = json.loads(changed("args.0=1").headers["dlq_edited"])
-    assert json.loads(edit["from"]) == [ARGS, KWARGS]
+    for text in ("args.0=1", "args[1].id=8", "kwargs.lines[0].sku=B2"):  # nested values, too
+        (edit,) = json.loads(changed(text).headers["dlq_edited"])
+        assert json.loads(edit["from"]) == [ARGS, KWARGS]
+        assert json.loads(edit["to"]) != [ARGS, KWARGS]
 
 
 def test_a_header_that_is_masked_is_neither_changed_nor_in_the_trail() -> None:

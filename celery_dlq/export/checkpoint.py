@@ -108,9 +108,10 @@ class Checkpoint:
                 return found, fresh
             if other.order() < found.order():
                 return found, other
+            if not leases.is_local:
+                return other, None
             # A local folder may be a copy, or restored: what it lacks is written to it again.
-            is_own = leases.is_local and other.generation == found.generation
-            return (found if is_own else other), None
+            return found, None if other.generation == found.generation else fresh
         agreed = found.last is None or (found.intent is None and found.position == noted())
         return found, None if agreed else fresh
 

@@ -259,6 +259,26 @@ def test_a_copied_or_restored_folder_gets_what_it_lacks(redis_url: str, tmp_path
     assert exported(copy) == exported(folder) == once(first, second)
 
 
+def test_a_copy_from_before_redis_went_back_gets_what_it_lacks(
+    mine: RedisServer, tmp_path: Path
+) -> None:
+    """The store's copy of the state is of a later generation."""
+    store, folder, copy = a_store(mine.url), tmp_path / "folder", tmp_path / "copy"
+    first = put(store, 5)
+    run(store, folder)
+    snapshot(mine)
+    second = put(store, 5)
+    run(store, folder)
+    shutil.copytree(folder, copy)
+    turn_back(mine)
+    third = put(store, 7)
+    run(store, folder)
+    fourth = put(store, 2)
+    run(store, folder)
+    run(store, copy)
+    assert exported(copy) == exported(folder) == once(first, second, third, fourth)
+
+
 def test_a_damaged_copy_of_the_state_stops_no_export(redis_url: str, tmp_path: Path) -> None:
     """Each letter is once in the files."""
     store, client = a_store(redis_url), connect(redis_url, 10.0)

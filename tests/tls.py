@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from servers import RedisServer, _free_port, require
+from servers import RedisServer, _free_port, redis_executable, require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,7 @@ class TlsServer(RedisServer):
     def __init__(self, folder: Path, *options: str) -> None:
         self.certificate, key = folder / "cert.pem", folder / "key.pem"
         openssl = require(shutil.which("openssl"), "openssl")
+        require(_speaks_tls() or None, "a redis-server that speaks TLS (a system package)")
         request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1"
         command = [openssl, *request.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
         command += ["-keyout", str(key), "-out", str(self.certificate)]
@@ -47,3 +48,15 @@ class TlsServer(RedisServer):
     def tls_url(self) -> str:
         """The URL, without what verifies the certificate."""
         return f"rediss://127.0.0.1:{self.tls_port}/0"
+
+
+def _speaks_tls() -> bool:
+    """False for the server in the wheel, which refuses the first line; others refuse the second."""
+    executable = redis_executable()
+    if executable is None:
+        return False
+    lines = "tls-auth-clients no\nport none\n"
+    said = subprocess.run(
+        [executable, "-"], input=lines, capture_output=True, text=True, check=False, timeout=10
+    )
+    return "tls-auth-clients" not in said.stdout + said.stderr

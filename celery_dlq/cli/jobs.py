@@ -18,6 +18,7 @@ from celery_dlq.cli.context import (
 )
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.terminal import counting, say
+from celery_dlq.operations.jobs import check_start
 
 if TYPE_CHECKING:
     from celery_dlq.filters import LetterFilter
@@ -98,6 +99,7 @@ def in_background(
     how: Mapping[str, Any],
     start_at: StartAt | None,
     *,
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Hand an operation on many letters to another process.
@@ -108,13 +110,23 @@ def in_background(
         queue: The dead-letter queue.
         where: The letters.
         how: The options of the operation.
-        start_at: Returns when it may start; ``None``: at once.
+        start_at: Returns when it may start; ``None``: at once. A wrong time is refused first.
+        yes: True if nobody is asked.
         as_json: True for a program.
     """
-    plan = dead_letters_of(ctx).plan(kind, queue, where, **how)
-    if where and plan.total == 0:
-        raise none_matched(queue)
-    hand_over(ctx, plan, start_at, as_json=as_json)
+    dead_letters = dead_letters_of(ctx)
+    if start_at is not None:
+        now = dead_letters.job_store.now()
+        check_start(start_at(now), now)
+    if yes:
+        plan = dead_letters.plan(kind, queue, where, **how)
+        if where and plan.total == 0:
+            raise none_matched(queue)
+    else:
+        run = agreed(ctx, kind, queue, where, how, as_json=as_json)
+        plan = dead_letters.assembly.plans().keep(run.job)
+    at = None if start_at is None else start_at(dead_letters.job_store.now())
+    _tell(ctx, dead_letters.start(plan.id, at=at), as_json=as_json)
 
 
 def agreed(
@@ -139,13 +151,6 @@ def agreed(
         operation_tables.in_the_way(console_of(ctx), seen)
     ask_for(kind, queue, count, by_id=where.ids is not None, yes=False)
     return run
-
-
-def hand_over(ctx: click.Context, plan: Job, start_at: StartAt | None, *, as_json: bool) -> None:
-    """Let another process run a plan."""
-    dead_letters = dead_letters_of(ctx)
-    at = None if start_at is None else start_at(dead_letters.job_store.now())
-    _tell(ctx, dead_letters.start(plan.id, at=at), as_json=as_json)
 
 
 def _tell(ctx: click.Context, job: Job, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 
 from celery_dlq.cli import policy_tables
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
-from celery_dlq.cli.options import Duration, json_option
+from celery_dlq.cli.options import Duration, json_option, yes_option
 from celery_dlq.cli.terminal import say
 from celery_dlq.letters.printable import one_line
 from celery_dlq.policies.policy import PolicyKeys, check_names
@@ -47,7 +47,7 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
     required=True,
     help="Time until the override ends, e.g. 30m, 2h, 7d; at most 30d.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.pass_context
 def set_(
     ctx: click.Context, queue: str, values: tuple[str, ...], *, span: float, yes: bool
@@ -74,7 +74,7 @@ def set_(
 @policies.command()
 @click.argument("queue")
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.pass_context
 def unset(ctx: click.Context, queue: str, keys: tuple[str, ...], *, yes: bool) -> None:
     """End overrides of QUEUE early: all of them, or only those of KEYs."""

@@ -18,7 +18,7 @@ from celery_dlq.cli.context import (
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.jobs import StartAt, agreed, hand_over, in_background
+from celery_dlq.cli.jobs import StartAt, agreed, in_background
 from celery_dlq.cli.options import (
     Duration,
     Rate,
@@ -33,7 +33,6 @@ from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.checks import redrive_options
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.jobs import check_start
 from celery_dlq.plugin import DeadLetters
 
 if TYPE_CHECKING:
@@ -132,10 +131,7 @@ def redrive(
     where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
     how = {name: options[name] for name in _OPTIONS}
     redrive_options(**how)  # whatever is done with them
-    if start_at is not None:
-        now = dead_letters.job_store.now()
-        check_start(start_at(now), now)  # before the question
-        background = True
+    background = background or start_at is not None
     if background and (dry_run or in_editor or assignments):
         raise click.UsageError(
             "--background and --at go with neither --dry-run nor --edit nor --set"
@@ -147,15 +143,11 @@ def redrive(
         _dry_run(ctx, queue, where, how, change, as_json=as_json)
     elif change is not None:
         _edit(ctx, queue, where, how, change, as_json=as_json)
-    elif background and yes:
-        in_background(ctx, "redrive", queue, where, how, start_at, as_json=as_json)
+    elif background:
+        in_background(ctx, "redrive", queue, where, how, start_at, yes=yes, as_json=as_json)
     else:
         run = None if yes else agreed(ctx, "redrive", queue, where, how, as_json=as_json)
-        if run is not None and background:
-            plan = dead_letters.assembly.plans().keep(run.job)
-            hand_over(ctx, plan, start_at, as_json=as_json)
-        else:
-            _redrive(ctx, queue, where, how, run, as_json=as_json)
+        _redrive(ctx, queue, where, how, run, as_json=as_json)
 
 
 def _redrive(

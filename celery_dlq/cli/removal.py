@@ -20,13 +20,12 @@ from celery_dlq.cli.context import (
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.jobs import StartAt, agreed, hand_over, in_background
+from celery_dlq.cli.jobs import StartAt, agreed, in_background
 from celery_dlq.cli.options import background_options, filter_options, json_option, yes_option
 from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
-from celery_dlq.operations.jobs import check_start
 from celery_dlq.operations.results import DiscardReport
 
 
@@ -194,10 +193,7 @@ def _remove(
     **fields: Any,
 ) -> None:
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    if start_at is not None:
-        now = dead_letters.job_store.now()
-        check_start(start_at(now), now)  # before the question
-        background = True
+    background = background or start_at is not None
     if background and export_first:
         raise click.UsageError(
             "--export-first goes with neither --background nor --at: the file would be on the "
@@ -205,8 +201,8 @@ def _remove(
         )
     where = chosen(dead_letters, queue, fields, letter_ids, everything=everything)
     how["limit"] = limit
-    if yes and background:
-        in_background(ctx, verb, queue, where, how, start_at, as_json=as_json)
+    if background:
+        in_background(ctx, verb, queue, where, how, start_at, yes=yes, as_json=as_json)
         return
     if yes:
         if where and not any(True for _ in dead_letters.entries(queue, where, limit=1)):
@@ -215,10 +211,6 @@ def _remove(
         remove, count = partial(operation, queue, where, export_first=export_first, **how), None
     else:
         run = agreed(ctx, verb, queue, where, how, as_json=as_json)
-        if background:
-            plan = dead_letters.assembly.plans().keep(run.job)
-            hand_over(ctx, plan, start_at, as_json=as_json)
-            return
         remove = partial(dead_letters.assembly.removal().run, run, export_first)
         count = run.job.total
     ready_for_many()

@@ -383,15 +383,17 @@ def test_a_terminal_is_asked(redis_url: str, three: list[DeadLetter], poison: Mo
             [sys.executable, *command],
             stdin=theirs,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             cwd=HERE,
             env=environment(redis_url),
         ) as process:
             os.write(ours, f"{answer}\n".encode())
-            said, _ = process.communicate(timeout=30)
+            output, said = process.communicate(timeout=30)
         os.close(ours)
         os.close(theirs)
         assert "Purge 3 letters of orders-DLQ? [y/N]" in said
+        assert "[y/N]" not in output  # which may be piped
         assert sum(queue.letters for queue in poison.dlq.queues()) == left
     assert three
 

@@ -210,7 +210,8 @@ def test_a_change_of_letters_is_asked_about(
     )
     os.close(terminal)
     os.close(theirs)
-    assert "In one minute, this removes 1 letter of orders-DLQ. Change the policy?" in done.stdout
+    question = "In one minute, this removes 1 letter of orders-DLQ. Change the policy?"
+    assert (question in done.stderr, question in done.stdout) == (True, False)
     assert (done.returncode == 0, poison.dlq.registry.overrides() != []) == (changed, changed)
 
 

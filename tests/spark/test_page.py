@@ -36,6 +36,15 @@ from celery_dlq.worker.lifecycle import InFlight
 from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.sampling import Sampler
 
+NOTHING: dict[str, Any] = {
+    "news_from": None,
+    "new": (),
+    "new_causes": 0,
+    "spikes": (),
+    "similar": (),
+    "others": {},
+}
+
 if TYPE_CHECKING:
     from conftest import Export
     from pyspark.sql import SparkSession
@@ -270,30 +279,14 @@ def test_times_at_the_ends_of_the_calendar_are_shown(
     found = rows.triage(folder, spark)
     charts.draw(found, tmp_path / "triage.png")
     assert sum(row.letters for row in found.timeline) == len(times)
-    nothing: dict[str, Any] = {
-        "news_from": None,
-        "new": (),
-        "new_causes": 0,
-        "spikes": (),
-        "similar": (),
-        "others": {},
-    }
-    assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **nothing), NOON)
+    assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **NOTHING), NOON)
 
 
 def test_an_unwritable_report_place_is_refused(tmp_path: Path) -> None:
     """A page that cannot be written says so, with its name, and leaves no half one."""
     from test_picture import a_triage
 
-    nothing: dict[str, Any] = {
-        "news_from": None,
-        "new": (),
-        "new_causes": 0,
-        "spikes": (),
-        "similar": (),
-        "others": {},
-    }
-    found = Findings(triage=a_triage(groups=60, reasons=12), causes={}, **nothing)
+    found = Findings(triage=a_triage(groups=60, reasons=12), causes={}, **NOTHING)
     assert "and 10 smaller groups with 10 letters" in page(found, NOON)
     assert "No group with a known cause has the 5 letters" in page(found, NOON)
     (tmp_path / "file").touch()
